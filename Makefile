@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo`, `make test`. Each target sets up what it needs.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test test-fast lint types proto bench clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# torch first and by exact version, so that no resolver reaches for a CUDA build.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11: set PYTHON=/path/to/python"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[local,dev]"
+	@touch $@
+
+demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes
+	$(BIN)/specinfer demo
+
+test: $(STAMP)  ## The whole test suite
+	$(BIN)/specinfer models pull smollm2-135m
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## Without the tests that need the default model
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
+	$(BIN)/python tests/generate_proto.py
+
+clean:  ## Remove the virtual environment
+	rm -rf $(VENV)

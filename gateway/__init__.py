@@ -1,0 +1,1 @@
+"""The gateway: owns every request's committed tokens, merges speculators' trees, asks the verifier."""

@@ -1,0 +1,180 @@
+"""The main loop: draft, merge, verify, commit, store, publish; once per iteration for the whole batch.
+
+An iteration that fails is repeated (the services resynchronise by themselves, see docs/protocol.md);
+only when the verifier stays away do its requests end with an error.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from gateway.metrics import GatewayMetrics
+from gateway.request import GenerationRequest, RequestState, Speculation
+from gateway.scheduler import Progress, Scheduler, StepEntry
+from gateway.speculator_pool import SpeculatorPool
+from gateway.store import RequestStore
+from gateway.subscribers import Subscribers, Update
+from gateway.text import TextStream
+from gateway.verifier_client import VerifierClient
+from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree, merge_trees
+
+log = logging.getLogger(__name__)
+_BACKOFF_S = 0.1
+
+
+class GenerationLoop:
+    """Owns the scheduler and drives every request to its end."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: SpeculatorPool,
+        verifier: VerifierClient,
+        store: RequestStore,
+        tokenizer: Tokenizer,
+        metrics: GatewayMetrics,
+        verifier_patience_s: float = 30.0,
+    ) -> None:
+        self.scheduler, self.pool, self._verifier, self._store = scheduler, pool, verifier, store
+        self._tokenizer, self._metrics, self._patience_s = tokenizer, metrics, verifier_patience_s
+        self.subscribers = Subscribers()
+        self._texts: dict[str, TextStream] = {}
+        self._wake = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+        self._verifier_lost_at: float | None = None
+        self.steps = 0
+        self.new_tokens = 0
+
+    @property
+    def verifier_ready(self) -> bool:
+        """Whether the last call to the verifier succeeded."""
+        return self._verifier_lost_at is None
+
+    async def submit(self, request: GenerationRequest) -> "asyncio.Queue[Update]":
+        """Records and queues a request; returns the queue of its updates."""
+        request_id = request.request_id
+        await self._store.create(request)
+        try:
+            self.scheduler.submit(request, time.monotonic())
+        except SpecInferError:
+            await self._store.discard(request_id)
+            raise
+        # nothing is awaited from here on: the loop must find the listener in place
+        self._texts[request_id] = TextStream(self._tokenizer, request.stop_strings)
+        self._wake.set()
+        return self.subscribers.subscribe(request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at the next iteration."""
+        self.scheduler.cancel(request_id)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Iterates until cancelled."""
+        while True:
+            entries = await self._next_step()
+            try:
+                await self._iterate(entries)
+            except UnavailableError as error:
+                await self._bear_with_verifier(entries, error)
+
+    async def _next_step(self) -> list[StepEntry]:
+        """Waits until there is something to do."""
+        while True:
+            self._wake.clear()
+            await self._deliver(self.scheduler.reap(time.monotonic()))
+            entries = self.scheduler.plan(time.monotonic())
+            self._metrics.observe_queue(self.scheduler.waiting, self.scheduler.running)
+            if entries:
+                return entries
+            await self._wake.wait()
+
+    async def _iterate(self, entries: list[StepEntry]) -> None:
+        started = time.perf_counter()
+        drafts = await self.pool.draft(entries)
+        drafted = time.perf_counter()
+        trees = {e.request_id: merge_for(e, drafts.get(e.request_id, [])) for e in entries if e.final}
+        merged = time.perf_counter()
+        verdicts = await self._verifier.verify(entries, trees)
+        verified = time.perf_counter()
+        self._verifier_lost_at = None
+        progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
+        await self._deliver(progress)
+        self.steps += 1
+        self._metrics.observe_step(started, drafted, merged, verified, time.perf_counter())
+
+    async def _deliver(self, progress: Sequence[Progress]) -> None:
+        """Text, store, publish, in this order: a token is durable before a client sees it."""
+        if not progress:
+            return
+        texts = [self._text(item) for item in progress]
+        try:
+            await self._store.append(progress)
+        except UnavailableError as error:
+            log.error("%s; ending %d requests", error, len(progress))
+            open_states = [item.state for item in progress if item.state.finish is None]
+            self.scheduler.fail(open_states, str(error), time.monotonic())
+        for item, text in zip(progress, texts, strict=True):
+            self._publish(item, text)
+        self._release([item.state for item in progress if item.state.finish is not None])
+
+    def _text(self, item: Progress) -> str:
+        stream = self._texts.get(item.state.request.request_id)
+        if stream is None:
+            return ""
+        piece = stream.push(item.tokens, last=item.state.finish is not None)
+        if piece.stopped:
+            self.scheduler.cut(item, piece.used, time.monotonic())
+        return piece.text
+
+    def _publish(self, item: Progress, text: str) -> None:
+        state = item.state
+        self.new_tokens += len(item.tokens)
+        final = state if state.finish is not None else None
+        self._metrics.observe_progress(item, self.pool.names())
+        if item.tokens or text or final:
+            update = Update(item.tokens, text, item.logprobs, final)
+            self.subscribers.publish(state.request.request_id, update)
+
+    def _release(self, states: Sequence[RequestState]) -> None:
+        """Lets the services forget finished requests, without waiting for them."""
+        if not states:
+            return
+        ids = [state.request.request_id for state in states]
+        for request_id in ids:
+            self._texts.pop(request_id, None)
+        task = asyncio.get_running_loop().create_task(self._release_everywhere(ids))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release_everywhere(self, request_ids: list[str]) -> None:
+        try:
+            await self._verifier.release(request_ids)
+        except UnavailableError as error:
+            log.warning("could not release %d requests: %s", len(request_ids), error)
+        await self.pool.release(request_ids)
+
+    async def _bear_with_verifier(self, entries: Sequence[StepEntry], error: UnavailableError) -> None:
+        """Waits a little for the verifier; after its patience the step's requests end with an error."""
+        now = time.monotonic()
+        self._metrics.verifier_failures.inc()
+        self._verifier_lost_at = self._verifier_lost_at or now
+        log.warning("iteration failed: %s", error)
+        if now - self._verifier_lost_at > self._patience_s:
+            await self._deliver(self.scheduler.fail([e.state for e in entries], str(error), now))
+        await asyncio.sleep(_BACKOFF_S)
+
+
+def merge_for(entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> TokenTree:
+    """The tree to verify for one request: merged and cut to its budget, or only the root.
+
+    Sequence speculation takes the chain of the first speculator that drafted one.
+    """
+    if not drafts:
+        return TokenTree.root_only(entry.delta[-1])
+    if entry.state.request.speculation is Speculation.SEQUENCE:
+        drafts = drafts[:1]
+    return merge_trees(drafts, entry.limits.nodes + 1)

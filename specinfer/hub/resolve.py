@@ -1,0 +1,58 @@
+"""Turns what a user calls a model into a directory with config, tokenizer and safetensors.
+
+Fast and without torch: nothing is downloaded or converted here (that is `specinfer.hub.pull`).
+"""
+
+import os
+from pathlib import Path
+
+from specinfer.errors import SettingError
+from specinfer.hub.registry import known_models
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def cache_directory() -> Path:
+    """Where pulled models live: $SPECINFER_CACHE, else specinfer/ in the user's cache directory."""
+    if explicit := os.environ.get("SPECINFER_CACHE"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "specinfer"
+
+
+def model_directory(name: str) -> Path:
+    """Where the pulled model of this name lies, whether or not it is there."""
+    return cache_directory() / "models" / name.replace("/", "--")
+
+
+def resolve_model(model: str) -> Path:
+    """The directory of a model given by path, registry name or hub id.
+
+    Raises:
+        SettingError: if it is not there, saying how to get it.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    pulled = model_directory(model)
+    if pulled.is_dir():
+        return pulled
+    if path.suffix == ".gguf" and path.is_file():
+        return _converted(path)
+    if model in known_models() or (model.count("/") == 1 and not model.startswith((".", "/"))):
+        raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
+    raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
+
+
+def _converted(gguf: Path) -> Path:
+    name = gguf_name(gguf)
+    directory = model_directory(name)
+    if not directory.is_dir():
+        raise SettingError("model", str(gguf), f"not converted yet: run `specinfer models pull {gguf}`")
+    return directory
+
+
+def gguf_name(gguf: Path) -> str:
+    """Cache name of a GGUF file: changes when the file does."""
+    stat = gguf.stat()
+    return f"{gguf.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}"

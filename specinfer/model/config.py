@@ -1,0 +1,121 @@
+"""What a Llama-family model is made of, read from a Hugging Face `config.json` through `transformers`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder: grouped-query attention with rotary positions, RMS norm, gated MLP."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    activation: str
+    tied_embeddings: bool
+    qk_norm: bool
+    eos_token_ids: tuple[int, ...]
+    inv_freq: tuple[float, ...]
+    """[D/2] rotary frequencies."""
+    rotary_scale: float
+    """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Keys and values stored per token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def first_layers(self, count: int) -> "ModelConfig":
+        """The same model cut after `count` layers."""
+        if not 0 < count <= self.layers:
+            raise SettingError("layers", count, f"the model has {self.layers} layers")
+        return replace(self, layers=count)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Reads the model configuration of a directory.
+
+    Raises:
+        SettingError: if there is no `config.json`.
+        IncompatibleError: if the model family or one of its options is not supported.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    if not (directory / "config.json").is_file():
+        raise SettingError("model", str(directory), "no config.json there")
+    hf = AutoConfig.from_pretrained(directory)
+    generation = None
+    if (directory / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(directory)
+    return from_transformers(hf, generation)
+
+
+def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
+    """Translates a `transformers` configuration."""
+    if hf.model_type not in FAMILIES:
+        raise IncompatibleError(f"model_type = {hf.model_type!r}: supported are {', '.join(FAMILIES)}")
+    if getattr(hf, "mlp_bias", False):
+        raise IncompatibleError("mlp_bias = True: not supported")
+    inv_freq, scale = _rotary(hf)
+    heads = hf.num_attention_heads
+    return ModelConfig(
+        family=hf.model_type,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        layers=hf.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(hf, "num_key_value_heads", None) or heads,
+        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+        norm_eps=hf.rms_norm_eps,
+        max_positions=_max_positions(hf),
+        activation=hf.hidden_act,
+        tied_embeddings=bool(hf.tie_word_embeddings),
+        qk_norm=hf.model_type == "qwen3",
+        eos_token_ids=_eos_token_ids(hf, generation),
+        inv_freq=inv_freq,
+        rotary_scale=scale,
+    )
+
+
+def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
+    """Frequencies as `transformers` computes them, for every scaling that does not depend on the input."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
+    kind = parameters.get("rope_type", "default")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
+    rotary = LlamaRotaryEmbedding(config=hf)
+    frequencies = rotary.inv_freq.to(torch.float32).tolist()
+    return tuple(frequencies), float(rotary.attention_scaling)
+
+
+def _max_positions(hf: Any) -> int:
+    """Positions served exactly: a model with sliding windows is served up to its window."""
+    uses_window = getattr(hf, "use_sliding_window", True)
+    window = getattr(hf, "sliding_window", None) if uses_window else None
+    return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
+
+
+def _eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
+    value = getattr(generation, "eos_token_id", None)
+    if value is None:
+        value = hf.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)

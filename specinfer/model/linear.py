@@ -1,0 +1,46 @@
+"""Linear layers, behind one call so that packed and quantised kinds can take their place.
+
+`Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
+blocked layout, which reads them at memory speed for one token and for a tree alike (docs/LOG.md).
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+
+class Linear(Protocol):
+    """y = x W^T + b for x of shape [T, in]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class DenseLinear:
+    """The plain layer, for any type and device."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """bfloat16 on a CPU, in oneDNN's packed layout."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The fastest layer for this weight's type and device."""
+    packable = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+    if packable and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return PackedLinear(weight.contiguous(), bias)
+    return DenseLinear(weight, bias)

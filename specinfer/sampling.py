@@ -1,0 +1,63 @@
+"""How tokens are chosen: sampling parameters, and the key of a request's random stream.
+
+Must not know tensors: `specinfer.model.distributions` applies these parameters to logits.
+Invariant: every `SamplingParams` that exists is valid.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+from specinfer.errors import InvalidInputError
+
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Temperature, top-k and top-p shape the target's distribution before anything is drawn from it.
+
+    Raises:
+        InvalidInputError: naming the field and its value.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy. The default is 1: a temperature left unset is not greedy."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most probable tokens whose probability reaches this."""
+    seed: int = 0
+    """Key of the counter-based random stream."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.temperature) or self.temperature < 0:
+            raise InvalidInputError("temperature", self.temperature, "must be a finite number >= 0")
+        if self.top_k < 0:
+            raise InvalidInputError("top_k", self.top_k, "must be >= 0")
+        if not 0 < self.top_p <= 1:  # also refuses NaN
+            raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0
+
+
+class StreamDomain(IntEnum):
+    """Separates independent uses of one request's seed at one position."""
+
+    VERIFY = 0
+    DRAFT = 1
+
+
+def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -> tuple[int, int]:
+    """The two 64-bit words that key the random stream at an absolute position.
+
+    Keyed by position, not by call, so that a resumed request goes on with the same stream and
+    its batch-mates never change its result. `index` separates several streams at one position
+    (drafters: which node).
+    """
+    return seed, (position << 32) | (index << 1) | domain

@@ -1,0 +1,1 @@
+"""Plumbing that every service has: settings, server, channel, engine thread, metrics, logs."""

@@ -1,0 +1,49 @@
+"""gRPC channels between our services: message limits, keepalive, waiting until a service is ready."""
+
+import asyncio
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specinfer.errors import UnavailableError
+from specinfer.service.settings import MEBIBYTE
+
+DEFAULT_MAX_MESSAGE = 64 * MEBIBYTE
+
+
+def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:
+    """Options that servers and channels share."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+    ]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel; connects on first use and reconnects by itself."""
+    return grpc.aio.insecure_channel(address, options=channel_options())
+
+
+async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: float) -> None:
+    """Waits until the health service says SERVING.
+
+    Raises:
+        UnavailableError: if it does not within the time given.
+    """
+    stub = health_pb2_grpc.HealthStub(channel)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+        except grpc.aio.AioRpcError:
+            pass  # not up yet; the loop ends in UnavailableError
+        await asyncio.sleep(0.05)
+    raise UnavailableError(f"{name} is not serving after {timeout_s:.0f} s")

@@ -1,0 +1,68 @@
+"""Runs a gRPC server with health and reflection until SIGTERM or SIGINT, then drains it."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from specinfer.errors import SettingError
+from specinfer.service.channel import channel_options
+from specinfer.service.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class ServiceServer:
+    """A server of one of our services. `start`, then `wait`, then `stop`."""
+
+    def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
+        self._settings = settings
+        self._names = list(service_names)
+        self.grpc = grpc.aio.server(options=channel_options(settings.max_message_bytes))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self) -> int:
+        """Binds, starts serving and returns the port.
+
+        Raises:
+            SettingError: if the address cannot be bound.
+        """
+        try:
+            port = self.grpc.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise SettingError("listen", self._settings.listen, "cannot bind this address") from error
+        await self.grpc.start()
+        for name in ["", *self._names]:
+            await self._health.set(name, SERVING)
+        log.info("serving %s on %s (port %d)", ", ".join(self._names), self._settings.listen, port)
+        return port
+
+    async def stop(self) -> None:
+        """Says NOT_SERVING, lets running calls finish for the drain time, then ends them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(self._settings.drain_seconds)
+
+
+async def run_until_signalled(
+    server: ServiceServer, before_stop: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Starts the server, waits for SIGTERM or SIGINT, drains."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await server.start()
+    await stopped.wait()
+    log.info("draining")
+    if before_stop is not None:
+        await before_stop()
+    await server.stop()

@@ -1,0 +1,71 @@
+"""Settings of a service: one object; flags (--kebab-case) and environment names derive from its fields.
+
+An unknown flag, an unknown variable with the service's prefix or a bad value is an error that names
+key and value, on one line, with exit code 2.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from specinfer.errors import SettingError
+
+MEBIBYTE = 1024 * 1024
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_exit_on_error=False,
+        extra="forbid",
+    )
+
+    listen: str = Field("127.0.0.1:50050", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
+    )
+    drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
+    max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest gRPC message accepted, in bytes."""
+        return self.max_message_mebibytes * MEBIBYTE
+
+    @classmethod
+    def load(cls, program: str, argv: Sequence[str]) -> Self:
+        """Reads flags, then the environment, then defaults.
+
+        Raises:
+            SettingError: naming key and value.
+        """
+        prefix = cls.model_config.get("env_prefix", "")
+        for name in os.environ:
+            if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:
+                raise SettingError(name, os.environ[name], "unknown setting")
+        try:
+            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "settings"
+            raise SettingError(key, first.get("input"), first["msg"]) from error
+        except SettingsError as error:
+            raise SettingError("arguments", list(argv), str(error)) from error
+
+
+def exit_with(error: SettingError, program: str) -> None:
+    """Ends the process as every command of ours ends on a bad setting."""
+    print(f"{program}: error: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,131 @@
+"""A model's tokenizer and chat template without torch: the gateway and the CLI import this.
+
+`transformers` would do it too, but pulls torch into the process. Reads `tokenizer.json` (the
+`tokenizers` library) and the chat template of a Hugging Face directory.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
+
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """Text <-> token ids, and chat messages -> text."""
+
+    def __init__(self, fast: FastTokenizer, chat_template: str | None, specials: Mapping[str, str]) -> None:
+        self._fast, self._specials = fast, dict(specials)
+        self._chat_template = chat_template
+
+    @classmethod
+    def load(cls, directory: Path) -> "Tokenizer":
+        """Reads the tokenizer of a model directory.
+
+        Raises:
+            SettingError: if there is no `tokenizer.json`.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise SettingError("tokenizer", str(directory), "no tokenizer.json there")
+        config_path = directory / "tokenizer_config.json"
+        config = json.loads(config_path.read_text()) if config_path.is_file() else {}
+        template_path = directory / "chat_template.jinja"
+        template = template_path.read_text() if template_path.is_file() else config.get("chat_template")
+        return cls(FastTokenizer.from_file(str(path)), template, _special_tokens(config))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return int(self._fast.get_vocab_size(with_added_tokens=True))
+
+    def fingerprint(self) -> str:
+        """Equal for tokenizers with the same token for every id."""
+        return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, with the special tokens the model expects around it."""
+        ids: list[int] = self._fast.encode(text).ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        Raises:
+            InvalidInputError: if the template refuses the messages.
+            IncompatibleError: if the model has no chat template.
+        """
+        if self._chat_template is None:
+            raise IncompatibleError("the model has no chat template: send plain text or token ids")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        try:
+            text = environment.from_string(self._chat_template).render(
+                messages=list(messages), add_generation_prompt=True, **self._specials
+            )
+        except TemplateError as error:
+            raise InvalidInputError("chat", [m.get("role") for m in messages], str(error)) from error
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+
+def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """Hash over (id, token) pairs in order of id."""
+    digest = hashlib.sha256()
+    for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
+        digest.update(f"{index}\0{token}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+class Detokenizer:
+    """Turns a growing token sequence into text, holding back incomplete characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._start = 0  # first token of the window that is decoded again
+        self._read = 0  # tokens whose text has been given out
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        self._tokens.extend(token_ids)
+        before = self._tokenizer.decode(self._tokens[self._start : self._read])
+        after = self._tokenizer.decode(self._tokens[self._start :])
+        if after.endswith(REPLACEMENT):
+            return ""
+        self._start, self._read = self._read, len(self._tokens)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        """Whatever was held back."""
+        before = self._tokenizer.decode(self._tokens[self._start : self._read])
+        after = self._tokenizer.decode(self._tokens[self._start :])
+        self._start = self._read = len(self._tokens)
+        return after[len(before) :]
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    values = {name: config.get(name) for name in names}
+    return {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in values.items()
+        if value
+    }
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)

@@ -1,0 +1,17 @@
+"""Token trees: plain data in numpy arrays, and pure functions on it (paper, section 3)."""
+
+from specinfer.tree.builder import TreeBuilder
+from specinfer.tree.merge import merge_trees, truncate
+from specinfer.tree.shape import ExpansionVector, TreeLimits
+from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
+
+__all__ = [
+    "ExpansionVector",
+    "Proposal",
+    "ProposalKind",
+    "TokenTree",
+    "TreeBuilder",
+    "TreeLimits",
+    "merge_trees",
+    "truncate",
+]

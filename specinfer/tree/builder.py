@@ -1,0 +1,97 @@
+"""Grows a `TokenTree` node by node; `build` puts it into depth-first order.
+
+A (parent, token) pair is one node however often it is proposed: computed once, tried once per proposal.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specinfer.tree import topology
+from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, TokenTree
+
+ROOT = 0
+
+
+class TreeBuilder:
+    """Mutable tree under construction; node indices are those of insertion until `build`."""
+
+    def __init__(self, root_token_id: int) -> None:
+        self.token_ids: list[int] = [root_token_id]
+        self.parents: list[int] = [-1]
+        self.scores: list[float] = [1.0]
+        self._index: dict[tuple[int, int], int] = {}
+        self._proposals: list[Proposal] = []
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def find(self, parent: int, token_id: int) -> int | None:
+        """The child of `parent` with this token, if there is one."""
+        return self._index.get((parent, token_id))
+
+    def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
+        """The child of `parent` with this token, made if missing; the higher score is kept."""
+        node = self._index.get((parent, token_id))
+        if node is not None:
+            self.scores[node] = max(self.scores[node], score)
+            return node
+        node = len(self.token_ids)
+        self._index[parent, token_id] = node
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        self.scores.append(score)
+        return node
+
+    def propose(self, proposal: Proposal) -> None:
+        """Records who proposed children; its indices are the builder's."""
+        self._proposals.append(proposal)
+
+    def propose_points(
+        self, parent: int, token_ids: Sequence[int], scores: Sequence[float], speculator: int = 0
+    ) -> list[int]:
+        """Adds deterministic children of `parent` and their proposal; returns their nodes."""
+        nodes = [self.add(parent, token, score) for token, score in zip(token_ids, scores, strict=True)]
+        if nodes:
+            self.propose(Proposal(parent, speculator, ProposalKind.POINT, tuple(dict.fromkeys(nodes))))
+        return nodes
+
+    def propose_samples(
+        self,
+        parent: int,
+        kind: ProposalKind,
+        draws: Sequence[int],
+        q: tuple[Int32, Float32],
+        speculator: int = 0,
+    ) -> list[int]:
+        """Adds children drawn from `q` in draw order and their proposal; returns their distinct nodes."""
+        probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
+        nodes = [self.add(parent, token, probability[token]) for token in draws]
+        self.propose(Proposal(parent, speculator, kind, tuple(nodes), *q))
+        return list(dict.fromkeys(nodes))
+
+    def build(self) -> TokenTree:
+        """The finished tree, depth first, siblings in insertion order."""
+        parents = np.array(self.parents, np.int32)
+        order = topology.depth_first(parents)
+        rank = np.empty(len(order), np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        new_parents = np.where(parents[order] < 0, -1, rank[parents[order]]).astype(np.int32)
+        place = rank.tolist()
+        return TokenTree(
+            np.array(self.token_ids, np.int32)[order],
+            new_parents,
+            tuple(_renumber(proposal, place) for proposal in self._proposals),
+            np.array(self.scores, np.float32)[order],
+        )
+
+
+def _renumber(proposal: Proposal, place: list[int]) -> Proposal:
+    return Proposal(
+        place[proposal.parent],
+        proposal.speculator,
+        proposal.kind,
+        tuple([place[child] for child in proposal.children]),
+        proposal.q_token_ids,
+        proposal.q_probabilities,
+    )

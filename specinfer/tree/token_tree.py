@@ -1,0 +1,181 @@
+"""The token tree (paper, Definition 3.1) as flat arrays in depth-first order.
+
+    node 0   1    2     3    4          token_ids = [the, cat, sat, ran, dog]
+         the-+-cat-+-sat                parents   = [ -1,   0,   1,   1,   0]
+             |     +-ran
+             +-dog
+
+Node 0 is the root, the last committed token. Parents come before children. A `Proposal` records who
+proposed which children of a node and *how they were chosen*, because that decides which acceptance
+test is lossless. Data only: nothing here drafts, verifies or knows a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.errors import MalformedTreeError
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+_NO_TOKENS: Int32 = np.zeros(0, np.int32)
+_NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
+_SUM_TOLERANCE = 1e-3
+
+
+class ProposalKind(IntEnum):
+    """How the children of one node were chosen; the numbers are those of the wire."""
+
+    POINT = 1
+    """Deterministically (top-k, n-gram, retrieval): q is a point mass on each child in turn."""
+    WITH_REPLACEMENT = 2
+    """Independent draws from q; a token may have been drawn several times."""
+    WITHOUT_REPLACEMENT = 3
+    """Draws from q, each drawn token removed from q before the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one speculator proposed as continuations of node `parent`.
+
+    `children` are node indices in draw order, repeats kept. `q_token_ids` and `q_probabilities`
+    (each [K], empty for POINT) are the distribution that was really sampled from.
+    """
+
+    parent: int
+    speculator: int
+    kind: ProposalKind
+    children: tuple[int, ...]
+    q_token_ids: Int32 = field(default_factory=lambda: _NO_TOKENS)
+    q_probabilities: Float32 = field(default_factory=lambda: _NO_PROBABILITIES)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """A token tree of N nodes, root included."""
+
+    token_ids: Int32
+    """[N] token of each node."""
+    parents: Int32
+    """[N] parent of each node; -1 for the root, smaller than the node's own index otherwise."""
+    proposals: tuple[Proposal, ...]
+    """Who proposed which children, in the order in which candidates are tried."""
+    scores: Float32
+    """[N] estimated probability that a node is accepted given its parent is. A hint, never a q."""
+
+    @classmethod
+    def root_only(cls, token_id: int) -> "TokenTree":
+        """The tree of plain decoding."""
+        return cls(np.array([token_id], np.int32), np.array([-1], np.int32), (), np.ones(1, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def root_token_id(self) -> int:
+        """The last committed token."""
+        return int(self.token_ids[0])
+
+    def path_to(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`; empty for the root."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = int(self.parents[node])
+        return path[::-1]
+
+    def sequence_of(self, node: int) -> tuple[int, ...]:
+        """S_u of Definition 3.1: the tokens from the root to `node`."""
+        return (self.root_token_id, *(int(self.token_ids[v]) for v in self.path_to(node)))
+
+    def validate(self, vocab_size: int, max_nodes: int) -> None:
+        """Checks a tree that came from outside.
+
+        Args:
+            vocab_size: token ids must be smaller.
+            max_nodes: most nodes allowed, root included.
+
+        Raises:
+            MalformedTreeError: naming the first broken invariant.
+        """
+        _check_nodes(self, vocab_size, max_nodes)
+        proposed = np.zeros(len(self), bool)
+        for index, proposal in enumerate(self.proposals):
+            _check_proposal(self, index, proposal, vocab_size)
+            proposed[list(proposal.children)] = True
+        if not proposed[1:].all():
+            orphan = int(np.flatnonzero(~proposed[1:])[0]) + 1
+            raise MalformedTreeError("tree.proposals", orphan, "node is in no proposal")
+
+
+def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
+    n = len(tree)
+    if n == 0 or len(tree.parents) != n or len(tree.scores) not in (0, n):
+        sizes = (n, len(tree.parents), len(tree.scores))
+        raise MalformedTreeError("tree.(token_ids, parents, scores)", sizes, "lengths must agree and be > 0")
+    if n > max_nodes:
+        raise MalformedTreeError("tree.nodes", n, f"more than the {max_nodes} allowed")
+    bad = np.flatnonzero((tree.token_ids < 0) | (tree.token_ids >= vocab_size))
+    if len(bad):
+        value = int(tree.token_ids[bad[0]])
+        raise MalformedTreeError(f"tree.token_ids[{bad[0]}]", value, f"not in the vocabulary of {vocab_size}")
+    if tree.parents[0] != -1:
+        raise MalformedTreeError("tree.parents[0]", int(tree.parents[0]), "the root has no parent (-1)")
+    bad = np.flatnonzero((tree.parents[1:] < 0) | (tree.parents[1:] >= np.arange(1, n)))
+    if len(bad):
+        node = int(bad[0]) + 1
+        raise MalformedTreeError(
+            f"tree.parents[{node}]", int(tree.parents[node]), "parents come before children"
+        )
+    edges = (tree.parents[1:].astype(np.int64) << 32) | tree.token_ids[1:]
+    if len(np.unique(edges)) != n - 1:
+        raise MalformedTreeError(
+            "tree.token_ids", tree.token_ids.tolist(), "two siblings have the same token"
+        )
+    if not np.isfinite(tree.scores).all():
+        raise MalformedTreeError("tree.scores", tree.scores.tolist(), "must be finite")
+
+
+def _check_proposal(tree: TokenTree, index: int, proposal: Proposal, vocab_size: int) -> None:
+    name = f"tree.proposals[{index}]"
+    n = len(tree)
+    for child in proposal.children:
+        if not 0 < child < n or tree.parents[child] != proposal.parent:
+            raise MalformedTreeError(f"{name}.children", child, f"not a child of node {proposal.parent}")
+    repeats = len(set(proposal.children)) != len(proposal.children)
+    if repeats and proposal.kind is not ProposalKind.WITH_REPLACEMENT:
+        raise MalformedTreeError(
+            f"{name}.children", proposal.children, "repeats need drawing with replacement"
+        )
+    if proposal.kind is ProposalKind.POINT:
+        if len(proposal.q_token_ids) or len(proposal.q_probabilities):
+            raise MalformedTreeError(
+                f"{name}.q_token_ids", len(proposal.q_token_ids), "a point proposal has no q"
+            )
+        return
+    _check_distribution(name, proposal, vocab_size)
+    drawn = tree.token_ids[list(proposal.children)]
+    support = proposal.q_token_ids[proposal.q_probabilities > 0]
+    if not np.isin(drawn, support).all():
+        raise MalformedTreeError(f"{name}.children", drawn.tolist(), "a child has no probability under q")
+
+
+def _check_distribution(name: str, proposal: Proposal, vocab_size: int) -> None:
+    ids, q = proposal.q_token_ids, proposal.q_probabilities
+    if len(ids) == 0 or len(ids) != len(q):
+        raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")
+    if len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
+        raise MalformedTreeError(
+            f"{name}.q_token_ids", ids.tolist(), "must be distinct ids of the vocabulary"
+        )
+    if not np.isfinite(q).all() or (q < 0).any() or abs(float(q.sum(dtype=np.float64)) - 1) > _SUM_TOLERANCE:
+        raise MalformedTreeError(f"{name}.q_probabilities", q.tolist(), "must be >= 0 and sum to one")
+
+
+def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:
+    """A draft distribution in the form `Proposal` keeps it."""
+    return np.asarray(token_ids, np.int32), np.asarray(probabilities, np.float32)

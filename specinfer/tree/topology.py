@@ -1,0 +1,50 @@
+"""What follows from the parents array alone: depths, children, ancestors, depth-first order.
+
+Pure functions of `parents` ([N] int32, -1 for the root, parents before children).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.tree.token_tree import Int32
+
+
+def depths(parents: Int32) -> Int32:
+    """[N] distance from the root."""
+    result = np.zeros(len(parents), np.int32)
+    for node in range(1, len(parents)):
+        result[node] = result[parents[node]] + 1
+    return result
+
+
+def children(parents: Int32) -> list[list[int]]:
+    """Children of every node, in index order."""
+    result: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            result[parent].append(node)
+    return result
+
+
+def ancestor_mask(parents: Int32) -> NDArray[np.bool_]:
+    """[N, N]: entry (u, v) says whether v is u or an ancestor of u.
+
+    This is the tree part of the topology-aware causal mask (paper, section 4.2).
+    """
+    n = len(parents)
+    mask = np.eye(n, dtype=bool)
+    for node in range(1, n):
+        mask[node] |= mask[parents[node]]
+    return mask
+
+
+def depth_first(parents: Int32) -> Int32:
+    """[N] node indices in depth-first order, siblings in index order."""
+    kids = children(parents)
+    order: list[int] = []
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(reversed(kids[node]))
+    return np.array(order, np.int32)

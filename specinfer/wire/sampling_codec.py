@@ -1,0 +1,28 @@
+"""SamplingParams <-> `specinfer.v1.SamplingParams`: the defaults of unset fields live here."""
+
+from specinfer.sampling import SamplingParams
+from specinfer.v1 import common_pb2
+
+
+def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    """The message of sampling parameters, every field set."""
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+    )
+
+
+def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
+    """The parameters of a message. An unset temperature is 1, not greedy.
+
+    Raises:
+        InvalidInputError: naming the field and its value.
+    """
+    return SamplingParams(
+        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        seed=message.seed if message.HasField("seed") else default_seed,
+    )

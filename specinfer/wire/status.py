@@ -1,0 +1,43 @@
+"""The one place that maps our errors to gRPC status codes."""
+
+from typing import Any, NoReturn
+
+import grpc
+
+from specinfer.errors import (
+    AlreadyExistsError,
+    ExhaustedError,
+    IncompatibleError,
+    InvalidInputError,
+    NotFoundError,
+    SpecInferError,
+    UnavailableError,
+)
+
+RETRY_HINT_KEY = "grpc-retry-pushback-ms"
+"""Trailing metadata of RESOURCE_EXHAUSTED: when to try again, as gRPC retry policies read it."""
+
+_CODES: dict[type[SpecInferError], grpc.StatusCode] = {
+    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    IncompatibleError: grpc.StatusCode.FAILED_PRECONDITION,
+    ExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def status_of(error: SpecInferError) -> grpc.StatusCode:
+    """The code of the most specific mapped class; INTERNAL if none is."""
+    for cls in type(error).__mro__:
+        if cls in _CODES:
+            return _CODES[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SpecInferError) -> NoReturn:
+    """Ends the call with the error's status, message and retry hint. Does not return."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, ExhaustedError):
+        metadata = ((RETRY_HINT_KEY, str(round(error.retry_after_s * 1000))),)
+    await context.abort(status_of(error), str(error), metadata)

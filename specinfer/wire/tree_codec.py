@@ -1,0 +1,63 @@
+"""TokenTree <-> `specinfer.v1.TokenTree`.
+
+Decoding checks only what numpy needs; call `TokenTree.validate` on trees from outside.
+"""
+
+import numpy as np
+
+from specinfer.errors import MalformedTreeError
+from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.v1 import tree_pb2
+
+
+def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
+    """The message of a tree."""
+    return tree_pb2.TokenTree(
+        token_ids=tree.token_ids.tolist(),
+        parents=tree.parents.tolist(),
+        proposals=[_encode_proposal(proposal) for proposal in tree.proposals],
+        scores=tree.scores.tolist(),
+    )
+
+
+def _encode_proposal(proposal: Proposal) -> tree_pb2.Proposal:
+    return tree_pb2.Proposal(
+        parent=proposal.parent,
+        speculator=proposal.speculator,
+        kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers; a test compares them
+        children=proposal.children,
+        q_token_ids=proposal.q_token_ids.tolist(),
+        q_probabilities=proposal.q_probabilities.tolist(),
+    )
+
+
+def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
+    """The tree of a message.
+
+    Raises:
+        MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
+    """
+    try:
+        token_ids = np.array(message.token_ids, np.int64).astype(np.int32)
+        scores = np.array(message.scores, np.float32)
+        if not len(scores):
+            scores = np.ones(len(token_ids), np.float32)
+        return TokenTree(
+            token_ids,
+            np.array(message.parents, np.int32),
+            tuple(_decode_proposal(proposal) for proposal in message.proposals),
+            scores,
+        )
+    except (ValueError, OverflowError) as error:
+        raise MalformedTreeError("tree", str(message)[:80], str(error)) from error
+
+
+def _decode_proposal(message: tree_pb2.Proposal) -> Proposal:
+    return Proposal(
+        message.parent,
+        message.speculator,
+        ProposalKind(message.kind),
+        tuple(message.children),
+        np.array(message.q_token_ids, np.int64).astype(np.int32),
+        np.array(message.q_probabilities, np.float32),
+    )

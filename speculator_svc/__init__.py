@@ -1,0 +1,1 @@
+"""The speculator service: guesses token trees."""

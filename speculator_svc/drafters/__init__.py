@@ -1,0 +1,88 @@
+"""Drafters: methods that turn a context into a token tree. One file each, one line in `DRAFTERS`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+
+DRAFTERS = {
+    "ssm": "speculator_svc.drafters.ssm:SsmDrafter",
+    "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One request's part of a step."""
+
+    request_id: str
+    context: Sequence[int]
+    """All committed tokens; the last one is the tree's root."""
+    limits: TreeLimits
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDescription:
+    """What a drafter is and what it can do."""
+
+    model: str = ""
+    vocab_size: int = 0
+    tokenizer_fingerprint: str = ""
+    """Empty if the drafter works with any tokenizer."""
+    max_context_len: int = 0
+    """0 is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions:
+    """What all drafters can be told; each reads what concerns it."""
+
+    model: str = ""
+    layers: int = 0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    attention: str = "reference"
+    kv_tokens: int = 32768
+    expansion: str = ""
+    beam: int = 4
+    proposal: str = "without_replacement"
+    q_support: int = 64
+    ngram_max: int = 4
+    ngram_min: int = 2
+    ngram_branches: int = 3
+
+
+class Drafter(Protocol):
+    """context -> tree, for a batch. May cache per request; must survive any request's disappearance."""
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "Drafter":
+        """Loads what the drafter needs."""
+
+    @property
+    def description(self) -> DrafterDescription:
+        """What it is."""
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """One tree or error per job, in order. A job with empty limits only extends caches."""
+
+    def release(self, request_id: str) -> None:
+        """Forgets a request; unknown ids are ignored."""
+
+
+def make_drafter(name: str, options: DrafterOptions) -> Drafter:
+    """The drafter of this name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if name not in DRAFTERS:
+        raise SettingError("drafter", name, f"must be one of {', '.join(DRAFTERS)}")
+    module, cls = DRAFTERS[name].split(":")
+    drafter: Drafter = getattr(import_module(module), cls).from_options(options)
+    return drafter

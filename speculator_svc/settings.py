@@ -1,0 +1,45 @@
+"""Settings of a speculator (environment prefix SPECINFER_SPECULATOR_)."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.service.settings import ServiceSettings
+from speculator_svc.drafters import DrafterOptions
+
+
+class SpeculatorSettings(ServiceSettings):
+    """A speculator guesses token trees with one drafter."""
+
+    model_config = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "SPECINFER_SPECULATOR_"}
+    )
+
+    listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
+    name: str = Field("", description="Name in statistics; empty takes the drafter's.")
+    drafter: str = Field("ngram", description="Drafting method: ssm or ngram.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
+    max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root excluded.")
+    idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
+
+    model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier.")
+    layers: int = Field(0, ge=0, description="ssm: keep only the first layers; 0 keeps all.")
+    dtype: str = Field("bfloat16", description="ssm: numeric type.")
+    device: str = Field("cpu", description="ssm: torch device.")
+    attention: str = Field("reference", description="ssm: attention backend.")
+    kv_tokens: int = Field(32768, ge=16, description="ssm: context tokens the KV cache holds.")
+    expansion: str = Field("", description='ssm: expansion vector such as "1,1,3,1"; empty grows best-first.')
+    beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
+    proposal: str = Field(
+        "without_replacement",
+        description="ssm: sampling for stochastic requests: with_ or without_replacement.",
+    )
+    q_support: int = Field(64, ge=1, description="ssm: tokens kept of the draft distribution.")
+    ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")
+    ngram_min: int = Field(2, ge=1, description="ngram: shortest match tried.")
+    ngram_branches: int = Field(3, ge=1, description="ngram: most matches that become branches.")
+
+    def drafter_options(self) -> DrafterOptions:
+        """The part that concerns the drafter."""
+        names = DrafterOptions.__dataclass_fields__
+        return DrafterOptions(**{name: getattr(self, name) for name in names})

@@ -1,0 +1,64 @@
+"""Tiny random `transformers` models of every supported family, and ours made from the same weights."""
+
+from typing import Any
+
+import torch
+import transformers
+
+from specinfer.model.config import from_transformers
+from specinfer.model.runner import ModelRunner, RunnerOptions
+
+FAMILIES = ("llama", "llama-rope3", "mistral", "qwen2", "qwen3", "llama-untied")
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
+    """A random model with weights large enough that its predictions differ from token to token."""
+    shape = _SHAPE | {"initializer_range": 0.2} | overrides
+    configs: dict[str, Any] = {
+        "llama": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=True),
+        "llama-untied": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=False, head_dim=16),
+        "llama-rope3": lambda: transformers.LlamaConfig(**shape, rope_parameters=_LLAMA3_ROPE),
+        "mistral": lambda: transformers.MistralConfig(**shape, sliding_window=None),
+        "qwen2": lambda: transformers.Qwen2Config(**shape),
+        "qwen3": lambda: transformers.Qwen3Config(**shape, head_dim=8),
+    }
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(configs[family]()).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:  # zeros and ones would hide a missing term
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return model
+
+
+def runner_of(model: Any, **options: Any) -> ModelRunner:
+    """Our runner with the weights of a `transformers` model, in float32."""
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048}
+    return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """[T, V] logits of `transformers` for one sequence."""
+    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits

@@ -1,0 +1,1 @@
+"""The verifier service: checks whole token trees in one pass of the large model."""

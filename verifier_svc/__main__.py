@@ -1,0 +1,102 @@
+"""Starts a verifier: settings -> model -> engine -> servicer -> server."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.hub import resolve_model
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.service.engine_thread import EngineThread
+from specinfer.service.logs import set_up_logs
+from specinfer.service.metrics import serve_metrics
+from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.settings import exit_with
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
+from verifier_svc.acceptance import find_rule
+from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.servicer import VerifierServicer
+from verifier_svc.settings import VerifierSettings
+
+PROGRAM = "verifier_svc"
+SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
+log = logging.getLogger(__name__)
+
+
+def build_engine(settings: VerifierSettings) -> VerifierEngine:
+    """Loads the model and puts the engine together."""
+    find_rule(settings.acceptance)  # a bad name should not wait for the weights
+    options = RunnerOptions(settings.dtype, settings.device, settings.attention, settings.kv_tokens)
+    runner = ModelRunner.load(resolve_model(settings.model), options)
+    limits = EngineLimits(
+        max_requests=settings.max_requests,
+        max_nodes=settings.max_nodes,
+        max_step_tokens=settings.max_step_tokens,
+        max_context_len=min(
+            settings.max_context_len or runner.config.max_positions, runner.config.max_positions
+        ),
+        idle_seconds=settings.idle_seconds,
+    )
+    return VerifierEngine(runner, settings.acceptance, limits)
+
+
+def describe(
+    settings: VerifierSettings, engine: VerifierEngine, fingerprint: str
+) -> verifier_pb2.DescribeVerifierReply:
+    """What `Describe` answers."""
+    config, limits = engine.runner.config, engine.limits
+    return verifier_pb2.DescribeVerifierReply(
+        model=settings.model,
+        vocab_size=config.vocab_size,
+        tokenizer_fingerprint=fingerprint,
+        max_context_len=limits.max_context_len,
+        max_requests=limits.max_requests,
+        max_nodes=limits.max_nodes,
+        max_step_tokens=limits.max_step_tokens,
+        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
+        eos_token_ids=config.eos_token_ids,
+        acceptance=settings.acceptance,
+        dtype=settings.dtype,
+        kv_block_tokens=engine.runner.cache.block_tokens,
+    )
+
+
+async def serve(settings: VerifierSettings) -> None:
+    """Serves until signalled."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    fingerprint = Tokenizer.load(resolve_model(settings.model)).fingerprint()
+    thread = EngineThread("verifier-engine")
+    engine = await thread.call(build_engine, settings)
+    registry = CollectorRegistry()
+    serve_metrics(registry, settings.metrics_port)
+    server = ServiceServer(settings, [SERVICE])
+    servicer = VerifierServicer(
+        engine, thread, VerifierMetrics(registry), describe(settings, engine, fingerprint)
+    )
+    verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+    await run_until_signalled(server)
+    thread.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `python -m verifier_svc`."""
+    try:
+        settings = VerifierSettings.load(PROGRAM, sys.argv[1:] if argv is None else argv)
+        set_up_logs("verifier", settings.log_level)
+        asyncio.run(serve(settings))
+    except SettingError as error:
+        exit_with(error, PROGRAM)
+    except SpecInferError as error:
+        log.error("cannot start: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

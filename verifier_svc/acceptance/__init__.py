@@ -1,0 +1,73 @@
+"""Acceptance rules: (tree, target distribution, randomness) -> verdict. Pure functions.
+
+Every rule is lossless: whatever the tree proposes, the tokens it returns follow the target's own
+distribution (greedy: are the target's own choices). A rule is one file plus one line in `RULES`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.errors import SettingError
+from specinfer.tree import Proposal, TokenTree
+
+RULES = {
+    "greedy": "verifier_svc.acceptance.greedy:verify_greedy",
+    "multi_step": "verifier_svc.acceptance.multi_step:verify_multi_step",
+    "naive": "verifier_svc.acceptance.naive:verify_naive",
+}
+
+Float64 = NDArray[np.float64]
+RandomAt = Callable[[int], np.random.Generator]
+"""Depth of the node whose continuation is decided -> the random stream of that position."""
+
+
+class Target(Protocol):
+    """The target model's prediction after each node of a tree."""
+
+    def best(self, node: int) -> int:
+        """The most probable next token."""
+
+    def probabilities(self, node: int) -> Float64:
+        """[V] next-token distribution; the caller may change the array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a tree."""
+
+    accepted: tuple[int, ...]
+    """Nodes from the root's child downwards."""
+    bonus: int
+    """The token the target adds after them."""
+
+
+class AcceptanceRule(Protocol):
+    """Walks down from the root, accepts what the target agrees with, and adds one bonus token."""
+
+    def __call__(self, tree: TokenTree, target: Target, random_at: RandomAt) -> Verdict: ...
+
+
+def find_rule(name: str) -> AcceptanceRule:
+    """The rule of this name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if name not in RULES:
+        raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}")
+    module, function = RULES[name].split(":")
+    rule: AcceptanceRule = getattr(import_module(module), function)
+    return rule
+
+
+def proposals_by_parent(tree: TokenTree) -> Mapping[int, list[Proposal]]:
+    """All proposals for the children of each node, in the order in which they are tried."""
+    result: dict[int, list[Proposal]] = {}
+    for proposal in tree.proposals:
+        result.setdefault(proposal.parent, []).append(proposal)
+    return result

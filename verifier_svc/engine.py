@@ -1,0 +1,264 @@
+"""The verifier's domain: context deltas and trees in, verdicts out. No gRPC here.
+
+One path for everything: append a delta, score a tree, accept, compact the cache. A wrong or failing
+entry gets its own error; the rest of the batch is served.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
+from specinfer.model.batch import Segment
+from specinfer.model.distributions import generator, probabilities
+from specinfer.model.kv_cache import KVSequence
+from specinfer.model.runner import ModelRunner
+from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.tree import TokenTree
+from verifier_svc.acceptance import Float64, Verdict, find_rule
+
+log = logging.getLogger(__name__)
+
+
+class EntryStatus(IntEnum):
+    """Outcome of one entry; the numbers are those of the wire."""
+
+    OK = 1
+    RESYNC = 2
+    ERROR = 3
+    EXHAUSTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What one pass and one tree may be at most."""
+
+    max_requests: int = 64
+    max_nodes: int = 128
+    max_step_tokens: int = 2048
+    max_context_len: int = 8192
+    idle_seconds: float = 300.0
+    """A request not heard of for this long is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """One request's part of a step."""
+
+    request_id: str
+    base_len: int
+    delta: Sequence[int]
+    tree: TokenTree | None
+    sampling: SamplingParams
+    logprobs: bool = False
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOutcome:
+    """What became of a job."""
+
+    request_id: str
+    status: EntryStatus
+    message: str = ""
+    verdict: Verdict | None = None
+    logprobs: tuple[float, ...] = ()
+    held_len: int = 0
+    top_k: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(slots=True)
+class _Held:
+    sequence: KVSequence
+    last_used: float
+
+
+class LogitsTarget:
+    """The target's predictions at the nodes of one tree, from logits [N, V]."""
+
+    def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
+        self.logits, self._sampling = logits, sampling
+        self._best: list[int] = logits.argmax(-1).tolist()
+
+    def best(self, node: int) -> int:
+        """The most probable next token."""
+        return self._best[node]
+
+    def probabilities(self, node: int) -> Float64:
+        """[V] distribution under the request's sampling parameters."""
+        p: Float64 = probabilities(self.logits[node], self._sampling).cpu().numpy()
+        return p
+
+
+class VerifierEngine:
+    """Holds the model and every request's cache. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        acceptance: str = "multi_step",
+        limits: EngineLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner, self.limits = runner, limits or EngineLimits()
+        self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
+        self._held: dict[str, _Held] = {}
+        self._clock = clock
+
+    def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
+        """Serves one step; one outcome per job, in order."""
+        self._forget_idle()
+        outcomes: dict[int, VerifyOutcome] = {}
+        ready: list[int] = []
+        segments: dict[int, Segment] = {}
+        room = self.limits.max_step_tokens
+        for index, job in enumerate(jobs):
+            try:
+                held_len = self._held_len(job.request_id)
+                if held_len != job.base_len:
+                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
+                    continue
+                segments[index] = self._admit(job, room)
+            except SpecInferError as error:
+                outcomes[index] = self._refused(job, error)
+                continue
+            room -= len(job.delta) + len(segments[index].nodes)
+            ready.append(index)
+        logits = self._forward([segments[index] for index in ready])
+        for index, rows in zip(ready, logits, strict=True):
+            outcomes[index] = self._conclude(jobs[index], rows)
+        return [outcomes[index] for index in range(len(jobs))]
+
+    def release(self, request_ids: Sequence[str]) -> int:
+        """Forgets requests; returns how many were known."""
+        known = [request_id for request_id in request_ids if request_id in self._held]
+        for request_id in known:
+            self.runner.cache.release(self._held.pop(request_id).sequence)
+        if not self._held:
+            self.runner.cache.check()
+        return len(known)
+
+    @property
+    def held_requests(self) -> int:
+        """Requests with something in the cache."""
+        return len(self._held)
+
+    def _held_len(self, request_id: str) -> int:
+        held = self._held.get(request_id)
+        return held.sequence.length if held else 0
+
+    def _admit(self, job: VerifyJob, room: int) -> Segment:
+        """Checks a job, reserves its cache and returns its part of the pass."""
+        self._check(job, room)
+        held = self._held.get(job.request_id)
+        if held is None:
+            if len(self._held) >= self.limits.max_requests:
+                raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
+            held = self._held[job.request_id] = _Held(self.runner.open(), 0.0)
+        held.last_used = self._clock()
+        nodes, parents = _tentative(job.tree)
+        self.runner.cache.reserve(held.sequence, len(job.delta) + len(nodes))
+        return Segment(held.sequence, job.delta, nodes, parents, want_last=job.tree is not None)
+
+    def _check(self, job: VerifyJob, room: int) -> None:
+        vocab_size, limits = self.runner.config.vocab_size, self.limits
+        if not job.delta:
+            raise InvalidInputError("delta_token_ids", [], "must not be empty")
+        for token in job.delta:
+            if not 0 <= token < vocab_size:
+                raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
+        nodes = 0
+        if job.tree is not None:
+            job.tree.validate(vocab_size, limits.max_nodes)
+            nodes = len(job.tree) - 1
+            if job.tree.root_token_id != job.delta[-1]:
+                raise InvalidInputError(
+                    "tree.token_ids[0]", job.tree.root_token_id, "must repeat the last delta token"
+                )
+        if job.base_len + len(job.delta) + nodes > limits.max_context_len:
+            total = job.base_len + len(job.delta) + nodes
+            raise InvalidInputError(
+                "context", total, f"longer than the {limits.max_context_len} positions served"
+            )
+        if len(job.delta) + nodes > room:
+            raise InvalidInputError(
+                "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
+            )
+
+    def _forward(self, segments: list[Segment]) -> list[torch.Tensor | RuntimeError]:
+        """One pass over all segments; if it fails, one pass each, so that only the culprit fails."""
+        if not segments:
+            return []
+        try:
+            return list(self.runner.forward(segments))
+        except RuntimeError as error:
+            if len(segments) == 1:
+                log.exception("a pass failed")
+                return [error]
+        log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
+        return [result for segment in segments for result in self._forward([segment])]
+
+    def _conclude(self, job: VerifyJob, rows: torch.Tensor | RuntimeError) -> VerifyOutcome:
+        if isinstance(rows, RuntimeError):
+            self.release([job.request_id])
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, f"the model failed: {rows}")
+        sequence = self._held[job.request_id].sequence
+        if job.tree is None:
+            return VerifyOutcome(job.request_id, EntryStatus.OK, held_len=sequence.length)
+        if not bool(torch.isfinite(rows).all()):
+            self.release([job.request_id])
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, "the model produced non-finite logits")
+        context_len = sequence.length
+        rule = self._greedy if job.sampling.greedy else self._stochastic
+        verdict = rule(
+            job.tree,
+            LogitsTarget(rows, job.sampling),
+            lambda depth: generator(job.sampling, context_len + depth, StreamDomain.VERIFY),
+        )
+        self.runner.cache.commit(sequence, [node - 1 for node in verdict.accepted])
+        return VerifyOutcome(
+            job.request_id,
+            EntryStatus.OK,
+            verdict=verdict,
+            logprobs=_logprobs(job.tree, verdict, rows) if job.logprobs else (),
+            held_len=sequence.length,
+            top_k=_top_k(rows, job.top_k),
+        )
+
+    def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
+        held = self._held.get(job.request_id)
+        if held is not None and not held.sequence.blocks:
+            self.release([job.request_id])  # opened for this very entry
+        status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
+        return VerifyOutcome(job.request_id, status, str(error), held_len=self._held_len(job.request_id))
+
+    def _forget_idle(self) -> None:
+        limit = self._clock() - self.limits.idle_seconds
+        idle = [request_id for request_id, held in self._held.items() if held.last_used < limit]
+        if idle:
+            log.warning("forgetting %d idle requests", self.release(idle))
+
+
+def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the nodes below the root, numbered as the cache numbers tentative nodes."""
+    if tree is None:
+        return [], []
+    return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()
+
+
+def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[float, ...]:
+    """Log-probability of each returned token under the model itself, before temperature and cuts."""
+    nodes = [0, *verdict.accepted]
+    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+    logp = rows[nodes].log_softmax(-1)
+    return tuple(logp[torch.arange(len(nodes)), tokens].tolist())
+
+
+def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:
+    if not k:
+        return ()
+    return tuple(tuple(row) for row in rows.topk(k, dim=-1).indices.tolist())

@@ -1,0 +1,100 @@
+"""Protobuf in and out of the verifier engine, nothing else."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+
+from specinfer.errors import SpecInferError
+from specinfer.service.engine_thread import EngineThread
+from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.tree_codec import decode_tree
+from verifier_svc.engine import EntryStatus, VerifierEngine, VerifyJob, VerifyOutcome
+from verifier_svc.metrics import VerifierMetrics
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
+    """Serves `specinfer.v1.Verifier`."""
+
+    def __init__(
+        self,
+        engine: VerifierEngine,
+        thread: EngineThread,
+        metrics: VerifierMetrics,
+        description: verifier_pb2.DescribeVerifierReply,
+    ) -> None:
+        self._engine, self._thread, self._metrics = engine, thread, metrics
+        self._description = description
+
+    async def Verify(
+        self, requests: AsyncIterator[verifier_pb2.VerifyRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.VerifyReply]:
+        """One reply per request message, in order."""
+        async for request in requests:
+            yield await self._thread.call(self._step, request)
+
+    def _step(self, request: verifier_pb2.VerifyRequest) -> verifier_pb2.VerifyReply:
+        started = time.perf_counter()
+        decoded = [_decode(entry) for entry in request.entries]
+        jobs = [job for job in decoded if isinstance(job, VerifyJob)]
+        served = self._engine.verify(jobs)
+        seconds = time.perf_counter() - started
+        self._metrics.observe(jobs, served, seconds)
+        self._observe_cache()
+        results = iter(served)
+        outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
+        return verifier_pb2.VerifyReply(
+            step_id=request.step_id,
+            entries=[_encode(outcome) for outcome in outcomes],
+            compute_us=round(seconds * 1e6),
+        )
+
+    async def Describe(
+        self, request: verifier_pb2.DescribeVerifierRequest, context: Context
+    ) -> verifier_pb2.DescribeVerifierReply:
+        """The model and its limits."""
+        return self._description
+
+    async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
+        """Forgets requests."""
+        released = await self._thread.call(self._engine.release, list(request.request_ids))
+        self._observe_cache()
+        return common_pb2.ReleaseReply(released=released)
+
+    def _observe_cache(self) -> None:
+        self._metrics.observe_cache(self._engine.held_requests, self._engine.runner.cache.free_tokens)
+
+
+def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
+    """The job of an entry, or the outcome that says what is wrong with it."""
+    try:
+        return VerifyJob(
+            entry.request_id,
+            entry.base_len,
+            list(entry.delta_token_ids),
+            decode_tree(entry.tree) if entry.HasField("tree") else None,
+            decode_sampling(entry.sampling),
+            entry.logprobs,
+            entry.return_top_k,
+        )
+    except SpecInferError as error:
+        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, str(error))
+
+
+def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
+    message = verifier_pb2.Verdict(
+        request_id=outcome.request_id,
+        status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
+        message=outcome.message,
+        logprobs=outcome.logprobs,
+        held_len=outcome.held_len,
+        top_k=[common_pb2.NodeTopK(token_ids=ids) for ids in outcome.top_k],
+    )
+    if outcome.verdict is not None:
+        message.accepted_nodes.extend(outcome.verdict.accepted)
+        message.bonus_token_id = outcome.verdict.bonus
+    return message

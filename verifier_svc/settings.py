@@ -1,0 +1,29 @@
+"""Settings of the verifier (environment prefix SPECINFER_VERIFIER_)."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.service.settings import ServiceSettings
+
+
+class VerifierSettings(ServiceSettings):
+    """The verifier checks whole token trees in one pass of the large model."""
+
+    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_VERIFIER_"})
+
+    listen: str = Field("127.0.0.1:50052", description="Address to listen on, host:port.")
+    model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
+    dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
+    device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
+    attention: str = Field("reference", description="Attention backend.")
+    acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
+    kv_tokens: int = Field(32768, ge=16, description="Context tokens the KV cache holds over all requests.")
+    max_requests: int = Field(64, ge=1, description="Most requests held at once.")
+    max_context_len: int = Field(
+        0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
+    )
+    max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root included.")
+    max_step_tokens: int = Field(2048, ge=1, description="Most tokens in one pass.")
+    idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
