@@ -21,7 +21,7 @@ from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.show import console, progress_bar, run_table, status_table
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.hub.pull import pull_model
+from specinfer.hub.pull import find_source, pull_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import model_directory
 from specinfer.v1 import generation_pb2
@@ -224,6 +224,7 @@ def version() -> None:
 
 
 def _pull(model: str, source: Source) -> Path:
+    find_source(model, source.value)  # a bad name is one line, without a display around it
     with progress_bar() as bar:
         task = bar.add_task(f"pulling {model}", total=None)
         return pull_model(
@@ -301,7 +302,7 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except USAGE_ERROR as error:
-        _exit(getattr(error, "format_message", error.__str__)(), 2)
+        _exit(_usage_message(error), 2)
     except (InvalidInputError, NotFoundError) as error:
         _exit(str(error), 2)
     except RequestFailedError as error:
@@ -310,6 +311,15 @@ def main() -> None:
         _exit(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+
+
+def _usage_message(error: Exception) -> str:
+    """Typer's message, and the value it complains about, which it leaves out."""
+    message = str(getattr(error, "format_message", error.__str__)())
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if name in sys.argv[:-1]:
+            message += f" (got {sys.argv[sys.argv.index(name) + 1]!r})"
+    return message
 
 
 def _exit(message: str, code: int) -> None:

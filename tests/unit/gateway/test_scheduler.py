@@ -1,0 +1,215 @@
+"""The scheduler as a pure state machine, and the budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.budget import BudgetPolicy, split_budget
+from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation
+from gateway.scheduler import MAX_RETRIES, EntryStatus, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
+from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree
+from tests.trees import CAT, RAN, SAT, THE, example_tree
+
+LIMITS = SchedulerLimits(max_batch=3, max_waiting=2, prefill_chunk=4, tree_depth=4, kv_capacity_tokens=400)
+
+
+def request(name: str, prompt: int = 1, new: int = 8, **fields: object) -> GenerationRequest:
+    sampling = SamplingParams(temperature=0)
+    return GenerationRequest(name, (THE,) * prompt, new, sampling, **fields)  # type: ignore[arg-type]
+
+
+def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
+    return Scheduler(limits, BudgetPolicy(nodes, 64))
+
+
+def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
+    held = entry.base_len + len(entry.delta) + len(accepted)
+    return VerdictEntry(EntryStatus.OK, accepted=accepted, bonus=bonus, held_len=held)
+
+
+def step(s: Scheduler, bonus: int = CAT) -> list[StepEntry]:
+    """Plans, and answers every final entry with one token."""
+    entries = s.plan(0.0)
+    trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in entries if e.final}
+    s.commit(entries, trees, {e.request_id: answer(e, bonus) for e in entries}, 0.0)
+    return entries
+
+
+def test_a_prompt_is_read_in_chunks_and_decoding_goes_on_beside_it() -> None:
+    s = scheduler()
+    s.submit(request("short"), 0.0)
+    step(s)
+    s.submit(request("long", prompt=10), 0.0)
+    deltas = [{e.request_id: (len(e.delta), e.final) for e in step(s)} for _ in range(4)]
+    assert deltas == [
+        {"short": (1, True), "long": (4, False)},
+        {"short": (1, True), "long": (4, False)},
+        {"short": (1, True), "long": (2, True)},
+        {"short": (1, True), "long": (1, True)},
+    ]
+
+
+def test_two_prompts_share_one_chunk_per_step() -> None:
+    s = scheduler()
+    s.submit(request("a", prompt=6), 0.0)
+    s.submit(request("b", prompt=6), 0.0)
+    lengths = [{e.request_id: len(e.delta) for e in step(s)} for _ in range(3)]
+    assert lengths[0] == {"a": 4}
+    assert lengths[1] == {"a": 2, "b": 2}
+    assert lengths[2] == {"a": 1, "b": 4}
+    assert all(sum(n for n in row.values() if n > 1) <= 4 for row in lengths)
+
+
+def test_accepted_tokens_and_bonus_are_committed() -> None:
+    s = scheduler()
+    state = s.submit(request("a"), 0.0)
+    (entry,) = s.plan(0.0)
+    verdict = answer(entry, RAN, accepted=(1, 2))
+    (progress,) = s.commit([entry], {"a": example_tree()}, {"a": verdict}, 1.5)
+    assert progress.tokens == [CAT, SAT, RAN]
+    assert state.tokens == [THE, CAT, SAT, RAN]
+    assert (state.verifier_len, state.first_token_at) == (3, 1.5)
+    assert (state.stats.steps, state.stats.drafted, state.stats.accepted) == (1, 4, 2)
+    assert state.stats.histogram == [0, 0, 1]
+    assert state.stats.speculators[0].wins == 1
+    (following,) = s.plan(2.0)
+    assert (following.base_len, following.delta) == (3, (RAN,))
+
+
+def test_depth_never_crosses_the_maximum_length() -> None:
+    s = scheduler(nodes=16)
+    s.submit(request("a", new=3), 0.0)
+    depths = [step(s)[0].limits for _ in range(3)]
+    assert [(limits.nodes, limits.depth) for limits in depths] == [(16, 2), (16, 1), (0, 0)]
+    assert s.plan(0.0) == []
+
+
+def test_tokens_beyond_a_stop_are_dropped() -> None:
+    s = scheduler()
+    state = s.submit(request("a", stop_token_ids=frozenset([SAT])), 0.0)
+    (entry,) = s.plan(0.0)
+    (progress,) = s.commit([entry], {"a": example_tree()}, {"a": answer(entry, RAN, (1, 2))}, 0.0)
+    assert progress.tokens == [CAT, SAT]
+    assert state.finish is FinishReason.STOP_TOKEN
+    assert s.running == 0
+
+
+def test_resync_sends_the_whole_prefix_again() -> None:
+    s = scheduler()
+    s.submit(request("a"), 0.0)
+    step(s)
+    step(s)
+    (entry,) = s.plan(0.0)
+    assert entry.base_len == 2
+    assert s.commit([entry], {}, {"a": VerdictEntry(EntryStatus.RESYNC)}, 0.0) == []
+    (again,) = s.plan(0.0)
+    assert (again.base_len, again.delta) == (0, (THE, CAT, CAT))
+
+
+def test_an_error_ends_one_request() -> None:
+    s = scheduler()
+    s.submit(request("a"), 0.0)
+    s.submit(request("b"), 0.0)
+    entries = s.plan(0.0)
+    verdicts = {"a": VerdictEntry(EntryStatus.ERROR, "broken"), "b": answer(entries[1], CAT)}
+    trees = {name: TokenTree.root_only(THE) for name in ("a", "b")}
+    first, second = s.commit(entries, trees, verdicts, 0.0)
+    assert (first.state.finish, first.state.error) == (FinishReason.ERROR, "broken")
+    assert second.tokens == [CAT]
+    assert s.running == 1
+
+
+def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
+    s = scheduler()
+    state = s.submit(request("a"), 0.0)
+    full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
+    for _ in range(MAX_RETRIES):
+        assert s.commit(s.plan(0.0), {}, {"a": full}, 0.0) == []
+    s.commit(s.plan(0.0), {}, {"a": full}, 0.0)
+    assert state.finish is FinishReason.ERROR
+
+
+def test_admission_by_priority_then_arrival() -> None:
+    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), BudgetPolicy(4, 64))
+    for name, priority in (("low", -1), ("a", 0), ("high", 3), ("b", 0)):
+        s.submit(request(name, new=1, priority=priority), 0.0)
+    assert [step(s)[0].request_id for _ in range(4)] == ["high", "a", "b", "low"]
+
+
+def test_admission_waits_for_room_in_the_cache() -> None:
+    limits = SchedulerLimits(max_batch=8, kv_capacity_tokens=64)
+    s = scheduler(limits)
+    for name in "abc":  # 1 + 20 + 4 tokens are two blocks of 16
+        s.submit(request(name, new=20), 0.0)
+    assert [e.request_id for e in s.plan(0.0)] == ["a", "b"]
+    with pytest.raises(ExhaustedError, match="over the cache of 64"):
+        s.submit(request("d", prompt=60), 0.0)
+
+
+def test_a_full_queue_and_a_duplicate_are_refused() -> None:
+    s = scheduler()
+    s.submit(request("a"), 0.0)
+    with pytest.raises(AlreadyExistsError, match="'a'"):
+        s.submit(request("a"), 0.0)
+    s.submit(request("b"), 0.0)
+    with pytest.raises(ExhaustedError, match="queue full"):
+        s.submit(request("c"), 0.0)
+
+
+def test_cancelling_ends_waiting_and_running_requests() -> None:
+    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), BudgetPolicy(4, 64))
+    s.submit(request("a"), 0.0)
+    s.submit(request("b"), 0.0)
+    step(s)
+    s.cancel("a")
+    s.cancel("b")
+    assert {p.state.request.request_id for p in s.reap(1.0)} == {"a", "b"}
+    assert s.plan(1.0) == []
+    with pytest.raises(NotFoundError, match="'a'"):
+        s.cancel("a")
+
+
+def test_a_verdict_for_a_request_cancelled_meanwhile_is_ignored() -> None:
+    s = scheduler()
+    state = s.submit(request("a"), 0.0)
+    (entry,) = s.plan(0.0)
+    s.cancel("a")
+    s.reap(0.0)
+    assert s.commit([entry], {"a": example_tree()}, {"a": answer(entry, CAT)}, 0.0) == []
+    assert state.tokens == [THE]
+
+
+def test_speculation_off_and_sequence_get_their_limits() -> None:
+    s = scheduler(nodes=9)
+    s.submit(request("off", speculation=Speculation.OFF), 0.0)
+    s.submit(request("seq", speculation=Speculation.SEQUENCE), 0.0)
+    off, sequence = s.plan(0.0)
+    assert off.limits.empty
+    assert not off.drafts
+    assert (sequence.limits.nodes, sequence.limits.width) == (5, 1)
+
+
+def test_bad_requests_are_named() -> None:
+    with pytest.raises(InvalidInputError, match="stop_strings = 17"):
+        request("a", stop_strings=("x",) * 17)
+    with pytest.raises(InvalidInputError, match=r"max_new_tokens = '1 \+ 8': over the context"):
+        request("a").check_against(vocab_size=10, max_context_len=8)
+
+
+@given(st.lists(st.integers(0, 40), max_size=20), st.integers(0, 100), st.integers(0, 30))
+def test_budget_is_never_exceeded_nor_wasted(wanted: list[int], per_step: int, per_request: int) -> None:
+    shares = split_budget(BudgetPolicy(per_request, per_step), wanted)
+    capped = [min(w, per_request) for w in wanted]
+    assert sum(shares) <= per_step
+    assert all(0 <= share <= most for share, most in zip(shares, capped, strict=True))
+    if sum(capped) <= per_step:
+        assert shares == capped
+    elif wanted:
+        assert per_step - sum(shares) < len(wanted), "left over while somebody wanted more"
+
+
+def test_state_counts_what_remains() -> None:
+    state = RequestState(request("a", prompt=2, new=5), 0.0, [THE, THE, CAT])
+    assert (state.new_tokens, state.remaining) == (1, 4)

@@ -1,0 +1,62 @@
+"""Tokens to text: stop strings across tokens, incomplete characters held back."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.text import TextStream
+from specinfer.tokenizer import Tokenizer
+from tests.system import ascii_tokenizer
+
+TOKENIZER = ascii_tokenizer()
+TEXT = st.text(st.sampled_from("ab. "), max_size=30)
+
+
+def chunks(text: str, cuts: list[int]) -> list[list[int]]:
+    bounds = sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    return [TOKENIZER.encode(text[a:b]) for a, b in pairwise(bounds)]
+
+
+@given(TEXT, st.lists(st.integers(0, 30)), st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
+def test_text_is_cut_before_the_first_stop_however_it_arrives(
+    text: str, cuts: list[int], stops: list[str]
+) -> None:
+    stream = TextStream(TOKENIZER, stops)
+    out, used, stopped = "", 0, False
+    parts = chunks(text, cuts)
+    for index, tokens in enumerate(parts):
+        piece = stream.push(tokens, last=index == len(parts) - 1)
+        out += piece.text
+        used += piece.used
+        assert not any(stop in out for stop in stops)
+        if piece.stopped:
+            stopped = True
+            break
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert stopped == bool(ends)
+    if not ends:
+        assert out == text
+        return
+    assert used == min(ends)[0], "tokens up to the one that completes a stop string count"
+    assert out == text[: min(at for end, at in ends if end == min(ends)[0])]
+
+
+def test_possible_beginnings_of_a_stop_are_held_back() -> None:
+    stream = TextStream(TOKENIZER, ["ab."])
+    assert stream.push(TOKENIZER.encode("xa"), last=False).text == "x"
+    assert stream.push(TOKENIZER.encode("b"), last=False).text == ""
+    assert stream.push(TOKENIZER.encode("c"), last=False).text == "abc"
+
+
+@pytest.mark.slow
+def test_characters_of_several_tokens_are_given_out_whole(default_model: Path) -> None:
+    tokenizer = Tokenizer.load(default_model)
+    text = "naïve 🦙🇩🇪 – Größe 漢字"
+    stream = TextStream(tokenizer, [])
+    pieces = [stream.push([token], last=False).text for token in tokenizer.encode(text)]
+    pieces.append(stream.push([], last=True).text)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)

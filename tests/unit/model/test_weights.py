@@ -1,0 +1,125 @@
+"""GGUF and safetensors carry the same model."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.batch import Segment
+from specinfer.model.config import from_transformers, load_config
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights import GgufWeights, SafetensorsWeights
+from tests.tiny_models import reference_logits, tiny_transformers
+
+PROMPT = [3, 14, 15, 92, 65]
+
+
+def _interleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's order of rotary pairs, as its converter writes it."""
+    size = tensor.shape[0] // heads
+    return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def write_gguf(model: Any, path: Path, architecture: str) -> None:
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    parts = {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    for name, tensor in model.state_dict().items():
+        tensor = tensor.detach()
+        stem, kind = name.removeprefix("model.").rsplit(".", 1)
+        if stem.startswith("layers."):
+            _, layer, part = stem.split(".", 2)
+            if architecture == "llama" and part == "self_attn.q_proj":
+                tensor = _interleave(tensor, config.num_attention_heads)
+            if architecture == "llama" and part == "self_attn.k_proj":
+                tensor = _interleave(tensor, config.num_key_value_heads)
+            target = f"blk.{layer}.{parts[part]}.{kind}"
+        elif stem == "lm_head" and config.tie_word_embeddings:
+            continue
+        else:
+            target = f"{names[stem]}.{kind}"
+        writer.add_tensor(target, np.ascontiguousarray(tensor.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("llama", "llama"), ("qwen2", "qwen2")])
+def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path) -> None:
+    model = tiny_transformers(family)
+    write_gguf(model, tmp_path / "model.gguf", architecture)
+    options = RunnerOptions(dtype="float32", kv_tokens=256)
+    runner = ModelRunner.build(from_transformers(model.config), GgufWeights(tmp_path / "model.gguf"), options)
+    (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_saved_directory_equals_transformers(tmp_path: Path) -> None:
+    model = tiny_transformers("qwen3")
+    model.save_pretrained(tmp_path)
+    runner = ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", kv_tokens=256))
+    (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_shards_are_found_through_their_index(tmp_path: Path) -> None:
+    model = tiny_transformers("llama")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    weights = SafetensorsWeights(tmp_path)
+    assert torch.equal(weights["model.norm.weight"], model.state_dict()["model.norm.weight"])
+
+
+def test_first_layers_are_those_of_the_whole_model() -> None:
+    whole, cut = tiny_transformers("llama"), tiny_transformers("llama")
+    cut.model.layers = cut.model.layers[:2]
+    cut.config.num_hidden_layers = 2
+    weights = {name: tensor.detach() for name, tensor in whole.state_dict().items()}
+    options = RunnerOptions(dtype="float32", kv_tokens=256, layers=2)
+    runner = ModelRunner.build(from_transformers(whole.config), weights, options)
+    (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(cut, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"model = .*no config\.json"):
+        load_config(tmp_path)
+    with pytest.raises(SettingError, match=r"no \*\.safetensors"):
+        SafetensorsWeights(tmp_path)
+    config = tiny_transformers("llama").config
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(IncompatibleError, match="rope_type = 'dynamic'"):
+        from_transformers(config)
+    with pytest.raises(SettingError, match="layers = 9: the model has 3"):
+        from_transformers(tiny_transformers("llama").config).first_layers(9)
+    state = dict(tiny_transformers("llama").state_dict())
+    del state["model.norm.weight"]
+    complete = from_transformers(tiny_transformers("llama").config)
+    with pytest.raises(IncompatibleError, match=r"lack model\.norm\.weight"):
+        ModelRunner.build(complete, state, RunnerOptions())
+
+
+def test_sliding_window_limits_the_context() -> None:
+    assert from_transformers(tiny_transformers("mistral").config).max_positions == 512
+    windowed = tiny_transformers("mistral").config
+    windowed.sliding_window = 64
+    assert from_transformers(windowed).max_positions == 64

@@ -1,0 +1,151 @@
+"""The SSM drafter against what `transformers` says about the same small model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import InvalidInputError, SettingError, SpecInferError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+from speculator_svc.drafters.ssm import SsmDrafter, SsmShape, shape_of
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.trees import paths
+
+MODEL = tiny_transformers("llama", seed=3)
+CONTEXTS = [[5, 17, 3, 88], [41], [9, 60, 2, 71, 33, 34, 35, 90, 11, 7, 52, 19, 64, 23, 8, 1, 95]]
+GREEDY = SamplingParams(temperature=0)
+
+
+def make(shape: SsmShape | None = None, **options: Any) -> SsmDrafter:
+    return SsmDrafter(runner_of(MODEL, **options), DrafterDescription("tiny", 97), shape or SsmShape())
+
+
+def draft(drafter: SsmDrafter, jobs: list[DraftJob]) -> list[TokenTree]:
+    trees = drafter.draft(jobs)
+    drafter._runner.cache.check()
+    for tree, job in zip(trees, jobs, strict=True):
+        assert isinstance(tree, TokenTree), tree
+        tree.validate(97, job.limits.nodes + 1)
+    return trees  # type: ignore[return-value]
+
+
+def jobs_for(limits: TreeLimits, sampling: SamplingParams = GREEDY) -> list[DraftJob]:
+    return [DraftJob(f"r{i}", list(c), limits, sampling) for i, c in enumerate(CONTEXTS)]
+
+
+def top(context: list[int], k: int) -> list[tuple[int, float]]:
+    p = reference_logits(MODEL, context)[-1].softmax(-1)
+    values, ids = p.topk(k)
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_an_expansion_vector_expands_the_top_tokens_of_every_leaf() -> None:
+    drafter = make(SsmShape(ExpansionVector((2, 1, 3))))
+    for tree, context in zip(draft(drafter, jobs_for(TreeLimits(50, 8))), CONTEXTS, strict=True):
+        root = context[-1]
+        expected = {(root,)}
+        for a, _ in top(context, 2):
+            ((b, _),) = top([*context, a], 1)
+            expected |= {(root, a), (root, a, b)} | {(root, a, b, c) for c, _ in top([*context, a, b], 3)}
+        assert paths(tree) == expected
+
+
+def test_sequence_is_the_models_own_greedy_continuation() -> None:
+    trees = draft(make(), jobs_for(TreeLimits(4, 4, width=1)))
+    for tree, context in zip(trees, CONTEXTS, strict=True):
+        tokens = list(context)
+        for _ in range(4):
+            tokens.append(top(tokens, 1)[0][0])
+        assert tree.sequence_of(len(tree) - 1) == tuple(tokens[len(context) - 1 :])
+
+
+def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
+    """With a beam as wide as the budget, best-first is exact: compared with all paths of depth 3."""
+    budget = 6
+    for tree, context in zip(
+        draft(make(SsmShape(beam=budget)), jobs_for(TreeLimits(budget, 3))), CONTEXTS, strict=True
+    ):
+        reach = {(): 1.0}
+        for _ in range(3):
+            for path, p in list(reach.items()):
+                if len(path) == max(map(len, reach)):
+                    for token, q in top([*context, *path], budget):
+                        reach[(*path, token)] = p * q
+        best = sorted((path for path in reach if path), key=lambda path: -reach[path])[:budget]
+        assert paths(tree) == {(context[-1],)} | {(context[-1], *path) for path in best}
+
+
+def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make()
+    context = list(CONTEXTS[0])
+    read: list[int] = []
+    forward = drafter._runner.forward
+
+    def counting(segments: Any) -> Any:
+        read.append(sum(len(s.delta) for s in segments))
+        return forward(segments)
+
+    monkeypatch.setattr(drafter._runner, "forward", counting)
+    limits = TreeLimits(3, 2, width=1)
+    first = draft(drafter, [DraftJob("r", context, limits, GREEDY)])[0]
+    context += [first.token_ids[1], 12, 13]
+    again = draft(drafter, [DraftJob("r", context, limits, GREEDY)])[0]
+    fresh = draft(make(), [DraftJob("r", context, limits, GREEDY)])[0]
+    assert [n for n in read if n] == [4, 3]
+    assert paths(again) == paths(fresh)
+
+
+@pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
+def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: ProposalKind) -> None:
+    sampling = SamplingParams(temperature=0.7, seed=5)
+    shape = SsmShape(kind=kind, q_support=10)
+    trees = draft(make(shape), jobs_for(TreeLimits(8, 3), sampling))
+    for tree, context in zip(trees, CONTEXTS, strict=True):
+        assert len(tree) > 3
+        for proposal in tree.proposals:
+            assert proposal.kind is kind
+            path = [*context[:-1], *tree.sequence_of(proposal.parent)]
+            p = (reference_logits(MODEL, path)[-1] / 0.7).softmax(-1)
+            expected = p[torch.from_numpy(proposal.q_token_ids).long()]
+            assert proposal.q_token_ids.tolist() == p.topk(10).indices.tolist()
+            torch.testing.assert_close(
+                torch.from_numpy(proposal.q_probabilities), expected / expected.sum(), rtol=1e-3, atol=1e-5
+            )
+
+
+def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
+    """First draws over 400 seeds: chi-square against q, which fails a right drafter with p = 1e-4."""
+    from scipy import stats
+
+    drafter = make(SsmShape(q_support=4))
+    limits = TreeLimits(1, 1)
+    trees = []
+    for seed in range(400):
+        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, SamplingParams(seed=seed))])
+        drafter.release("r")
+    q = trees[0].proposals[0]
+    counts = [sum(int(t.token_ids[1]) == token for t in trees) for token in q.q_token_ids.tolist()]
+    expected = q.q_probabilities.astype(np.float64) * 400
+    assert stats.chisquare(counts, expected * (400 / expected.sum())).pvalue > 1e-4
+
+
+def test_a_full_cache_costs_one_request_its_draft() -> None:
+    drafter = make(kv_tokens=64)
+    big = DraftJob("big", [3] * 60, TreeLimits(8, 4), GREEDY)
+    small = DraftJob("small", [3, 4], TreeLimits(2, 2), GREEDY)
+    refused, served = drafter.draft([big, small])
+    assert isinstance(refused, SpecInferError)
+    assert isinstance(served, TokenTree)
+    assert len(served) == 3
+    drafter.release("small")
+    drafter._runner.cache.check()
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(SettingError, match="proposal = 'sometimes'"):
+        shape_of(DrafterOptions(proposal="sometimes"))
+    with pytest.raises(InvalidInputError, match="expansion = '2,x'"):
+        shape_of(DrafterOptions(expansion="2,x"))

@@ -1,0 +1,128 @@
+"""Merging is the union of paths (Definition 3.2); cutting keeps sampled proposals honest."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.errors import MalformedTreeError
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
+from specinfer.tree.token_tree import distribution
+from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
+
+ROOTED = st.lists(trees(root=THE), min_size=1, max_size=4)
+WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
+
+
+def _indexed(found: list[TokenTree]) -> list[tuple[int, TokenTree]]:
+    return list(enumerate(found))
+
+
+@given(ROOTED)
+def test_merge_holds_exactly_the_paths_of_its_parts(found: list[TokenTree]) -> None:
+    merged = merge_trees(_indexed(found))
+    merged.validate(VOCABULARY, max_nodes=1000)
+    assert paths(merged) == set().union(*(paths(tree) for tree in found))
+    assert len(paths(merged)) == len(merged), "a path stands in the merge twice"
+
+
+@given(ROOTED)
+def test_every_proposal_survives_with_its_distribution(found: list[TokenTree]) -> None:
+    def seen(tree: TokenTree, speculator: int | None) -> list[tuple[object, ...]]:
+        return sorted(
+            (
+                p.speculator if speculator is None else speculator,
+                tree.sequence_of(p.parent),
+                p.kind,
+                tuple(int(tree.token_ids[c]) for c in p.children),
+                tuple(p.q_token_ids.tolist()),
+                tuple(p.q_probabilities.tolist()),
+            )
+            for p in tree.proposals
+        )
+
+    expected = sorted(row for i, tree in enumerate(found) for row in seen(tree, i))
+    assert seen(merge_trees(_indexed(found)), None) == expected
+
+
+@given(ROOTED)
+def test_merging_in_another_order_gives_the_same_paths(found: list[TokenTree]) -> None:
+    assert paths(merge_trees(_indexed(found))) == paths(merge_trees(_indexed(found[::-1])))
+
+
+@given(trees())
+def test_merging_one_tree_changes_nothing(tree: TokenTree) -> None:
+    merged = merge_trees([(0, tree)])
+    assert merged.token_ids.tolist() == tree.token_ids.tolist()
+    assert merged.parents.tolist() == tree.parents.tolist()
+
+
+def test_different_roots_are_refused() -> None:
+    with pytest.raises(MalformedTreeError, match="the root must be 1"):
+        merge_trees([(0, example_tree()), (1, TokenTree.root_only(DOG))])
+
+
+def test_a_token_proposed_twice_is_one_node_and_two_candidates() -> None:
+    merged = merge_trees([(0, example_tree()), (1, example_tree())])
+    assert len(merged) == 5
+    assert [(p.speculator, p.parent) for p in merged.proposals] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@given(trees(), st.integers(1, 30))
+def test_cut_is_a_valid_part_within_the_budget(tree: TokenTree, budget: int) -> None:
+    cut = truncate(tree, budget)
+    cut.validate(VOCABULARY, max_nodes=budget)
+    assert paths(cut) <= paths(tree)
+    assert len(cut) <= budget
+
+
+def test_cut_keeps_the_most_probable_paths() -> None:
+    # path probabilities: cat .6, cat sat .3, dog .25, cat ran .24
+    assert paths(truncate(example_tree(), 3)) == {(THE,), (THE, CAT), (THE, CAT, SAT)}
+    assert paths(truncate(example_tree(), 4)) == {(THE,), (THE, CAT), (THE, CAT, SAT), (THE, DOG)}
+
+
+@given(trees(), st.integers(1, 30))
+def test_cut_keeps_draws_in_order_from_the_first(tree: TokenTree, budget: int) -> None:
+    cut = truncate(tree, budget)
+    whole = {
+        (tree.sequence_of(p.parent), p.kind, tuple(p.q_token_ids.tolist())): [
+            [int(tree.token_ids[c]) for c in q.children]
+            for q in tree.proposals
+            if tree.sequence_of(q.parent) == tree.sequence_of(p.parent) and q.kind == p.kind
+        ]
+        for p in tree.proposals
+    }
+    for p in cut.proposals:
+        kept = [int(cut.token_ids[c]) for c in p.children]
+        options = whole[cut.sequence_of(p.parent), p.kind, tuple(p.q_token_ids.tolist())]
+        assert any(draws[: len(kept)] == kept for draws in options)
+
+
+@pytest.mark.parametrize("kind", [WITH, WITHOUT])
+def test_whether_a_draw_is_kept_does_not_depend_on_its_token(kind: ProposalKind) -> None:
+    """With room for one node the first draw stays, however improbable, and the second goes."""
+    q = distribution([CAT, DOG, RAN], [0.98, 0.01, 0.01])
+    for first, second in ((CAT, DOG), (DOG, CAT), (RAN, CAT)):
+        builder = TreeBuilder(THE)
+        builder.propose_samples(0, kind, [first, second], q)
+        cut = truncate(builder.build(), 2)
+        assert paths(cut) == {(THE,), (THE, first)}
+        assert len(cut.proposals[0].children) == 1
+
+
+def test_a_repeated_draw_is_dropped_with_the_budget_even_though_it_needs_no_node() -> None:
+    """Keeping repeats and dropping new tokens once the budget is full would bias the draws."""
+    q = distribution([CAT, DOG], [0.5, 0.5])
+    builder = TreeBuilder(THE)
+    builder.propose_samples(0, WITH, [CAT, CAT, DOG], q)
+    (proposal,) = truncate(builder.build(), 2).proposals
+    assert len(proposal.children) == 1
+
+
+def test_scores_of_a_node_proposed_twice_take_the_higher() -> None:
+    a, b = TreeBuilder(THE), TreeBuilder(THE)
+    a.propose_points(0, [CAT], [0.2])
+    b.propose_points(0, [CAT], [0.7])
+    merged = merge_trees([(0, a.build()), (1, b.build())])
+    assert np.isclose(merged.scores[1], 0.7)

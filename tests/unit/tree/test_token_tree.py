@@ -1,0 +1,105 @@
+"""TokenTree: the example of the docs, and what `validate` refuses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from specinfer.errors import MalformedTreeError
+from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree.token_tree import distribution
+from specinfer.tree.topology import ancestor_mask, children, depth_first, depths
+from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
+
+
+def test_example_is_laid_out_as_drawn() -> None:
+    tree = example_tree()
+    assert tree.token_ids.tolist() == [THE, CAT, SAT, RAN, DOG]
+    assert tree.parents.tolist() == [-1, 0, 1, 1, 0]
+    assert tree.sequence_of(3) == (THE, CAT, RAN)
+    assert tree.path_to(3) == [1, 3]
+
+
+def test_topology_of_the_example() -> None:
+    parents = example_tree().parents
+    assert depths(parents).tolist() == [0, 1, 2, 2, 1]
+    assert children(parents) == [[1, 4], [2, 3], [], [], []]
+    assert ancestor_mask(parents).astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 0, 0, 0, 1],
+    ]
+
+
+@given(trees())
+def test_built_trees_are_valid_and_depth_first(tree: TokenTree) -> None:
+    tree.validate(VOCABULARY, max_nodes=100)
+    assert depth_first(tree.parents).tolist() == list(range(len(tree)))
+
+
+@given(trees())
+def test_ancestor_mask_agrees_with_paths(tree: TokenTree) -> None:
+    mask = ancestor_mask(tree.parents)
+    for node in range(len(tree)):
+        assert set(np.flatnonzero(mask[node]).tolist()) == {0, *tree.path_to(node)}
+
+
+def _with(**changes: object) -> TokenTree:
+    return replace(example_tree(), **changes)  # type: ignore[arg-type]
+
+
+def _ints(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.array(values, np.int32)
+
+
+POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
+Q = distribution([CAT, DOG], [0.5, 0.5])
+MALFORMED = {
+    "cycle": (_with(parents=_ints(-1, 2, 1, 1, 0)), "parents[1] = 2"),
+    "parent after child": (_with(parents=_ints(-1, 0, 4, 1, 0)), "parents[2] = 4"),
+    "two roots": (_with(parents=_ints(-1, 0, 1, -1, 0)), "parents[3] = -1"),
+    "root with parent": (_with(parents=_ints(0, 0, 1, 1, 0)), "parents[0] = 0"),
+    "foreign token": (_with(token_ids=_ints(THE, CAT, 99, RAN, DOG)), "token_ids[2] = 99"),
+    "negative token": (_with(token_ids=_ints(THE, CAT, -7, RAN, DOG)), "token_ids[2] = -7"),
+    "twin siblings": (_with(token_ids=_ints(THE, CAT, SAT, SAT, DOG)), "two siblings"),
+    "lengths differ": (_with(parents=_ints(-1, 0, 1, 1)), "lengths must agree"),
+    "not a number": (_with(scores=np.full(5, np.nan, np.float32)), "must be finite"),
+    "unproposed node": (_with(proposals=example_tree().proposals[:1]), "node is in no proposal"),
+    "foreign child": (_with(proposals=(Proposal(0, 0, POINT, (2,)),)), "children = 2: not a child of node 0"),
+    "child out of range": (_with(proposals=(Proposal(0, 0, POINT, (9,)),)), "children = 9"),
+    "repeated point": (_with(proposals=(Proposal(0, 0, POINT, (1, 1)),)), "repeats need"),
+    "point with q": (_with(proposals=(Proposal(0, 0, POINT, (1, 4), *Q),)), "a point proposal has no q"),
+    "sampled without q": (_with(proposals=(Proposal(0, 0, WITHOUT, (1, 4)),)), "as many ids"),
+    "q sums to 0.9": (
+        _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, DOG], [0.5, 0.4])),)),
+        "sum to one",
+    ),
+    "negative q": (
+        _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, DOG], [1.5, -0.5])),)),
+        "sum to one",
+    ),
+    "q twice": (
+        _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, CAT], [0.5, 0.5])),)),
+        "must be distinct",
+    ),
+    "drawn outside q": (
+        _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, SAT], [0.5, 0.5])),)),
+        "no probability under q",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_trees_are_refused_with_field_and_value(name: str) -> None:
+    tree, message = MALFORMED[name]
+    with pytest.raises(MalformedTreeError) as caught:
+        tree.validate(VOCABULARY, max_nodes=5)
+    assert message in str(caught.value)
+
+
+def test_more_nodes_than_allowed() -> None:
+    with pytest.raises(MalformedTreeError, match="nodes = 5: more than the 4 allowed"):
+        example_tree().validate(VOCABULARY, max_nodes=4)

@@ -1,0 +1,169 @@
+"""Acceptance rules on hand-computed cases."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specinfer.errors import SettingError
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
+from specinfer.tree.token_tree import distribution
+from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
+from verifier_svc.acceptance import Float64, Verdict, find_rule
+from verifier_svc.acceptance.greedy import verify_greedy
+from verifier_svc.acceptance.multi_step import verify_multi_step
+from verifier_svc.acceptance.naive import verify_naive
+
+WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
+
+
+class TableTarget:
+    """A target whose prediction after each node is written down."""
+
+    def __init__(self, rows: dict[int, dict[int, float]]) -> None:
+        self._rows = rows
+
+    def best(self, node: int) -> int:
+        return max(self._rows[node], key=self._rows[node].__getitem__)
+
+    def probabilities(self, node: int) -> Float64:
+        p = np.zeros(VOCABULARY)
+        for token, value in self._rows[node].items():
+            p[token] = value
+        return p
+
+
+class Uniforms(np.random.Generator):
+    """A generator that returns the numbers it is given."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__(np.random.PCG64(0))
+        self._values = list(values)
+
+    def random(self, *args: object, **kwargs: object) -> float:  # type: ignore[override]
+        return self._values.pop(0)
+
+
+def certain(*tokens: int) -> TableTarget:
+    """Nodes 0, 1, 2, ... are followed by these tokens with certainty."""
+    return TableTarget({node: {token: 1.0} for node, token in enumerate(tokens)})
+
+
+def unused(depth: int) -> np.random.Generator:
+    raise AssertionError("greedy verification draws nothing")
+
+
+def test_greedy_follows_the_target_through_the_tree() -> None:
+    # node 0 -> cat (node 1) -> ran (node 3) -> dog, which is no child
+    target = TableTarget({0: {CAT: 1}, 1: {RAN: 1}, 3: {DOG: 1}})
+    assert verify_greedy(example_tree(), target, unused) == Verdict((1, 3), DOG)
+
+
+def test_greedy_rejects_at_once_or_accepts_everything() -> None:
+    assert verify_greedy(example_tree(), certain(RAN), unused) == Verdict((), RAN)
+    assert verify_greedy(TokenTree.root_only(THE), certain(CAT), unused) == Verdict((), CAT)
+
+
+@given(trees(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_greedy_never_disagrees_with_the_target(tree: TokenTree, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = {n: {int(t): 1.0} for n, t in enumerate(rng.integers(0, VOCABULARY, len(tree)))}
+    target = TableTarget(table)
+    verdict = verify_greedy(tree, target, unused)
+    nodes = [0, *verdict.accepted]
+    tokens = [*(int(tree.token_ids[v]) for v in verdict.accepted), verdict.bonus]
+    assert tokens == [target.best(node) for node in nodes]
+    assert not any(
+        tree.parents[v] == nodes[-1] and tree.token_ids[v] == verdict.bonus for v in range(1, len(tree))
+    )
+
+
+def test_naive_accepts_a_child_exactly_if_the_target_draws_it() -> None:
+    target = TableTarget({0: {CAT: 0.5, DOG: 0.5}, 1: {SAT: 0.5, THE: 0.5}})
+    draws = [Uniforms(0.2), Uniforms(0.1)]  # cat is [0, .5); then THE is [0, .5) as ids are in order
+    assert verify_naive(example_tree(), target, lambda depth: draws[depth]) == Verdict((1,), THE)
+
+
+def test_trap_1_a_deterministic_child_is_accepted_with_its_target_probability() -> None:
+    """P = (0.6, 0.4) and one top-1 child: accepted for r <= 0.6, and only then."""
+    builder = TreeBuilder(THE)
+    builder.propose_points(0, [CAT], [0.6])
+    target = TableTarget({0: {CAT: 0.6, DOG: 0.4}, 1: {DOG: 1.0}})
+    tree = builder.build()
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.59, 0.5)).accepted == (1,)
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.61, 0.5)) == Verdict((), DOG)
+
+
+def test_rejection_subtracts_q_and_tries_the_next_draw() -> None:
+    """P = (.2 cat, .8 dog), q = (.8, .2): cat passes for r <= 1/4; then the residual is dog alone."""
+    builder = TreeBuilder(THE)
+    builder.propose_samples(0, WITH, [CAT, DOG], distribution([CAT, DOG], [0.8, 0.2]))
+    target = TableTarget({0: {CAT: 0.2, DOG: 0.8}, 1: {SAT: 1.0}, 2: {RAN: 1.0}})
+    tree = builder.build()
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.24, 0.5)).accepted == (1,)
+    # residual (0, .6)/.6 = dog with certainty, q = .2: accepted for any r
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.26, 0.999, 0.5)).accepted == (2,)
+
+
+def test_without_replacement_renormalises_q_after_a_rejection() -> None:
+    """q = (.5 cat, .25 dog, .25 sat); after cat is rejected dog is tried with q = .5, not .25.
+
+    P = (.1 cat, .3 dog, .6 sat). Residual after cat: (0, .05, .35)/.4 = (0, .125, .875);
+    dog passes for r <= .125/.5 = .25.
+    """
+    builder = TreeBuilder(THE)
+    builder.propose_samples(0, WITHOUT, [CAT, DOG], distribution([CAT, DOG, SAT], [0.5, 0.25, 0.25]))
+    target = TableTarget({0: {CAT: 0.1, DOG: 0.3, SAT: 0.6}, 2: {RAN: 1.0}})
+    tree = builder.build()
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.9, 0.24, 0.5)).accepted == (2,)
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.9, 0.26, 0.5)) == Verdict((), SAT)
+
+
+def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
+    """A proposes cat with q = 1 (accepted for r <= .3), B proposes it with q = .1 on what A left."""
+    a, b = TreeBuilder(THE), TreeBuilder(THE)
+    a.propose_samples(0, WITH, [CAT], distribution([CAT], [1.0]))
+    b.propose_samples(0, WITH, [DOG], distribution([DOG, SAT], [0.5, 0.5]))
+    tree = merge_trees([(0, a.build()), (1, b.build())])
+    target = TableTarget({0: {CAT: 0.3, DOG: 0.35, SAT: 0.35}, 1: {RAN: 1.0}, 2: {RAN: 1.0}})
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.29, 0.5)).accepted == (1,)
+    # residual (0, .5, .5); dog has q = .5: accepted for any r
+    assert verify_multi_step(tree, target, lambda d: Uniforms(0.31, 0.99, 0.5)).accepted == (2,)
+
+
+def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
+    q = distribution([CAT, DOG, SAT], [0.1, 0.2, 0.7])
+    builder = TreeBuilder(THE)
+    builder.propose_samples(0, WITHOUT, [DOG], q)
+    p = dict(zip(q[0].tolist(), (q[1].astype(float) * (1 - 1e-12)).tolist(), strict=True))
+    target = TableTarget({0: p, 1: {RAN: 1.0}})
+    verdict = verify_multi_step(builder.build(), target, lambda d: Uniforms(1 - 1e-16, 0.5))
+    assert verdict.accepted == (1,)
+
+
+@given(trees(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_multi_step_returns_a_path_and_a_possible_token(tree: TokenTree, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.dirichlet(np.full(VOCABULARY, 0.3), len(tree))
+    target = TableTarget({n: {t: float(x) for t, x in enumerate(row)} for n, row in enumerate(rows)})
+    verdict = verify_multi_step(tree, target, lambda depth: rng)
+    assert list(verdict.accepted) == (tree.path_to(verdict.accepted[-1]) if verdict.accepted else [])
+    assert rows[verdict.accepted[-1] if verdict.accepted else 0][verdict.bonus] > 0
+
+
+def test_without_a_tree_stochastic_rules_draw_what_plain_decoding_draws() -> None:
+    target = TableTarget({0: {CAT: 0.2, DOG: 0.5, SAT: 0.3}})
+    for u in np.linspace(0, 0.999, 20):
+        verdicts = {
+            rule(TokenTree.root_only(THE), target, lambda d, u=u: Uniforms(u))  # type: ignore[misc]
+            for rule in (verify_multi_step, verify_naive)
+        }
+        assert len(verdicts) == 1
+
+
+def test_rules_are_found_by_name() -> None:
+    assert find_rule("multi_step") is verify_multi_step
+    with pytest.raises(SettingError, match="acceptance = 'typical': must be one of greedy"):
+        find_rule("typical")

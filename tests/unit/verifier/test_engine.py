@@ -1,0 +1,199 @@
+"""The verifier engine with a real (tiny) model: the invariant, limits, isolation, and losslessness
+end to end with a real SSM drafter."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
+from speculator_svc.drafters import DrafterDescription, DraftJob
+from speculator_svc.drafters.ssm import SsmDrafter, SsmShape
+from tests.oracle import chain, greedy
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from verifier_svc.engine import EngineLimits, EntryStatus, VerifierEngine, VerifyJob, VerifyOutcome
+
+GREEDY = SamplingParams(temperature=0)
+PROMPT = [5, 17, 3, 88]
+
+
+def make(limits: EngineLimits | None = None, **options: object) -> VerifierEngine:
+    return VerifierEngine(runner_of(tiny_transformers("llama"), **options), limits=limits)
+
+
+def job(name: str, base: int, delta: list[int], tree: TokenTree | None = None) -> VerifyJob:
+    return VerifyJob(name, base, delta, tree or TokenTree.root_only(delta[-1]), GREEDY)
+
+
+def only(outcomes: list[VerifyOutcome]) -> VerifyOutcome:
+    (outcome,) = outcomes
+    return outcome
+
+
+def test_a_tree_is_accepted_as_far_as_the_target_agrees() -> None:
+    engine, expected = make(), greedy(PROMPT, 6)
+    tree = chain(PROMPT[-1], [*expected[:2], (expected[2] + 1) % 97])
+    outcome = only(engine.verify([job("r", 0, PROMPT, tree)]))
+    assert outcome.verdict is not None
+    assert (outcome.verdict.accepted, outcome.verdict.bonus) == ((1, 2), expected[2])
+    assert outcome.held_len == len(PROMPT) + 2
+    after = only(engine.verify([job("r", outcome.held_len, [expected[2]])]))
+    assert after.verdict is not None
+    assert after.verdict.bonus == expected[3]
+
+
+def test_one_branch_and_a_wider_tree_around_it_agree_bit_for_bit_with_the_chain() -> None:
+    """Trap 6, in float32: the logits of a path do not depend on what else is in the tree."""
+    engine, expected = make(), greedy(PROMPT, 3)
+    as_chain = only(engine.verify([job("chain", 0, PROMPT, chain(PROMPT[-1], expected))]))
+    merged = merge_trees([(0, chain(PROMPT[-1], expected)), (1, chain(PROMPT[-1], [1, 2, 3]))])
+    in_tree = only(engine.verify([job("tree", 0, PROMPT, merged)]))
+    assert as_chain.verdict is not None
+    assert in_tree.verdict is not None
+    tokens = [int(merged.token_ids[v]) for v in in_tree.verdict.accepted]
+    assert tokens == expected
+    assert in_tree.verdict.bonus == as_chain.verdict.bonus
+
+
+def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
+    engine = make()
+    engine.verify([job("r", 0, PROMPT)])
+    outcome = only(engine.verify([job("r", 2, [9])]))
+    assert (outcome.status, outcome.held_len) == (EntryStatus.RESYNC, 4)
+    assert only(engine.verify([job("r", 4, [9])])).status is EntryStatus.OK
+
+
+def test_limits_are_enforced_per_entry() -> None:
+    limits = EngineLimits(max_requests=2, max_nodes=3, max_step_tokens=12, max_context_len=10)
+    engine = make(limits)
+    outcomes = engine.verify(
+        [
+            job("nodes", 0, [5], chain(5, [1, 2, 3])),
+            job("context", 0, [1] * 11),
+            job("root", 0, [5], chain(6, [1])),
+            job("a", 0, [5, 6]),
+            job("b", 0, [7]),
+            job("third", 0, [8]),
+            job("a", 2, [1] * 9),
+        ]
+    )
+    assert [o.status for o in outcomes] == [
+        EntryStatus.ERROR,
+        EntryStatus.ERROR,
+        EntryStatus.ERROR,
+        EntryStatus.OK,
+        EntryStatus.OK,
+        EntryStatus.EXHAUSTED,
+        EntryStatus.RESYNC,
+    ]
+    assert "tree.nodes = 4: more than the 3 allowed" in outcomes[0].message
+    assert "context = 11: longer than the 10 positions" in outcomes[1].message
+    assert "tree.token_ids[0] = 6: must repeat the last delta token" in outcomes[2].message
+
+
+def test_a_step_over_its_token_limit_serves_what_fits() -> None:
+    engine = make(EngineLimits(max_step_tokens=6))
+    a, b = engine.verify([job("a", 0, [1, 2, 3, 4]), job("b", 0, [1, 2, 3, 4])])
+    assert (a.status, b.status) == (EntryStatus.OK, EntryStatus.ERROR)
+    assert "step exceeds 6 tokens" in b.message
+
+
+def test_a_full_cache_is_reported_and_recovers() -> None:
+    engine = make(kv_tokens=32)
+    a, b = engine.verify([job("a", 0, [1] * 20), job("b", 0, [2] * 20)])
+    assert (a.status, b.status) == (EntryStatus.OK, EntryStatus.EXHAUSTED)
+    assert engine.release(["a", "b", "nobody"]) == 1
+    assert only(engine.verify([job("b", 0, [2] * 20)])).status is EntryStatus.OK
+
+
+def test_idle_requests_are_forgotten() -> None:
+    now = [0.0]
+    runner = runner_of(tiny_transformers("llama"))
+    engine = VerifierEngine(runner, limits=EngineLimits(idle_seconds=10), clock=lambda: now[0])
+    engine.verify([job("old", 0, PROMPT)])
+    now[0] = 11.0
+    engine.verify([job("new", 0, PROMPT)])
+    assert engine.held_requests == 1
+    assert only(engine.verify([job("old", 4, [1])])).status is EntryStatus.RESYNC
+
+
+def test_top_k_ids_of_every_node_on_request() -> None:
+    engine, expected = make(), greedy(PROMPT, 2)
+    request = VerifyJob("r", 0, PROMPT, chain(PROMPT[-1], expected), GREEDY, top_k=3)
+    outcome = only(engine.verify([request]))
+    assert [row[0] for row in outcome.top_k] == [*expected, outcome.verdict and outcome.verdict.bonus]
+    assert {len(row) for row in outcome.top_k} == {3}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
+def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
+    """Two real SSM drafters merged, a real target, 3 tokens of a vocabulary of 4, 1,500 requests.
+
+    Chi-square against the exact distribution by `transformers`; fixed seeds; a right system would fail
+    with probability 1e-4.
+    """
+    shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    target = tiny_transformers("llama", seed=1, **shape)
+    engine = VerifierEngine(runner_of(target, kv_tokens=8192), limits=EngineLimits(400, max_step_tokens=4096))
+    drafters = [
+        SsmDrafter(
+            runner_of(tiny_transformers("llama", seed=s, **shape), kv_tokens=16384),
+            DrafterDescription(vocab_size=4),
+            SsmShape(kind=kind, q_support=4),
+        )
+        for s in (2, 3)
+    ]
+    start, exact = [0, 1], {}
+    for tokens in product(range(4), repeat=3):
+        rows = reference_logits(target, [*start, *tokens]).double().softmax(-1)
+        exact[tokens] = float(np.prod([rows[1 + i, t] for i, t in enumerate(tokens)]))
+    counts = dict.fromkeys(exact, 0)
+    for block in range(5):
+        for tokens in _sample(engine, drafters, start, range(block * 300, block * 300 + 300)):
+            counts[tokens] += 1
+    common = [k for k in exact if exact[k] * 1500 >= 5]
+    rare = [k for k in exact if k not in common]
+    observed = [counts[k] for k in common] + ([sum(counts[k] for k in rare)] if rare else [])
+    expected = [exact[k] for k in common] + ([sum(exact[k] for k in rare)] if rare else [])
+    assert stats.chisquare(observed, np.array(expected) / sum(expected) * 1500).pvalue > 1e-4
+
+
+def _sample(
+    engine: VerifierEngine, drafters: list[SsmDrafter], start: list[int], seeds: range
+) -> list[tuple[int, ...]]:
+    """Three sampled tokens per seed, all requests in one batch."""
+    from gateway.speculator_pool import draft_seed
+
+    contexts = {seed: list(start) for seed in seeds}
+    held = dict.fromkeys(seeds, 0)
+    while active := [seed for seed in seeds if len(contexts[seed]) < len(start) + 3]:
+        drafts = [
+            drafter.draft(
+                [
+                    DraftJob(str(s), contexts[s], TreeLimits(4, 2), SamplingParams(seed=draft_seed(s, index)))
+                    for s in active
+                ]
+            )
+            for index, drafter in enumerate(drafters)
+        ]
+        trees = [merge_trees(list(enumerate(found)), 6) for found in zip(*drafts, strict=True)]  # type: ignore[arg-type]
+        outcomes = engine.verify(
+            [
+                VerifyJob(str(s), held[s], contexts[s][held[s] :], tree, SamplingParams(seed=s))
+                for s, tree in zip(active, trees, strict=True)
+            ]
+        )
+        for seed, tree, outcome in zip(active, trees, outcomes, strict=True):
+            assert outcome.verdict is not None
+            contexts[seed] += [int(tree.token_ids[v]) for v in outcome.verdict.accepted]
+            contexts[seed].append(outcome.verdict.bonus)
+            held[seed] = outcome.held_len
+    ids = [str(seed) for seed in seeds]
+    engine.release(ids)
+    for drafter in drafters:
+        for request_id in ids:
+            drafter.release(request_id)
+    return [tuple(contexts[seed][len(start) : len(start) + 3]) for seed in seeds]

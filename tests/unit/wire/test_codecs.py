@@ -1,0 +1,66 @@
+"""Domain objects survive the wire; enums share their numbers."""
+
+import pytest
+from hypothesis import given
+
+from gateway import request as gateway_request
+from gateway import scheduler as gateway_scheduler
+from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ProposalKind, TokenTree
+from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
+from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
+from specinfer.wire.status import status_of
+from specinfer.wire.tree_codec import decode_tree, encode_tree
+from speculator_svc import engine as speculator_engine
+from tests.trees import trees
+from verifier_svc import engine as verifier_engine
+
+
+@given(trees())
+def test_trees_survive_the_wire(tree: TokenTree) -> None:
+    data = encode_tree(tree).SerializeToString()
+    back = decode_tree(tree_pb2.TokenTree.FromString(data))
+    assert back.token_ids.tolist() == tree.token_ids.tolist()
+    assert back.parents.tolist() == tree.parents.tolist()
+    assert back.scores.tolist() == tree.scores.tolist()
+    for a, b in zip(back.proposals, tree.proposals, strict=True):
+        assert (a.parent, a.speculator, a.kind, a.children) == (b.parent, b.speculator, b.kind, b.children)
+        assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
+        assert a.q_probabilities.tolist() == b.q_probabilities.tolist(), "q must arrive bit for bit"
+
+
+def test_an_unknown_kind_is_a_malformed_tree() -> None:
+    message = tree_pb2.TokenTree(token_ids=[1], parents=[-1], proposals=[tree_pb2.Proposal(kind=77)])  # type: ignore[arg-type]
+    with pytest.raises(MalformedTreeError, match="77 is not a valid ProposalKind"):
+        decode_tree(message)
+
+
+def test_sampling_survives_and_unset_is_not_greedy() -> None:
+    sampling = SamplingParams(0.5, 40, 0.75, 2**63)
+    assert decode_sampling(encode_sampling(sampling)) == sampling
+    assert decode_sampling(common_pb2.SamplingParams()).temperature == 1.0
+    assert decode_sampling(common_pb2.SamplingParams(), default_seed=5).seed == 5
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix"),
+    [
+        (ProposalKind, tree_pb2.ProposalKind, "PROPOSAL_KIND_"),
+        (verifier_engine.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
+        (speculator_engine.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
+        (gateway_scheduler.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
+        (gateway_request.Speculation, generation_pb2.Speculation, "SPECULATION_"),
+        (gateway_request.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+    ],
+)
+def test_enums_share_their_numbers(ours, theirs, prefix: str) -> None:  # type: ignore[no-untyped-def]
+    for member in ours:
+        assert theirs.Value(prefix + member.name) == member.value
+
+
+def test_errors_map_to_the_most_specific_status() -> None:
+    assert status_of(AlreadyExistsError("x")).name == "ALREADY_EXISTS"
+    assert status_of(MalformedTreeError("f", 1, "w")).name == "INVALID_ARGUMENT"
+    assert status_of(SettingError("f", 1, "w")).name == "INVALID_ARGUMENT"
+    assert status_of(SpecInferError("x")).name == "INTERNAL"
