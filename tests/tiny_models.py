@@ -16,6 +16,7 @@ _SHAPE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 8,
     "max_position_embeddings": 512,
     "eos_token_id": 2,
     "bos_token_id": 1,
@@ -36,11 +37,11 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     shape = _SHAPE | {"initializer_range": 0.2} | overrides
     configs: dict[str, Any] = {
         "llama": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=True),
-        "llama-untied": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=False, head_dim=16),
+        "llama-untied": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=False),
         "llama-rope3": lambda: transformers.LlamaConfig(**shape, rope_parameters=_LLAMA3_ROPE),
         "mistral": lambda: transformers.MistralConfig(**shape, sliding_window=None),
         "qwen2": lambda: transformers.Qwen2Config(**shape),
-        "qwen3": lambda: transformers.Qwen3Config(**shape, head_dim=8),
+        "qwen3": lambda: transformers.Qwen3Config(**shape),
     }
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(configs[family]()).eval()
@@ -53,7 +54,7 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
 def runner_of(model: Any, **options: Any) -> ModelRunner:
     """Our runner with the weights of a `transformers` model, in float32."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048}
+    defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))
 
 

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 def build_engine(settings: VerifierSettings) -> VerifierEngine:
     """Loads the model and puts the engine together."""
     find_rule(settings.acceptance)  # a bad name should not wait for the weights
-    options = RunnerOptions(settings.dtype, settings.device, settings.attention, settings.kv_tokens)
+    options = RunnerOptions(
+        settings.dtype, settings.device, settings.executor, settings.attention, settings.kv_tokens
+    )
     runner = ModelRunner.load(resolve_model(settings.model), options)
     limits = EngineLimits(
         max_requests=settings.max_requests,

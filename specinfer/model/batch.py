@@ -37,12 +37,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """The queries of one request: rows [start, stop) of the pass, over `slots` of the cache."""
+    """The queries of one request: rows [start, stop) of the pass, over its blocks of the cache."""
 
     start: int
     stop: int
-    slots: Slots
-    """Physical slot of each of the request's positions, context then tentative nodes."""
+    length: int
+    """The request's positions: context, then tentative nodes."""
+    blocks: Ints
+    """Block table: position p lies in slot blocks[p // B] * B + p % B."""
     visible: Ints
     """[rows] number of leading positions each query sees."""
     extra: list[list[int]]
@@ -82,7 +84,7 @@ def flatten(segments: Sequence[Segment]) -> Batch:
         rows.append(part)
         positions.append(part_positions)
         held = segment.sequence.length + segment.sequence.nodes
-        writes.append(part.slots[held:])
+        writes.append(segment.sequence.slots(held, part.length))
         first = start + len(segment.delta)
         wanted = [first - 1] if segment.want_last else []
         wanted.extend(range(first, len(tokens)))
@@ -113,7 +115,8 @@ def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, Ints]:
         [np.arange(sequence.length, context), context - 1 + np.array(depths, np.int64)]
     ).astype(np.int64)
     stop = start + delta + len(paths)
-    return AttentionRows(start, stop, sequence.slots(0, total), visible, extra), positions
+    blocks = np.array(sequence.blocks, np.int64)
+    return AttentionRows(start, stop, total, blocks, visible, extra), positions
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:

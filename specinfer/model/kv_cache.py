@@ -11,13 +11,12 @@ sequence owns exactly the blocks its tokens need.
 """
 
 from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import ExhaustedError, InvalidInputError
-from specinfer.model.config import ModelConfig
 
 BLOCK_TOKENS = 16
 
@@ -57,15 +56,19 @@ class KVSequence:
         return path[::-1]
 
 
-class PagedKVCache:
-    """Keys and values of shape [slots, KV heads, D] per layer, handed out in blocks."""
+class KVStorage(Protocol):
+    """Where keys and values lie; the executor's own layout."""
 
-    def __init__(self, config: ModelConfig, capacity_tokens: int, dtype: torch.dtype, device: str) -> None:
-        self.num_blocks = -(-capacity_tokens // BLOCK_TOKENS)
-        shape = (config.layers, self.num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self._free = list(range(self.num_blocks - 1, -1, -1))
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copies entries from slots to slots; all sources are read before any target is written."""
+
+
+class PagedKVCache:
+    """Hands out blocks of a storage and keeps the books."""
+
+    def __init__(self, num_blocks: int, storage: KVStorage) -> None:
+        self.num_blocks, self._storage = num_blocks, storage
+        self._free = list(range(num_blocks - 1, -1, -1))
         self._sequences: list[KVSequence] = []
 
     @property
@@ -95,7 +98,7 @@ class PagedKVCache:
         Raises:
             ExhaustedError: if there are too few free blocks; the sequence is unchanged.
         """
-        missing = _blocks_for(sequence.length + sequence.nodes + extra) - len(sequence.blocks)
+        missing = blocks_for(sequence.length + sequence.nodes + extra) - len(sequence.blocks)
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         for _ in range(missing):
@@ -133,11 +136,7 @@ class PagedKVCache:
             return
         base, end = sequence.length, sequence.length + sequence.nodes
         slots = sequence.slots(base, end)
-        target = torch.from_numpy(slots[[i for i, _ in moved]]).to(self.keys.device)
-        source = torch.from_numpy(slots[[node for _, node in moved]]).to(self.keys.device)
-        for cache in (self.keys, self.values):
-            # index_select copies first, so overlapping source and target rows are safe
-            cache.index_copy_(1, target, cache.index_select(1, source))
+        self._storage.move(slots[[node for _, node in moved]], slots[[i for i, _ in moved]])
 
     def release(self, sequence: KVSequence) -> None:
         """Gives all blocks back; a released sequence must not be used again."""
@@ -150,7 +149,7 @@ class PagedKVCache:
 
     def trim(self, sequence: KVSequence) -> None:
         """Gives back blocks that were reserved and are not needed."""
-        keep = _blocks_for(sequence.length + sequence.nodes)
+        keep = blocks_for(sequence.length + sequence.nodes)
         self._free.extend(reversed(sequence.blocks[keep:]))
         del sequence.blocks[keep:]
 
@@ -161,8 +160,9 @@ class PagedKVCache:
         assert not set(owned) & set(self._free), "a block is both free and owned"
         assert len(owned) + len(self._free) == self.num_blocks, "a block was lost"
         for sequence in self._sequences:
-            assert len(sequence.blocks) == _blocks_for(sequence.length + sequence.nodes), "wrong block count"
+            assert len(sequence.blocks) == blocks_for(sequence.length + sequence.nodes), "wrong block count"
 
 
-def _blocks_for(tokens: int) -> int:
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold this many tokens."""
     return -(-tokens // BLOCK_TOKENS)

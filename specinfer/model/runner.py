@@ -1,4 +1,4 @@
-"""One model, its cache and its attention: "append a delta, score a tree" for a batch of requests."""
+"""One model and its cache: "append a delta, score a tree" for a batch of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from specinfer.errors import ExhaustedError, SettingError
-from specinfer.model.attention import AttentionBackend, make_attention
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, load_config
-from specinfer.model.kv_cache import KVSequence, PagedKVCache
-from specinfer.model.transformer import Transformer, Weights
+from specinfer.model.executor import Executor, make_executor
+from specinfer.model.kv_cache import KVSequence, PagedKVCache, blocks_for
+from specinfer.model.transformer import Weights
 from specinfer.model.weights import SafetensorsWeights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,7 +23,9 @@ class RunnerOptions:
 
     dtype: str = "bfloat16"
     device: str = "cpu"
+    executor: str = "auto"
     attention: str = "reference"
+    """Attention backend of the torch executor."""
     kv_tokens: int = 16384
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
@@ -32,9 +34,8 @@ class RunnerOptions:
 class ModelRunner:
     """Runs passes. Not thread-safe: one engine thread owns it."""
 
-    def __init__(self, model: Transformer, cache: PagedKVCache, attention: AttentionBackend) -> None:
-        self.model, self.cache, self._attention = model, cache, attention
-        self.config: ModelConfig = model.config
+    def __init__(self, config: ModelConfig, executor: Executor, cache: PagedKVCache) -> None:
+        self.config, self.cache, self._executor = config, cache, executor
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions) -> "ModelRunner":
@@ -53,9 +54,11 @@ class ModelRunner:
         dtype = DTYPES[options.dtype]
         if options.layers is not None:
             config = config.first_layers(options.layers)
-        attention = make_attention(options.attention, options.device)
-        cache = PagedKVCache(config, options.kv_tokens, dtype, options.device)
-        return cls(Transformer(config, weights, dtype, options.device), cache, attention)
+        num_blocks = blocks_for(options.kv_tokens)
+        executor = make_executor(
+            options.executor, config, weights, dtype, num_blocks, options.device, options.attention
+        )
+        return cls(config, executor, PagedKVCache(num_blocks, executor))
 
     def open(self) -> KVSequence:
         """A new, empty sequence."""
@@ -76,20 +79,11 @@ class ModelRunner:
         """
         self._reserve(segments)
         batch = flatten(segments)
-        device = self.model.device
-        hidden = self.model.forward(
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            torch.from_numpy(batch.write_slots).to(device),
-            self.cache,
-            self._attention,
-            self._attention.plan(batch),
-        )
+        logits = self._executor.run(batch)
         for segment in segments:
             if segment.delta:
                 self.cache.append(segment.sequence, len(segment.delta))
             self.cache.add_nodes(segment.sequence, segment.parents)
-        logits = self.model.logits(hidden[torch.from_numpy(batch.logit_rows).to(device)])
         return [logits[start:stop] for start, stop in batch.logit_spans]
 
     def _reserve(self, segments: Sequence[Segment]) -> None:

@@ -6,19 +6,18 @@ attention backend. Plain objects instead of `nn.Module`: inference only, weights
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.attention import AttentionBackend
 from specinfer.model.config import ModelConfig
-from specinfer.model.kv_cache import PagedKVCache
 from specinfer.model.linear import Linear, make_linear
 
 Weights = Mapping[str, torch.Tensor]
 Fetch = Callable[[str], torch.Tensor]
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, query [T, H, D], key and value [T, KV heads, D]) -> [T, H, D]; also stores key and value."""
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -27,20 +26,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Rotary:
-    """Rotary position embedding, tables made once for all positions."""
-
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        angles = torch.outer(
-            torch.arange(config.max_positions, dtype=torch.float32), torch.tensor(config.inv_freq)
-        )
-        angles = torch.cat([angles, angles], dim=-1)
-        self._cos = (angles.cos() * config.rotary_scale).to(dtype).to(device)
-        self._sin = (angles.sin() * config.rotary_scale).to(dtype).to(device)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of shape [T, 1, D]."""
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+def rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [positions, D] in float32."""
+    positions = torch.arange(config.max_positions, dtype=torch.float32)
+    angles = torch.outer(positions, torch.tensor(config.inv_freq))
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos() * config.rotary_scale, angles.sin() * config.rotary_scale
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -91,7 +82,7 @@ class Layer:
         self,
         x: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
-        attend: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        attend: Attend,
     ) -> torch.Tensor:
         """Maps hidden states [T, hidden] to those of the next layer."""
         query, key, value = self._project(self._input_norm(x), angles)
@@ -131,27 +122,17 @@ class Transformer:
         self._layers = [Layer(i, config, fetch, lambda n: n in weights) for i in range(config.layers)]
         self._norm = RMSNorm(fetch("model.norm.weight"), config.norm_eps)
         self._head = make_linear(self._embedding if config.tied_embeddings else fetch("lm_head.weight"))
-        self._rotary = Rotary(config, dtype, device)
+        self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        write_slots: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionBackend,
-        plan: Any,
+        attend: Attend,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] before the final norm; writes the pass's keys and values."""
-
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = cache.keys[layer], cache.values[layer]
-            keys.index_copy_(0, write_slots, key)
-            values.index_copy_(0, write_slots, value)
-            return attention.attend(query, keys, values, plan)
-
+        """Hidden states [T, hidden] before the final norm."""
         x = F.embedding(token_ids, self._embedding)
-        angles = self._rotary.at(positions)
+        angles = self._cos[positions][:, None], self._sin[positions][:, None]
         for layer in self._layers:
             x = layer(x, angles, attend)
         return x

@@ -46,6 +46,7 @@ class DrafterOptions:
     layers: int = 0
     dtype: str = "bfloat16"
     device: str = "cpu"
+    executor: str = "auto"
     attention: str = "reference"
     kv_tokens: int = 32768
     expansion: str = ""

@@ -82,7 +82,12 @@ class SsmDrafter:
         runner = ModelRunner.load(
             directory,
             RunnerOptions(
-                options.dtype, options.device, options.attention, options.kv_tokens, options.layers or None
+                options.dtype,
+                options.device,
+                options.executor,
+                options.attention,
+                options.kv_tokens,
+                options.layers or None,
             ),
         )
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.model.batch import AttentionRows, Batch
+from specinfer.model.kv_cache import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,12 @@ class ReferenceAttention:
 
     def _part(self, rows: AttentionRows) -> _Part:
         visible = torch.from_numpy(rows.visible)
-        mask = torch.arange(len(rows.slots)) < visible[:, None]
-        for row, positions in enumerate(rows.extra):
-            mask[row, positions] = True
-        slots = torch.from_numpy(rows.slots)
+        positions = torch.arange(rows.length)
+        mask = positions < visible[:, None]
+        for row, extra in enumerate(rows.extra):
+            mask[row, extra] = True
+        blocks = torch.from_numpy(rows.blocks)
+        slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))
 
     def attend(

@@ -25,10 +25,13 @@ def small_tree(root: int) -> TokenTree:
     return builder.build()
 
 
+@pytest.mark.parametrize(
+    ("executor", "head_dim"), [("torch", 8), *(("native", d) for d in (16, 64, 96, 128))]
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_context_in_chunks_then_tree_equals_transformers(family: str) -> None:
-    model = tiny_transformers(family)
-    runner = runner_of(model)
+def test_context_in_chunks_then_tree_equals_transformers(family: str, executor: str, head_dim: int) -> None:
+    model = tiny_transformers(family, head_dim=head_dim)
+    runner = runner_of(model, executor=executor)
     sequences = [runner.open() for _ in PROMPTS]
     runner.forward([Segment(s, p[:-1][:9]) for s, p in zip(sequences, PROMPTS, strict=True)])
     segments, trees = [], []

@@ -1,33 +1,44 @@
 """The paged cache: blocks are neither lost nor shared, committed entries are the right ones."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specinfer.errors import ExhaustedError, InvalidInputError
-from specinfer.model.config import from_transformers
-from specinfer.model.kv_cache import BLOCK_TOKENS, KVSequence, PagedKVCache
-from tests.tiny_models import tiny_transformers
-
-CONFIG = from_transformers(tiny_transformers("llama").config)
+from specinfer.model.kv_cache import BLOCK_TOKENS, KVSequence, PagedKVCache, Slots, blocks_for
 
 
-def make_cache(tokens: int = 128) -> PagedKVCache:
-    return PagedKVCache(CONFIG, tokens, torch.float32, "cpu")
+class Marks:
+    """A storage of one number per slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.values = np.zeros(slots)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        self.values[target] = self.values[source]
 
 
-def write(cache: PagedKVCache, sequence: KVSequence, position: int, mark: float) -> None:
-    """Marks the entry of one position in every layer."""
-    slot = int(sequence.slots(position, position + 1)[0])
-    cache.keys[:, slot], cache.values[:, slot] = mark, -mark
+class MarkedCache(PagedKVCache):
+    """A cache whose entries can be written and read."""
+
+    def __init__(self, tokens: int) -> None:
+        self.storage = Marks(blocks_for(tokens) * BLOCK_TOKENS)
+        super().__init__(blocks_for(tokens), self.storage)
 
 
-def marks(cache: PagedKVCache, sequence: KVSequence) -> list[float]:
-    slots = torch.from_numpy(sequence.slots(0, sequence.length))
-    assert torch.equal(cache.keys[:, slots], -cache.values[:, slots])
-    return [float(x) for x in cache.keys[0, slots, 0, 0]]
+def make_cache(tokens: int = 128) -> MarkedCache:
+    return MarkedCache(tokens)
+
+
+def write(cache: MarkedCache, sequence: KVSequence, position: int, mark: float) -> None:
+    cache.storage.values[sequence.slots(position, position + 1)] = mark
+
+
+def marks(cache: MarkedCache, sequence: KVSequence) -> list[float]:
+    found: list[float] = cache.storage.values[sequence.slots(0, sequence.length)].tolist()
+    return found
 
 
 def test_commit_moves_a_scattered_path_behind_the_context() -> None:

@@ -1,0 +1,75 @@
+"""Compiles `kernels.cpp` on first use and loads it.
+
+Needs a C++ compiler and AVX-512. Where either is missing `load_library` says why, and the caller decides
+(the torch executor always works). The library lies in the cache directory under a name that changes with
+source, compiler and processor, and appears there atomically: services starting at once do not collide.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from specinfer.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ["-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
+_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The compiled kernels.
+
+    Raises:
+        UnavailableError: if this machine cannot build or run them.
+    """
+    missing = _NEEDED - processor_flags()
+    if missing:
+        raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")
+    path = _library_path(compiler)
+    if not path.is_file():
+        _compile(compiler, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnavailableError(f"native kernels: {error}") from error
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """Instruction sets of this processor; empty where they cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def _library_path(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    key = "\0".join([_SOURCE.read_text(), version, *_FLAGS, *sorted(processor_flags())])
+    base = os.environ.get("SPECINFER_CACHE") or Path.home() / ".cache" / "specinfer"
+    return Path(base) / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+
+
+def _compile(compiler: str, path: Path) -> None:
+    log.info("compiling the native kernels (once)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        output = Path(folder) / path.name
+        command = [compiler, *_FLAGS, "-o", str(output), str(_SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise UnavailableError(f"native kernels: {compiler} failed: {done.stderr.strip()[-300:]}")
+        output.replace(path)

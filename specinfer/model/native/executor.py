@@ -1,0 +1,197 @@
+"""The executor that runs passes in the compiled kernels: float32 and bfloat16 on a CPU.
+
+Must not know requests: it sees flattened passes and cache slots. Its results for a token do not depend on
+what else is in the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.model.batch import Batch
+from specinfer.model.config import ModelConfig
+from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.native.build import load_library
+from specinfer.model.transformer import Weights, rotary_tables
+
+_QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
+_INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _QKV_BIAS = range(6)
+_LANES = 16
+
+Int32 = NDArray[np.int32]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [  # ctypes reads this list
+        *((name, ctypes.c_int) for name in ("layers", "hidden", "inter", "heads", "kv_heads", "dim")),
+        ("vocab", ctypes.c_int),
+        ("max_positions", ctypes.c_int),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("tokens", "sequences", "logits")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("token_ids", "positions", "write_slots", "visible", "extra_start", "extra"),
+                *("row_start", "length", "block_start", "blocks", "logit_rows", "keys", "values"),
+            )
+        ),
+        ("cache_blocks", ctypes.c_int64),
+        ("logits_out", ctypes.c_void_p),
+        ("hidden_out", ctypes.c_void_p),
+        ("threads", ctypes.c_int),
+    ]
+
+
+def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+    """Says why the native executor cannot run a model, if so.
+
+    Raises:
+        UnavailableError: if this machine cannot build or run the kernels.
+        IncompatibleError: if the kernels do not know this kind of model.
+    """
+    if device != "cpu":
+        raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
+    if config.activation != "silu":
+        raise IncompatibleError(f"native kernels: hidden_act = {config.activation!r}: silu is supported")
+    if config.head_dim % _LANES or config.hidden_size % 2 or config.intermediate_size % 2:
+        raise IncompatibleError(
+            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {_LANES}"
+        )
+    library = load_library()
+    if dtype is torch.bfloat16 and not library.si_supports_bf16():
+        raise UnavailableError("native kernels: the processor lacks avx512_bf16; use float32")
+
+
+class NativeExecutor:
+    """A decoder's packed weights and its cache memory."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int) -> None:
+        check_supported(config, dtype, "cpu")
+        self.config, self.dtype, self._num_blocks = config, dtype, num_blocks
+        self._library = load_library()
+        self._library.si_model_new.restype = ctypes.c_void_p
+        shape = _Shape(
+            config.layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.vocab_size,
+            config.max_positions,
+            config.norm_eps,
+        )
+        cos, sin = (t[:, : config.head_dim // 2].contiguous() for t in rotary_tables(config))
+        self._model = ctypes.c_void_p(
+            self._library.si_model_new(ctypes.byref(shape), int(dtype is torch.bfloat16), _at(cos), _at(sin))
+        )
+        self._embedding = self._load(weights)
+        entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
+        self._keys = torch.zeros(entries, dtype=dtype)
+        self._values = torch.zeros(entries, dtype=dtype)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_model"):
+            self._library.si_model_free(self._model)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32 logits of one pass; writes its keys and values into the cache."""
+        rows = batch.rows
+        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        extra = [positions for part in rows for positions in part.extra]
+        arrays = {
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "write_slots": batch.write_slots,
+            "visible": np.concatenate([part.visible for part in rows]),
+            "extra_start": np.cumsum([0, *map(len, extra)]),
+            "extra": np.array([p for positions in extra for p in positions]),
+            "row_start": np.array([*(part.start for part in rows), len(batch.token_ids)]),
+            "length": np.array([part.length for part in rows]),
+            "block_start": np.cumsum([0, *(len(part.blocks) for part in rows)]),
+            "blocks": np.concatenate([part.blocks for part in rows]),
+            "logit_rows": batch.logit_rows,
+        }
+        held = {name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()}
+        task = _Pass(
+            tokens=len(batch.token_ids),
+            sequences=len(rows),
+            logits=len(batch.logit_rows),
+            keys=self._keys.data_ptr(),
+            values=self._values.data_ptr(),
+            cache_blocks=self._num_blocks,
+            logits_out=logits.data_ptr(),
+            hidden_out=None,
+            threads=torch.get_num_threads(),
+            **{name: array.ctypes.data for name, array in held.items()},
+        )
+        self._library.si_forward(self._model, ctypes.byref(task))
+        return logits
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copies cache entries; all sources are read before any target is written."""
+        pair = [np.ascontiguousarray(slots, np.int32) for slots in (source, target)]
+        self._library.si_move(
+            self._model,
+            *(ctypes.c_void_p(t.data_ptr()) for t in (self._keys, self._values)),
+            ctypes.c_int64(self._num_blocks),
+            ctypes.c_int(len(source)),
+            *(ctypes.c_void_p(slots.ctypes.data) for slots in pair),
+        )
+
+    def _load(self, weights: Weights) -> torch.Tensor:
+        """Packs all weights; returns the embedding table, which the kernels read in place."""
+        for layer in range(self.config.layers):
+            self._load_layer(layer, weights)
+        embedding = self._fetch(weights, "model.embed_tokens.weight")
+        self._library.si_set_embedding(self._model, _at(embedding))
+        tied = self.config.tied_embeddings
+        self._matrix(0, _HEAD, embedding if tied else self._fetch(weights, "lm_head.weight"))
+        self._vector(0, _FINAL_NORM, weights, ["model.norm.weight"])
+        return embedding
+
+    def _load_layer(self, layer: int, weights: Weights) -> None:
+        prefix = f"model.layers.{layer}."
+        qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+        gate_up = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")]
+        for which, names in (
+            (_QKV, qkv),
+            (_OUT, [f"{prefix}self_attn.o_proj"]),
+            (_GATE_UP, gate_up),
+            (_DOWN, [f"{prefix}mlp.down_proj"]),
+        ):
+            self._matrix(layer, which, torch.cat([self._fetch(weights, f"{n}.weight") for n in names]))
+        self._vector(layer, _INPUT_NORM, weights, [f"{prefix}input_layernorm.weight"])
+        self._vector(layer, _POST_NORM, weights, [f"{prefix}post_attention_layernorm.weight"])
+        if f"{qkv[0]}.bias" in weights:
+            self._vector(layer, _QKV_BIAS, weights, [f"{name}.bias" for name in qkv])
+        if self.config.qk_norm:
+            self._vector(layer, _Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
+            self._vector(layer, _K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
+
+    def _matrix(self, layer: int, which: int, weight: torch.Tensor) -> None:
+        self._library.si_set_matrix(self._model, layer, which, _at(weight.contiguous()))
+
+    def _vector(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+        vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()
+        self._library.si_set_vector(self._model, layer, which, _at(vector), len(vector))
+
+    def _fetch(self, weights: Weights, name: str) -> torch.Tensor:
+        if name not in weights:
+            raise IncompatibleError(f"the model's weights lack {name}")
+        return weights[name].to(self.dtype).contiguous()
+
+
+def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
