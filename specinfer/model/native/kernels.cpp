@@ -12,7 +12,7 @@
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
 //   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
-//   values    [slot][KV heads][D]
+//   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
 #include <immintrin.h>
 #include <omp.h>
 #include <sched.h>
@@ -53,9 +53,10 @@ struct Bf16 {
   static __m512 madd(__m512 acc, __m512i w, Unit a) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
   }
-  static __m512 load(const T* p) {
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+  // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
+  static __m512i pick(__m512i from, int parity, int to) {
+    const __m512i x = parity ? _mm512_srli_epi32(from, 16) : _mm512_and_si512(from, _mm512_set1_epi32(0xFFFF));
+    return to ? _mm512_slli_epi32(x, 16) : x;
   }
   static void store(T* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
   static T from_float(float x) { return to_bf16(x); }
@@ -69,7 +70,7 @@ struct F32 {
   static __m512 madd(__m512 acc, __m512i w, Unit a) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(int(a))), _mm512_castsi512_ps(w), acc);
   }
-  static __m512 load(const T* p) { return _mm512_loadu_ps(p); }
+  static __m512i pick(__m512i from, int, int) { return from; }
   static void store(T* p, __m512 x) { _mm512_storeu_ps(p, x); }
   static T from_float(float x) { return x; }
   static float to_float(T x) { return x; }
@@ -164,17 +165,22 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
         }
 }
 
+// What to prefetch while a tile is multiplied: `lines` cache lines per step from `at`, then `advance` bytes.
+struct Ahead {
+  const char* at;
+  int lines, advance;
+};
+
 // MR rows times one tile: out[r][c] = sum over k in order.
 template <class Kind, int MR, int NV>
-inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out) {
+inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
   __m512 acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
-  for (int step = 0; step < steps; ++step, w += NV * 64) {
+  for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
     __m512i b[NV];
     for (int v = 0; v < NV; ++v) b[v] = _mm512_load_si512(w + v * 64);
-    _mm_prefetch(w + 4096, _MM_HINT_T0);
-    if (NV == 4) _mm_prefetch(w + 4096 + 128, _MM_HINT_T0);
+    for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < NV; ++v) acc[r][v] = Kind::madd(acc[r][v], b[v], a[r * stride + step]);
   }
@@ -183,22 +189,29 @@ inline void micro(const Unit* a, size_t stride, const char* w, int steps, float*
 }
 
 template <class Kind, int NV, int MR>
-inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out) {
-  if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out);
-  if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out);
+inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
+  if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out, ahead);
+  if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, ahead);
 }
 
 // Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
+//
+// One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
+// the tile in the cache because the pieces of the tile before fetched it, each its part, while they
+// computed. So memory and arithmetic overlap, and sixteen rows cost little more than one.
 template <class Kind, int NV, class Finish>
 void multiply(const Matrix& m, const Unit* a, int rows, Range range, Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
+  const size_t bytes = size_t(steps) * NV * 64;
   alignas(64) float out[MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
-    const char* w = m.packed->data() + size_t(tile) * steps * NV * 64;
+    const char* w = m.packed->data() + tile * bytes;
     for (int piece = 0; piece < pieces; ++piece) {
       const Range r = share(rows, piece, pieces);
-      micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out);
+      const Ahead ahead = pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+                                      : Ahead{w + bytes + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
+      micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
       for (int i = r.begin; i < r.end; ++i)
         finish(i, tile * NV * LANES, out + (i - r.begin) * NV * LANES);
     }
@@ -355,35 +368,38 @@ class Worker {
         rotate(x, cos, sin, d);
         store_key(layer, p_.write_slots[t], h - s_.heads, x);
       } else {
-        T* v = value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads);
-        for (int i = 0; i < d; ++i) v[i] = Kind::from_float(x[i]);
+        store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
       }
     }
     if (thread_ == 0) next_[layer].store(0, std::memory_order_relaxed);
     barrier_.wait();
   }
 
-  T* key_block(int layer, int block, int head) const {
-    return static_cast<T*>(p_.keys) +
+  // The 16 entries of one block for one head, of keys or of values.
+  T* block_of(void* cache, int layer, int block, int head) const {
+    return static_cast<T*>(cache) +
            ((size_t(layer) * p_.cache_blocks + block) * s_.kv_heads + head) * s_.dim * BLOCK;
   }
-  T* value(int layer, int slot, int head) const {
-    return static_cast<T*>(p_.values) +
-           ((size_t(layer) * p_.cache_blocks * BLOCK + slot) * s_.kv_heads + head) * s_.dim;
-  }
   void store_key(int layer, int slot, int head, const float* x) const {
-    T* block = key_block(layer, slot / BLOCK, head);
+    T* block = block_of(p_.keys, layer, slot / BLOCK, head);
     for (int i = 0; i < s_.dim; ++i) block[((i / S) * BLOCK + slot % BLOCK) * S + i % S] = Kind::from_float(x[i]);
   }
+  void store_value(int layer, int slot, int head, const float* x) const {
+    const int lane = slot % BLOCK;
+    T* pair = block_of(p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
+    for (int i = 0; i < s_.dim; ++i) pair[i * S] = Kind::from_float(x[i]);
+  }
 
-  // Work is handed out in tiles of at most 6 (token, head) rows that share a KV head.
+  // Work is handed out in tiles of at most 6 (token, head) rows that share a KV head; fewer when there
+  // is little work, so that all threads get some.
   void attend(int layer) {
     const int group = s_.heads / s_.kv_heads;
+    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, 6);
     int first = 0;
     int unit = next_[layer].fetch_add(1, std::memory_order_relaxed);
     for (int s = 0; s < p_.sequences; ++s) {
       const int rows = (p_.row_start[s + 1] - p_.row_start[s]) * group;
-      const int tiles = (rows + 5) / 6, units = tiles * s_.kv_heads;
+      const int tiles = (rows + most - 1) / most, units = tiles * s_.kv_heads;
       for (; unit < first + units; unit = next_[layer].fetch_add(1, std::memory_order_relaxed)) {
         const Range r = share(rows, (unit - first) % tiles, tiles);
         attend_rows<6>(layer, s, (unit - first) / tiles, r.begin, r.end - r.begin);
@@ -418,8 +434,10 @@ class Worker {
     int b = 0;
     for (; b + 4 <= blocks; b += 4) dot<RT, 4>(layer, kv, table, b, q, width);
     for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, q, width);
+    weights_.resize(size_t(RT) * width / S);
     float scale[RT];
-    for (int r = 0; r < RT; ++r) scale[r] = soften(token[r], &scores_[size_t(r) * width], most);
+    for (int r = 0; r < RT; ++r)
+      scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most);
     for (int c = 0; c < d; c += 64) {
       const int vectors = std::min(4, (d - c) / LANES);
       if (vectors == 4) mix<RT, 4>(layer, kv, table, token, head, scale, width, most, c);
@@ -432,7 +450,7 @@ class Worker {
   template <int RT, int NB>
   void dot(int layer, int kv, const int32_t* table, int b, const Unit* const* q, int width) {
     const char* k[NB];
-    for (int i = 0; i < NB; ++i) k[i] = reinterpret_cast<const char*>(key_block(layer, table[b + i], kv));
+    for (int i = 0; i < NB; ++i) k[i] = reinterpret_cast<const char*>(block_of(p_.keys, layer, table[b + i], kv));
     __m512 acc[RT][NB];
     for (int r = 0; r < RT; ++r)
       for (int i = 0; i < NB; ++i) acc[r][i] = _mm512_setzero_ps();
@@ -446,9 +464,10 @@ class Worker {
       for (int i = 0; i < NB; ++i) _mm512_storeu_ps(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
   }
 
-  // Scores to unnormalised probabilities, visible positions first, then the extra ones; zeros up to
-  // `most` for rows that see less than their tile. Returns the factor that normalises them.
-  float soften(int token, float* x, int most) const {
+  // Scores to unnormalised probabilities in `x`, visible positions first, then the extra ones; and as
+  // factors in `w`, zeros from the first step that is not wholly visible up to position `most`, because
+  // other rows of the tile see more. Returns what normalises them.
+  float soften(int token, float* x, Unit* w, int most) const {
     const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
     for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
     const int n = visible + end - begin;
@@ -465,42 +484,59 @@ class Worker {
       const __m512 e = _mm512_maskz_mov_ps(valid, vexp(delta));
       sum = _mm512_add_ps(sum, e);
       _mm512_storeu_ps(x + i, e);
+      Kind::store(reinterpret_cast<T*>(w) + i, e);
     }
-    for (int i = (n + LANES - 1) & ~(LANES - 1); i < most; ++i) x[i] = 0.0f;
+    std::fill(w + visible / S, w + (most + S - 1) / S, 0);
     return 1.0f / _mm512_reduce_add_ps(sum);
   }
 
-  // Weighted sums of values, NV vectors of the head from column c, positions in order.
+  // Weighted sums of values, NV vectors of the head from column c. Positions are taken S at a time in the
+  // order in which they lie, or will lie once committed; a row's last ones are collected from where they
+  // are: the odd end of its visible stretch and the nodes on its path.
   template <int RT, int NV>
   void mix(int layer, int kv, const int32_t* table, const int* token, const int* head, const float* scale,
            int width, int most, int c) {
     __m512 acc[RT][NV];
     for (int r = 0; r < RT; ++r)
       for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
-    const size_t stride = size_t(s_.kv_heads) * s_.dim;
-    for (int start = 0; start < most; start += BLOCK) {
-      const T* base = value(layer, table[start / BLOCK] * BLOCK, kv) + c;
-      const int n = std::min(BLOCK, most - start);
-      for (int i = 0; i < n; ++i, base += stride) {
-        __m512 vv[NV];
-        for (int v = 0; v < NV; ++v) vv[v] = Kind::load(base + v * LANES);
-        for (int r = 0; r < RT; ++r) {
-          const __m512 p = _mm512_set1_ps(scores_[size_t(r) * width + start + i]);
-          for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_fmadd_ps(p, vv[v], acc[r][v]);
-        }
+    const int steps = most / S;
+    for (int u = 0; u < steps; u += BLOCK / S) {
+      const T* base = block_of(p_.values, layer, table[u * S / BLOCK], kv) + c * S;
+      const int n = std::min(BLOCK / S, steps - u);
+      for (int i = 0; i < n; ++i, base += s_.dim * S) {
+        __m512i vv[NV];
+        for (int v = 0; v < NV; ++v) vv[v] = _mm512_loadu_si512(base + v * LANES * S);
+        for (int r = 0; r < RT; ++r)
+          for (int v = 0; v < NV; ++v)
+            acc[r][v] = Kind::madd(acc[r][v], vv[v], weights_[size_t(r) * width / S + u + i]);
       }
     }
     for (int r = 0; r < RT; ++r) {
-      const int begin = p_.extra_start[token[r]], end = p_.extra_start[token[r] + 1];
-      for (int j = begin; j < end; ++j) {
-        const int at = p_.extra[j];
-        const T* base = value(layer, table[at / BLOCK] * BLOCK + at % BLOCK, kv) + c;
-        const __m512 p = _mm512_set1_ps(scores_[size_t(r) * width + p_.visible[token[r]] + j - begin]);
-        for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_fmadd_ps(p, Kind::load(base + v * LANES), acc[r][v]);
-      }
+      mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], c, acc[r]);
       T* out = reinterpret_cast<T*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
       for (int v = 0; v < NV; ++v)
         Kind::store(out + v * LANES, _mm512_mul_ps(acc[r][v], _mm512_set1_ps(scale[r])));
+    }
+  }
+
+  template <int NV>
+  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int c, __m512* acc) {
+    const int visible = p_.visible[token], begin = p_.extra_start[token];
+    const int n = visible + p_.extra_start[token + 1] - begin;
+    for (int i = visible / S * S; i < n; i += S) {
+      __m512i vv[NV];
+      for (int v = 0; v < NV; ++v) vv[v] = _mm512_setzero_si512();
+      T factors[S] = {};
+      for (int j = 0; j < S && i + j < n; ++j) {
+        const int at = i + j < visible ? i + j : p_.extra[begin + i + j - visible], lane = at % BLOCK;
+        const T* pair = block_of(p_.values, layer, table[at / BLOCK], kv) + (size_t(lane / S) * s_.dim + c) * S;
+        for (int v = 0; v < NV; ++v)
+          vv[v] = _mm512_or_si512(vv[v], Kind::pick(_mm512_loadu_si512(pair + v * LANES * S), lane % S, j));
+        factors[j] = Kind::from_float(p[i + j]);
+      }
+      Unit factor;
+      std::memcpy(&factor, factors, sizeof(Unit));
+      for (int v = 0; v < NV; ++v) acc[v] = Kind::madd(acc[v], vv[v], factor);
     }
   }
 
@@ -561,6 +597,7 @@ class Worker {
   std::atomic<int>* next_;
   const int thread_, threads_;
   std::vector<float> scores_;
+  std::vector<Unit> weights_;
 };
 
 template <class Kind>
@@ -605,22 +642,21 @@ void set_matrix(Model& m, int layer, int which, const void* data) {
 template <class T>
 void move_rows(const Shape& s, T* keys, T* values, int64_t blocks, int step, int count, const int32_t* source,
                const int32_t* target) {
-  const size_t row = size_t(s.kv_heads) * s.dim;
-  std::vector<T> held(size_t(count) * row);
+  const int row = s.kv_heads * s.dim;
+  std::vector<T> held(size_t(count) * row * 2);
   for (int layer = 0; layer < s.layers; ++layer) {
-    T* k = keys + size_t(layer) * blocks * BLOCK * row;
-    T* v = values + size_t(layer) * blocks * BLOCK * row;
-    const auto key_at = [&](int slot, int i) -> T& {  // i: element of [KV heads, D]
-      const int head = i / s.dim, d = i % s.dim;
-      const size_t base = (size_t(slot / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
-      return k[base + ((d / step) * BLOCK + slot % BLOCK) * step + d % step];
+    const size_t base = size_t(layer) * blocks * BLOCK * row;
+    // i: element of [keys, values][KV heads, D]
+    const auto at = [&](int slot, int i) -> T& {
+      const int head = i % row / s.dim, d = i % s.dim, lane = slot % BLOCK;
+      const size_t block = base + (size_t(slot / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
+      if (i < row) return keys[block + ((d / step) * BLOCK + lane) * step + d % step];
+      return values[block + (size_t(lane / step) * s.dim + d) * step + lane % step];
     };
     for (int j = 0; j < count; ++j)
-      for (size_t i = 0; i < row; ++i) held[j * row + i] = key_at(source[j], int(i));
+      for (int i = 0; i < 2 * row; ++i) held[size_t(j) * 2 * row + i] = at(source[j], i);
     for (int j = 0; j < count; ++j)
-      for (size_t i = 0; i < row; ++i) key_at(target[j], int(i)) = held[j * row + i];
-    for (int j = 0; j < count; ++j) std::memcpy(&held[j * row], v + source[j] * row, row * sizeof(T));
-    for (int j = 0; j < count; ++j) std::memcpy(v + target[j] * row, &held[j * row], row * sizeof(T));
+      for (int i = 0; i < 2 * row; ++i) at(target[j], i) = held[size_t(j) * 2 * row + i];
   }
 }
 
