@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
+from gateway.planner import Planner
 from gateway.scheduler import Scheduler, SchedulerLimits
 from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.settings import GatewaySettings
@@ -79,7 +80,10 @@ async def serve(settings: GatewaySettings) -> None:
     serve_metrics(registry, settings.metrics_port)
     scheduler = Scheduler(scheduler_limits(settings, description), settings.budget)
     metrics = GatewayMetrics(registry)
-    loop = GenerationLoop(scheduler, pool, verifier, store, tokenizer, metrics, settings.verifier_patience_s)
+    planner = Planner(len(channels), settings.tree_nodes, settings.step_nodes, settings.adaptive)
+    loop = GenerationLoop(
+        scheduler, pool, verifier, store, tokenizer, metrics, planner, settings.verifier_patience_s
+    )
     server = ServiceServer(settings, [SERVICE])
     servicer = GenerationServicer(loop, tokenizer, TargetInfo.of(description))
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]

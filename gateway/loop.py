@@ -7,11 +7,12 @@ only when the verifier stays away do its requests end with an error.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.metrics import GatewayMetrics
+from gateway.planner import Choice, Planner, StepReport
 from gateway.request import GenerationRequest, RequestState, Speculation
-from gateway.scheduler import Progress, Scheduler, StepEntry
+from gateway.scheduler import Progress, Scheduler, StepEntry, VerdictEntry
 from gateway.speculator_pool import SpeculatorPool
 from gateway.store import RequestStore
 from gateway.subscribers import Subscribers, Update
@@ -36,10 +37,13 @@ class GenerationLoop:
         store: RequestStore,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
+        planner: Planner,
         verifier_patience_s: float = 30.0,
     ) -> None:
         self.scheduler, self.pool, self._verifier, self._store = scheduler, pool, verifier, store
         self._tokenizer, self._metrics, self._patience_s = tokenizer, metrics, verifier_patience_s
+        self._planner = planner
+        self._choice = Choice(frozenset(), 0)
         self.subscribers = Subscribers()
         self._texts: dict[str, TextStream] = {}
         self._wake = asyncio.Event()
@@ -86,7 +90,8 @@ class GenerationLoop:
         while True:
             self._wake.clear()
             await self._deliver(self.scheduler.reap(time.monotonic()))
-            entries = self.scheduler.plan(time.monotonic())
+            self._choice = self._planner.choose(*self.scheduler.admit(time.monotonic()))
+            entries = self.scheduler.plan(time.monotonic(), self._choice.nodes)
             self._metrics.observe_queue(self.scheduler.waiting, self.scheduler.running)
             if entries:
                 return entries
@@ -94,7 +99,7 @@ class GenerationLoop:
 
     async def _iterate(self, entries: list[StepEntry]) -> None:
         started = time.perf_counter()
-        drafts = await self.pool.draft(entries)
+        drafts, draft_seconds = await self.pool.draft(entries, self._choice.speculators)
         drafted = time.perf_counter()
         trees = {e.request_id: merge_for(e, drafts.get(e.request_id, [])) for e in entries if e.final}
         merged = time.perf_counter()
@@ -104,7 +109,37 @@ class GenerationLoop:
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
         await self._deliver(progress)
         self.steps += 1
-        self._metrics.observe_step(started, drafted, merged, verified, time.perf_counter())
+        done = time.perf_counter()
+        self._metrics.observe_step(started, drafted, merged, verified, done)
+        self._learn(entries, trees, verdicts, draft_seconds, (drafted, merged, verified, done))
+
+    def _learn(
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        verdicts: Mapping[str, VerdictEntry],
+        draft_seconds: Mapping[int, float],
+        times: tuple[float, float, float, float],
+    ) -> None:
+        """Tells the planner what a step brought and cost; prompts and chains are not its business."""
+        modes = {entry.state.request.speculation for entry in entries}
+        if Speculation.SEQUENCE in modes or not all(entry.final for entry in entries):
+            return
+        drafted, merged, verified, done = times
+        report = StepReport(
+            choice=self._choice,
+            batch=len(entries),
+            tokens=sum(len(entry.delta) - 1 + len(trees[entry.request_id]) for entry in entries),
+            verify_s=verified - merged,
+            draft_s=draft_seconds,
+            overhead_s=merged - drafted + done - verified,
+            outcomes=[
+                (trees[entry.request_id], verdicts[entry.request_id].accepted)
+                for entry in entries
+                if entry.state.request.speculation is Speculation.TREE and entry.request_id in verdicts
+            ],
+        )
+        self._planner.observe(report)
 
     async def _deliver(self, progress: Sequence[Progress]) -> None:
         """Text, store, publish, in this order: a token is durable before a client sees it."""

@@ -153,13 +153,29 @@ class Scheduler:
             self.finish(state, FinishReason.CANCELLED, now)
         return [Progress(state, [], []) for state in cancelled]
 
-    def plan(self, now: float) -> list[StepEntry]:
-        """The entries of the next step; empty if there is nothing to do."""
+    def admit(self, now: float) -> tuple[int, int]:
+        """Admits waiting requests while there is room; how many run, and how many of them want trees."""
+        self._admit(now)
+        modes = [state.request.speculation for state in self._running.values()]
+        return len(modes), modes.count(Speculation.TREE)
+
+    def plan(self, now: float, most_nodes: int | None = None) -> list[StepEntry]:
+        """The entries of the next step; empty if there is nothing to do.
+
+        Args:
+            most_nodes: most nodes of one request's merged tree in this step; None leaves it to the
+                budget. Chains of sequence speculation keep their length.
+        """
         self._admit(now)
         states = list(self._running.values())
         room = self._limits.max_step_tokens - len(states)
         chunk = min(self._limits.prefill_chunk, room)
         wanted = [self._wanted_nodes(state) for state in states]
+        if most_nodes is not None:
+            wanted = [
+                min(nodes, most_nodes) if state.request.speculation is Speculation.TREE else nodes
+                for nodes, state in zip(wanted, states, strict=True)
+            ]
         entries: list[StepEntry] = []
         for state, nodes in zip(states, split_budget(self._budget, wanted), strict=True):
             pending = len(state.tokens) - state.verifier_len

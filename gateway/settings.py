@@ -28,6 +28,9 @@ class GatewaySettings(ServiceSettings):
     step_nodes: int = Field(64, ge=1, description="Most nodes of all trees of an iteration together.")
     tree_depth: int = Field(6, ge=1, description="Deepest tree.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
+    adaptive: bool = Field(
+        True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
+    )
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     @property

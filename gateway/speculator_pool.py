@@ -7,8 +7,10 @@ request's context it holds. Malformed trees are dropped and counted.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import grpc
 
@@ -68,6 +70,15 @@ class Speculator:
         return self.description.name if self.description else self.address
 
 
+class Drafts(NamedTuple):
+    """What the speculators answered in time."""
+
+    trees: dict[str, list[tuple[int, TokenTree]]]
+    """By request, (speculator index, tree) in pool order."""
+    seconds: dict[int, float]
+    """By speculator, how long it took."""
+
+
 class SpeculatorPool:
     """All speculators of a gateway, in the order in which sequence speculation prefers them."""
 
@@ -94,25 +105,29 @@ class SpeculatorPool:
         """Names in pool order."""
         return [speculator.name for speculator in self.speculators]
 
-    async def draft(self, entries: Sequence[StepEntry]) -> dict[str, list[tuple[int, TokenTree]]]:
-        """Trees by request, as (speculator index, tree), of all speculators that met the deadline."""
+    async def draft(self, entries: Sequence[StepEntry], chosen: Collection[int]) -> Drafts:
+        """Trees of the chosen speculators that meet the deadline; chains are drafted by all."""
         self._steps += 1
-        asked = [entry for entry in entries if entry.drafts]
+        chains = [entry for entry in entries if entry.drafts and entry.limits.width == 1]
+        asked = {
+            s.index: [e for e in entries if e.drafts] if s.index in chosen else chains
+            for s in self.speculators
+        }
         trees: dict[str, list[tuple[int, TokenTree]]] = {}
-        if not asked:
-            return trees
+        seconds: dict[int, float] = {}
         running = [
-            self._spawn(self._ask(speculator, asked, trees))
+            self._spawn(self._ask(speculator, asked[speculator.index], trees, seconds))
             for speculator in self.speculators
-            if self._available(speculator)
+            if asked[speculator.index] and self._available(speculator)
         ]
         if running:
             await asyncio.wait(running, timeout=self._policy.deadline_s)
         late = [task for task in running if not task.done()]
         if late:
             log.debug("%d speculators missed the deadline", len(late))
-        # what arrives from now on concerns an older step: hand out a copy
-        return {request_id: sorted(found, key=lambda item: item[0]) for request_id, found in trees.items()}
+        # what arrives from now on concerns an older step: hand out copies
+        in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in trees.items()}
+        return Drafts(in_order, dict(seconds))
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all speculators forget requests; their time-to-live covers lost calls."""
@@ -135,14 +150,18 @@ class SpeculatorPool:
         return True
 
     async def _ask(
-        self, speculator: Speculator, entries: list[StepEntry], trees: dict[str, list[tuple[int, TokenTree]]]
+        self,
+        speculator: Speculator,
+        entries: list[StepEntry],
+        trees: dict[str, list[tuple[int, TokenTree]]],
+        seconds: dict[int, float],
     ) -> None:
-        """One exchange with one speculator; adds its trees as they arrive."""
+        """One exchange with one speculator; adds its trees, and its time, when they arrive."""
         request, asked = self._request(speculator, entries)
         if not asked:
             return
         speculator.busy = True
-        step = self._steps
+        step, started = self._steps, time.perf_counter()
         try:
             reply = await speculator.stream.exchange(request)
         except UnavailableError as error:
@@ -154,6 +173,7 @@ class SpeculatorPool:
         finally:
             speculator.busy = False
         in_time = step == self._steps
+        seconds[speculator.index] = time.perf_counter() - started
         speculator.counters.answered += in_time
         speculator.counters.missed += not in_time
         for result in reply.entries:

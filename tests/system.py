@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from gateway.budget import BudgetPolicy
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
+from gateway.planner import Planner
 from gateway.scheduler import Scheduler, SchedulerLimits
 from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.speculator_pool import PoolPolicy, SpeculatorPool
@@ -140,6 +141,7 @@ async def running_system(
     acceptance: str = "multi_step",
     deadline_s: float = 10.0,
     patience_s: float = 5.0,
+    adaptive: bool = False,
     speculator_tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[System]:
     """Starts verifier, speculators and gateway; ends them on leaving and checks the cache."""
@@ -187,16 +189,18 @@ async def running_system(
     pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint()))
     verifier_channel = open_channel(verifier_address)
     store = RequestStore.connect(redis_url, retention_s=60)
+    budget = budget or BudgetPolicy(8, 64)
     limits = limits or SchedulerLimits(
         max_batch=8, tree_depth=4, sequence_length=3, kv_capacity_tokens=runner.cache.capacity_tokens
     )
     loop = GenerationLoop(
-        Scheduler(limits, budget or BudgetPolicy(8, 64)),
+        Scheduler(limits, budget),
         pool,
         VerifierClient(verifier_channel),
         store,
         tokenizer,
         GatewayMetrics(CollectorRegistry()),
+        Planner(len(drafters or {}), budget.per_request, budget.per_step, adaptive),
         patience_s,
     )
     running: asyncio.Task[None] | None = None

@@ -49,6 +49,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
     "gateway.budget": (set(), {"numpy"}),
+    "gateway.planner": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
         {"specinfer.tree", "specinfer.errors", "gateway.request", "gateway.budget"},
         {"numpy"},
@@ -62,6 +63,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         SERVICE,
     ),
+    "speculator_svc.training": (
+        {
+            *(f"specinfer.{name}" for name in ("errors", "model", "hub")),
+            "speculator_svc.training",
+        },
+        {"numpy", "torch", "typer", "rich"},
+    ),
     "verifier_svc": ({"verifier_svc", "specinfer"}, SERVICE | {"torch"}),
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
@@ -69,6 +77,7 @@ FORBIDDEN_STDLIB = {
     "gateway.scheduler": {"asyncio"},
     "gateway.request": {"asyncio"},
     "gateway.budget": {"asyncio"},
+    "gateway.planner": {"asyncio"},
 }
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from specinfer.cli.bench import MODES, BenchPlan, Run, run_bench, summarise
 from specinfer.cli.client import Answer, GatewayClient, make_request
-from specinfer.cli.show import console, run_table
+from specinfer.cli.show import console, run_table, win_lines
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -53,7 +53,7 @@ async def _stream(
 
 def print_demo(runs: list[Run]) -> None:
     """The comparison, and how to read it."""
-    console.print(run_table(runs))
+    console.print(run_table(runs), *win_lines(runs), sep="\n")
     same = [run.identical_token_share for run in runs[1:]]
     console.print(
         "Greedy, batch 1. tokens/step counts the bonus token; a speculator wins a step when it proposed the "

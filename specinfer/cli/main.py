@@ -18,7 +18,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import MODES, BenchPlan, read_prompts, run_bench, write_runs
 from specinfer.cli.client import Answer, GatewayClient, RequestFailedError, make_request
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.show import console, progress_bar, run_table, status_table
+from specinfer.cli.show import console, progress_bar, run_table, status_table, win_lines
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.pull import find_source, pull_model
@@ -190,7 +190,7 @@ def bench(
         runs = asyncio.run(
             run_bench(where, plan, lambda label: bar.update(task, advance=1, description=label))
         )
-    console.print(run_table(runs))
+    console.print(run_table(runs), *win_lines(runs), sep="\n")
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
 

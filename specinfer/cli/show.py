@@ -40,9 +40,7 @@ def run_table(runs: Sequence[Run]) -> Table:
     table = Table(title="ttft, tpot: median time to first token and per later token, in ms")
     for name in ("mode", "batch", "tok/s", "steps", "tok/step", "accepted", "ttft", "tpot"):
         table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
-    table.add_column("wins", overflow="fold")
     for run in runs:
-        wins = ", ".join(f"{name} {row['wins']}" for name, row in run.speculators.items())
         table.add_row(
             run.mode,
             str(run.batch),
@@ -52,9 +50,18 @@ def run_table(runs: Sequence[Run]) -> Table:
             f"{run.acceptance_rate:.0%}" if run.speculators else "-",
             f"{run.ttft_ms['p50']:.0f}",
             f"{run.tpot_ms['p50']:.1f}",
-            wins or "-",
         )
     return table
+
+
+def win_lines(runs: Sequence[Run]) -> list[str]:
+    """Per speculative run, which speculator won how many steps."""
+    return [
+        f"{run.mode}, batch {run.batch}: of {run.steps} steps "
+        + ", ".join(f"{name} won {row['wins']}" for name, row in run.speculators.items())
+        for run in runs
+        if run.speculators
+    ]
 
 
 def status_table(address: str, status: generation_pb2.StatusReply) -> Table:

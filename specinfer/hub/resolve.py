@@ -4,6 +4,7 @@ Fast and without torch: nothing is downloaded or converted here (that is `specin
 """
 
 import os
+from importlib import resources
 from pathlib import Path
 
 from specinfer.errors import SettingError
@@ -25,6 +26,11 @@ def model_directory(name: str) -> Path:
     return cache_directory() / "models" / name.replace("/", "--")
 
 
+def shipped_directory(name: str) -> Path:
+    """Where a trained SSM that ships with the project lies, whether or not it is there."""
+    return Path(str(resources.files("models"))) / name.replace("/", "--")
+
+
 def resolve_model(model: str) -> Path:
     """The directory of a model given by path, registry name or hub id.
 
@@ -34,9 +40,9 @@ def resolve_model(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    pulled = model_directory(model)
-    if pulled.is_dir():
-        return pulled
+    for known in (model_directory(model), shipped_directory(model)):
+        if known.is_dir():
+            return known
     if path.suffix == ".gguf" and path.is_file():
         return _converted(path)
     if model in known_models() or (model.count("/") == 1 and not model.startswith((".", "/"))):

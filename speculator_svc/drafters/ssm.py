@@ -12,6 +12,7 @@ Three ways to grow, all in the same loop (paper, section 3; Sequoia and EAGLE-2 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.batch import Segment
 from specinfer.model.distributions import draw, generator, probabilities
+from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.sampling import StreamDomain
@@ -66,8 +68,15 @@ class _Growth:
 class SsmDrafter:
     """Drafts with a small model of the same tokenizer."""
 
-    def __init__(self, runner: ModelRunner, description: DrafterDescription, shape: SsmShape) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        description: DrafterDescription,
+        shape: SsmShape,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
         self._runner, self._description, self._shape = runner, description, shape
+        self._token_ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
         self._sequences: dict[str, KVSequence] = {}
 
     @classmethod
@@ -79,17 +88,9 @@ class SsmDrafter:
         """
         shape = shape_of(options)
         directory = resolve_model(options.model)
-        runner = ModelRunner.load(
-            directory,
-            RunnerOptions(
-                options.dtype,
-                options.device,
-                options.executor,
-                options.attention,
-                options.kv_tokens,
-                options.layers or None,
-            ),
-        )
+        if is_draft_checkpoint(directory):
+            return cls._trained(directory, options, shape)
+        runner = ModelRunner.load(directory, _runner_options(options))
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
             name,
@@ -98,6 +99,18 @@ class SsmDrafter:
             runner.config.max_positions,
         )
         return cls(runner, description, shape)
+
+    @classmethod
+    def _trained(cls, directory: Path, options: DrafterOptions, shape: SsmShape) -> "SsmDrafter":
+        """Loads a trained SSM: a reduced head, the target's embeddings and tokenizer."""
+        target = resolve_model(verifier_of(directory))
+        draft = load_draft(directory, target)
+        runner = ModelRunner.build(draft.config, draft.weights, _runner_options(options))
+        tokenizer = Tokenizer.load(target)
+        description = DrafterDescription(
+            options.model, tokenizer.vocab_size, tokenizer.fingerprint(), runner.config.max_positions
+        )
+        return cls(runner, description, shape, draft.token_ids)
 
     @property
     def description(self) -> DrafterDescription:
@@ -186,7 +199,8 @@ class SsmDrafter:
             return []
         top = rows.softmax(-1).topk(width, dim=-1)
         added: list[int] = []
-        for node, ids, scores in zip(growth.frontier, top.indices.tolist(), top.values.tolist(), strict=True):
+        ids_by_row = self._token_ids[top.indices].tolist()
+        for node, ids, scores in zip(growth.frontier, ids_by_row, top.values.tolist(), strict=True):
             kids = growth.builder.propose_points(node, ids, scores)
             growth.reach.extend(growth.reach[node] * score for score in scores)
             added.extend(kids)
@@ -201,7 +215,8 @@ class SsmDrafter:
             room = job.limits.nodes - (len(growth.builder) - 1)
             if min(count, room) <= 0:
                 continue
-            q = draft_distribution(row, job, self._shape.q_support)
+            draft_ids, p = draft_distribution(row, job, self._shape.q_support)
+            q = self._token_ids.numpy()[draft_ids].astype(np.int32), p
             rng = generator(job.sampling, len(job.context), StreamDomain.DRAFT, growth.streams)
             growth.streams += 1
             draws = _draw(q, min(count, room), self._shape.kind, rng)
@@ -239,6 +254,17 @@ class SsmDrafter:
         if growth.job.sampling.greedy and len(tree) - 1 > most:
             return _keep_most_probable(tree, growth.reach, most)
         return tree.build()
+
+
+def _runner_options(options: DrafterOptions) -> RunnerOptions:
+    return RunnerOptions(
+        options.dtype,
+        options.device,
+        options.executor,
+        options.attention,
+        options.kv_tokens,
+        options.layers or None,
+    )
 
 
 def shape_of(options: DrafterOptions) -> SsmShape:

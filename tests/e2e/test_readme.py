@@ -45,7 +45,7 @@ def test_readme_commands(tmp_path: Path) -> None:
             done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if command == "make demo":
-                for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "wins"):
+                for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "ngram won"):
                     assert word in done.stderr
     finally:
         for process in background:

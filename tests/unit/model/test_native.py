@@ -67,9 +67,8 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(dtype: str) -> None:
     assert torch.equal(at_once, torch.cat(single))
 
     # the same path scattered through a tree of 30 nodes, prompt read in chunks, strangers in the batch
-    nodes, parents, places = rng.integers(0, 97, 30).tolist(), [], [3, 7, 12, 13, 20, 29]
-    for node in range(30):
-        parents.append(int(rng.integers(-1, node)))
+    nodes, places = rng.integers(0, 97, 30).tolist(), [3, 7, 12, 13, 20, 29]
+    parents = [int(rng.integers(-1, node)) for node in range(30)]
     for depth, place in enumerate(places):
         nodes[place], parents[place] = path[depth], -1 if depth == 0 else places[depth - 1]
     tree = runner.open()

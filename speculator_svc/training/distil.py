@@ -1,0 +1,189 @@
+"""Fits a student to the target's distributions: batches, loss, schedule, evaluation, checkpoints of a run.
+
+The schedule follows time, not steps: a run is told how many minutes it may take and its learning rate
+ends at zero just then. State is saved every few minutes; the same command goes on where it stopped.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from speculator_svc.training.corpus import Continuation
+from speculator_svc.training.labels import Labels
+from speculator_svc.training.student import Student
+
+SAVE_EVERY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class DistilOptions:
+    """How to train."""
+
+    minutes: float
+    learning_rate: float = 1e-3
+    tokens_per_batch: int = 4096
+    warmup_share: float = 0.02
+    weight_decay: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """How often the true next token is among a draft's most probable ones."""
+
+    top: dict[int, float]
+    """k -> share of tokens within the top k."""
+
+    def __str__(self) -> str:
+        return " / ".join(f"{100 * share:.1f}" for share in self.top.values()) + f" % (top {list(self.top)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Padded sequences and the labels of their output positions."""
+
+    token_ids: torch.Tensor
+    rows: torch.Tensor
+    label_ids: torch.Tensor
+    label_probabilities: torch.Tensor
+    next_tokens: torch.Tensor
+
+
+def batches(
+    corpus: Sequence[Continuation], labels: Sequence[Labels], tokens: int, rng: np.random.Generator
+) -> Iterator[TrainingBatch]:
+    """One epoch: sequences of similar length together, batches in random order."""
+    lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
+    order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))
+    groups: list[list[int]] = [[]]
+    for index in order.tolist():
+        if groups[-1] and lengths[index] * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+        groups[-1].append(index)
+    for group in rng.permutation(len(groups)).tolist():
+        yield _batch([corpus[i] for i in groups[group]], [labels[i] for i in groups[group]])
+
+
+def _batch(items: Sequence[Continuation], labels: Sequence[Labels]) -> TrainingBatch:
+    width = max(len(c.prompt) + len(c.output) - 1 for c in items)
+    token_ids = np.zeros((len(items), width), np.int64)
+    rows = []
+    for i, item in enumerate(items):
+        tokens = (item.prompt + item.output)[:-1]
+        token_ids[i, : len(tokens)] = tokens
+        rows.append(np.arange(len(item.prompt) - 1, len(tokens)) + i * width)
+    p = np.concatenate([x.probabilities for x in labels]).astype(np.float32)
+    return TrainingBatch(
+        torch.from_numpy(token_ids),
+        torch.from_numpy(np.concatenate(rows)),
+        torch.from_numpy(np.concatenate([x.ids for x in labels]).astype(np.int64)),
+        torch.from_numpy(p / np.maximum(p.sum(-1, keepdims=True), 1e-6)),
+        torch.tensor([token for item in items for token in item.output]),
+    )
+
+
+def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
+    """Mean cross-entropy of the draft under the target's (renormalised) most probable tokens."""
+    wide = logits.float()
+    chosen = wide.gather(-1, batch.label_ids)
+    return (wide.logsumexp(-1) - (batch.label_probabilities * chosen).sum(-1)).mean()
+
+
+def distil(
+    student: Student,
+    corpus: Sequence[Continuation],
+    labels: Sequence[Labels],
+    options: DistilOptions,
+    state_path: Path,
+    report: Callable[[float, float, int], None],
+) -> int:
+    """Trains in place until the time is over; returns the tokens seen.
+
+    `report(minutes, loss, tokens seen)` is called after every step.
+    """
+    optimizer = torch.optim.AdamW(
+        student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
+    )
+    before, seen, epoch = _restore(student, optimizer, state_path)
+    started = saved = time.monotonic()
+    while True:
+        rng = np.random.default_rng((options.seed, epoch))
+        for batch in batches(corpus, labels, options.tokens_per_batch, rng):
+            minutes = before + (time.monotonic() - started) / 60
+            if minutes >= options.minutes:
+                return seen
+            for group in optimizer.param_groups:
+                group["lr"] = options.learning_rate * _schedule(
+                    minutes / options.minutes, options.warmup_share
+                )
+            loss = _step(student, optimizer, batch)
+            seen += len(batch.next_tokens)
+            report(minutes, loss, seen)
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                saved = time.monotonic()
+                _save(student, optimizer, state_path, (minutes, seen, epoch))
+        epoch += 1
+
+
+def _step(student: Student, optimizer: torch.optim.Optimizer, batch: TrainingBatch) -> float:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = student(batch.token_ids, batch.rows)
+    loss = distillation_loss(logits, batch)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _schedule(done: float, warmup: float) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    if done < warmup:
+        return done / warmup
+    return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+
+
+@torch.inference_mode()
+def evaluate(
+    student: Student,
+    corpus: Sequence[Continuation],
+    labels: Sequence[Labels],
+    vocabulary: torch.Tensor,
+    ks: Sequence[int] = (1, 2, 3, 4, 5),
+) -> Success:
+    """Success on the tokens the target really went on with; tokens outside the draft vocabulary fail."""
+    hits, total = torch.zeros(max(ks)), 0
+    for batch in batches(corpus, labels, 4096, np.random.default_rng(0)):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = student(batch.token_ids, batch.rows)
+        best = vocabulary[logits.float().topk(max(ks), dim=-1).indices]
+        hits += (best == batch.next_tokens[:, None]).float().sum(0)
+        total += len(batch.next_tokens)
+    shares = (hits.cumsum(0) / total).tolist()
+    return Success({k: shares[k - 1] for k in ks})
+
+
+def _save(
+    student: Student, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
+) -> None:
+    partial = path.with_suffix(".part")
+    torch.save(
+        {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "at": progress}, partial
+    )
+    partial.replace(path)
+
+
+def _restore(student: Student, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
+    """(minutes, tokens seen, epoch) of an interrupted run, or zeros."""
+    if not path.is_file():
+        return 0.0, 0, 0
+    state = torch.load(path, weights_only=True)
+    student.load_state_dict(state["student"])
+    optimizer.load_state_dict(state["optimizer"])
+    minutes, seen, epoch = state["at"]
+    return minutes, seen, epoch

@@ -1,0 +1,137 @@
+"""The planner against simulated speculators with known gain and cost: it finds the best choice, and its
+looks at worse ones cost little."""
+
+import pytest
+
+from gateway.planner import Choice, CostCurve, Planner, StepReport
+from specinfer.tree import TokenTree, TreeBuilder, merge_trees
+from tests.oracle import chain
+
+NOBODY: frozenset[int] = frozenset()
+ROOT = 7
+
+
+def simulate(
+    planner: Planner,
+    steps: int,
+    batch: int,
+    accepts: dict[int, int],
+    draft_ms: dict[int, float],
+    node_ms: float,
+) -> tuple[list[Choice], float]:
+    """Runs steps in which speculator s always has `accepts[s]` tokens right, in the first of its nodes.
+
+    Returns the choices and tokens per millisecond.
+    """
+    choices, tokens, total_ms = [], 0, 0.0
+    for _ in range(steps):
+        choice = planner.choose(batch, batch)
+        choices.append(choice)
+        outcomes = [_outcome(choice, accepts) for _ in range(batch)]
+        in_pass = sum(len(tree) for tree, _ in outcomes)
+        verify_ms = 5.0 + node_ms * (in_pass - batch)
+        slowest = max((draft_ms[s] for s in choice.speculators), default=0.0)
+        total_ms += 1.0 + slowest + verify_ms
+        tokens += sum(1 + len(accepted) for _, accepted in outcomes)
+        drafts = {s: draft_ms[s] / 1000 for s in choice.speculators}
+        planner.observe(StepReport(choice, batch, in_pass, verify_ms / 1000, drafts, 0.001, outcomes))
+    return choices, tokens / total_ms
+
+
+def _outcome(choice: Choice, accepts: dict[int, int]) -> tuple[TokenTree, list[int]]:
+    """Every chosen speculator drafts a right chain and fills its budget with wrong siblings."""
+    trees = []
+    for s in sorted(choice.speculators):
+        builder, node = TreeBuilder(ROOT), 0
+        for depth in range(min(accepts[s], choice.nodes)):
+            (node,) = builder.propose_points(node, [10 + depth], [0.9])
+        wrong = range(50 + 20 * s, 50 + 20 * s + choice.nodes - len(builder) + 1)
+        builder.propose_points(0, list(wrong), [0.01] * len(wrong))
+        trees.append((s, builder.build()))
+    if not trees:
+        return TokenTree.root_only(ROOT), []
+    tree = merge_trees(trees, choice.nodes + 1)
+    path = [n for n in range(1, len(tree)) if tree.token_ids[n] < 50]
+    longest = max((accepts[s] for s in choice.speculators), default=0)
+    return tree, path[: min(longest, choice.nodes)]
+
+
+def usual(choices: list[Choice]) -> Choice:
+    """What is chosen most often once it has learnt."""
+    late = choices[len(choices) // 2 :]
+    return max(set(late), key=late.count)
+
+
+def test_good_and_cheap_speculators_are_used_with_no_more_nodes_than_pay() -> None:
+    choices, _ = simulate(Planner(1, 16, 64), 300, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
+    assert usual(choices) == Choice(frozenset({0}), 4)
+
+
+def test_hopeless_drafts_end_in_plain_decoding_at_little_cost() -> None:
+    choices, speed = simulate(Planner(1, 16, 64), 2000, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
+    assert usual(choices) == Choice(NOBODY, 0)
+    assert speed > 0.97 / 6.0, "plain decoding takes 6 ms a token"
+
+
+def test_only_the_speculator_that_pays_is_asked() -> None:
+    planner = Planner(2, 16, 64)
+    choices, _ = simulate(planner, 400, 1, {0: 3, 1: 3}, {0: 0.5, 1: 12.0}, node_ms=0.05)
+    assert usual(choices).speculators == frozenset({0})
+    choices, _ = simulate(Planner(2, 16, 64), 400, 1, {0: 1, 1: 8}, {0: 0.5, 1: 2.0}, node_ms=0.05)
+    assert 1 in usual(choices).speculators
+
+
+def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
+    planner = Planner(1, 8, 512)
+    assert usual(simulate(planner, 200, 1, {0: 1}, {0: 0.5}, node_ms=0.5)[0]).nodes > 0
+    assert usual(simulate(planner, 200, 16, {0: 1}, {0: 0.5}, node_ms=0.5)[0]) == Choice(NOBODY, 0)
+
+
+def test_it_notices_when_text_becomes_predictable() -> None:
+    planner = Planner(1, 16, 64)
+    simulate(planner, 300, 1, {0: 0}, {0: 2.0}, node_ms=0.1)
+    choices, _ = simulate(planner, 1500, 1, {0: 8}, {0: 2.0}, node_ms=0.1)
+    assert usual(choices).speculators == frozenset({0})
+
+
+def test_without_adaptation_everybody_is_asked_always() -> None:
+    planner = Planner(2, 16, 64, adaptive=False)
+    assert planner.choose(1, 1) == Choice(frozenset({0, 1}), 16)
+    assert planner.choose(8, 8) == Choice(frozenset({0, 1}), 8)
+    assert Planner(0, 16, 64, adaptive=False).choose(3, 3) == Choice(NOBODY, 0)
+
+
+def test_requests_without_speculation_teach_and_cost_nothing() -> None:
+    planner = Planner(1, 16, 64)
+    for _ in range(500):
+        assert planner.choose(2, 0) == Choice(NOBODY, 0)
+    choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
+    assert usual(choices).nodes == 4
+
+
+def test_gain_of_a_smaller_budget_is_learnt_from_a_larger_one() -> None:
+    planner = Planner(1, 8, 64)
+    tree = chain(ROOT, [1, 2, 3, 4, 5, 6, 7, 8])
+    full = Choice(frozenset({0}), 8)
+    planner.observe(StepReport(full, 1, 9, 0.01, {0: 0.001}, 0.0, [(tree, [1, 2, 3, 4, 5])]))
+    gains = {nodes: planner._gain[frozenset({0}), nodes].value for nodes in (2, 4, 6, 8)}
+    assert gains == {2: 2, 4: 4, 6: 5, 8: 5}
+
+
+def test_the_cost_curve_interpolates_and_never_falls() -> None:
+    curve = CostCurve()
+    assert curve.at(5) == 0
+    curve.add(1, 0.004)
+    curve.add(16, 0.008)
+    curve.add(8, 0.003)  # noise: more tokens do not take less time
+    assert curve.at(1) == curve.at(4) == pytest.approx(0.004)
+    assert curve.at(12) == pytest.approx(0.006)
+    assert curve.at(32) == pytest.approx(0.016)
+
+
+def test_one_outlier_does_not_change_its_mind() -> None:
+    planner = Planner(1, 16, 64)
+    simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
+    before = planner.expected_speed(1, Choice(frozenset({0}), 4))
+    planner._pass.add(5, 10.0)
+    assert planner.expected_speed(1, Choice(frozenset({0}), 4)) > 0.8 * before
