@@ -161,8 +161,15 @@ class VerifierEngine:
             held = self._held[job.request_id] = _Held(self.runner.open(), 0.0)
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
-        self.runner.cache.reserve(held.sequence, len(job.delta) + len(nodes))
-        return Segment(held.sequence, job.delta, nodes, parents, want_last=job.tree is not None)
+        # the last token is always computed: its logits may be wanted
+        known = self.runner.cache.share(held.sequence, job.delta[:-1])
+        try:
+            self.runner.cache.reserve(held.sequence, len(job.delta) - known + len(nodes))
+        except ExhaustedError:
+            if known:  # half a delta would look like another base_len
+                self.release([job.request_id])
+            raise
+        return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
 
     def _check(self, job: VerifyJob, room: int) -> None:
         vocab_size, limits = self.runner.config.vocab_size, self.limits

@@ -29,6 +29,10 @@ class VerifierMetrics:
             "specinfer_verifier_kv_free_tokens", "Tokens that fit into free blocks.", registry=registry
         )
 
+        self._shared = Gauge(
+            "specinfer_verifier_shared_tokens", "Prompt tokens found instead of computed.", registry=registry
+        )
+
     def observe(self, jobs: Sequence[VerifyJob], outcomes: Sequence[VerifyOutcome], seconds: float) -> None:
         """Counts one step."""
         self._step.observe(seconds)
@@ -38,7 +42,8 @@ class VerifierMetrics:
                 self._nodes.inc(len(job.tree) - 1)
                 self._accepted.inc(len(outcome.verdict.accepted))
 
-    def observe_cache(self, requests: int, free_tokens: int) -> None:
+    def observe_cache(self, requests: int, free_tokens: int, shared_tokens: int) -> None:
         """Shows what the cache holds."""
+        self._shared.set(shared_tokens)
         self._held.set(requests)
         self._free.set(free_tokens)

@@ -66,7 +66,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return common_pb2.ReleaseReply(released=released)
 
     def _observe_cache(self) -> None:
-        self._metrics.observe_cache(self._engine.held_requests, self._engine.runner.cache.free_tokens)
+        cache = self._engine.runner.cache
+        self._metrics.observe_cache(self._engine.held_requests, cache.free_tokens, cache.shared_tokens)
 
 
 def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:

@@ -6,10 +6,18 @@
 
 A forward pass writes the keys and values of appended context and of tree nodes. `commit(path)` keeps
 the nodes of one root path as context, moving their scattered entries to consecutive positions, and
-drops the others. Invariant (`check`): every block is free or belongs to exactly one sequence, and a
-sequence owns exactly the blocks its tokens need.
+drops the others.
+
+A prompt prefix is computed once: a full block of context is filed under a hash of its tokens and of the
+block before it, and `share` lets another sequence use it. Shared blocks are full, so nobody writes to
+them. A block that no sequence uses keeps its content until it is handed out again, oldest first.
+
+Invariant (`check`): a block is free or in use by as many sequences as its count says, and a sequence has
+exactly the blocks its tokens need.
 """
 
+import hashlib
+from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -27,13 +35,21 @@ class KVSequence:
     """What the cache holds for one request. Only `PagedKVCache` changes it."""
 
     def __init__(self) -> None:
-        self.length = 0
-        """Committed context tokens."""
+        self.tokens: list[int] = []
+        """Committed context."""
         self.blocks: list[int] = []
+        self.node_tokens: list[int] = []
         self.node_parents: list[int] = []
         """Parent of each tentative node; -1 for the last context token."""
         self.node_depths: list[int] = []
+        self.chain: list[int] = []
+        """Hash of every full block of context, each covering those before it."""
         self.released = False
+
+    @property
+    def length(self) -> int:
+        """Committed context tokens."""
+        return len(self.tokens)
 
     @property
     def nodes(self) -> int:
@@ -68,8 +84,14 @@ class PagedKVCache:
 
     def __init__(self, num_blocks: int, storage: KVStorage) -> None:
         self.num_blocks, self._storage = num_blocks, storage
-        self._free = list(range(num_blocks - 1, -1, -1))
+        # in the order in which they will be handed out
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._uses = [0] * num_blocks
+        self._filed: dict[int, int] = {}  # hash of a full block -> block
+        self._hash_of: dict[int, int] = {}  # and back
         self._sequences: list[KVSequence] = []
+        self.shared_tokens = 0
+        """Context tokens that were found instead of computed, since the start."""
 
     @property
     def block_tokens(self) -> int:
@@ -102,20 +124,42 @@ class PagedKVCache:
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         for _ in range(missing):
-            sequence.blocks.append(self._free.pop())
+            sequence.blocks.append(self._take_free())
 
-    def append(self, sequence: KVSequence, tokens: int) -> None:
-        """Counts `tokens` context tokens as held; their keys and values were just written."""
+    def share(self, sequence: KVSequence, tokens: Seq[int]) -> int:
+        """Extends the context by leading blocks of `tokens` that are in the cache already.
+
+        Returns:
+            How many tokens that was; a multiple of the block size.
+        """
+        start = sequence.length
+        if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
+            return 0
+        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            part = tokens[at : at + BLOCK_TOKENS]
+            block = self._filed.get(_chain(sequence.chain, part))
+            if block is None:
+                break
+            self._free.pop(block, None)
+            self._uses[block] += 1
+            sequence.blocks.append(block)
+            self._extend(sequence, part)
+        self.shared_tokens += sequence.length - start
+        return sequence.length - start
+
+    def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
+        """Counts context tokens as held; their keys and values were just written."""
         assert sequence.nodes == 0, "context cannot grow behind tentative nodes"
-        sequence.length += tokens
+        self._extend(sequence, tokens)
 
-    def add_nodes(self, sequence: KVSequence, parents: Seq[int]) -> None:
+    def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
         """Counts tree nodes as held; `parents` index tentative nodes, -1 is the last context token."""
-        for parent in parents:
+        for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")
             sequence.node_depths.append(sequence.node_depths[parent] + 1 if parent >= 0 else 1)
             sequence.node_parents.append(parent)
+            sequence.node_tokens.append(token)
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
         """Keeps the tentative nodes of `path` (root's child first) as context and drops the rest."""
@@ -125,9 +169,10 @@ class PagedKVCache:
                 raise InvalidInputError("path", list(path), "not a path of tentative nodes from the root")
             expected = node
         self._compact(sequence, path)
-        sequence.length += len(path)
-        sequence.node_parents.clear()
-        sequence.node_depths.clear()
+        kept = [sequence.node_tokens[node] for node in path]
+        for nodes in (sequence.node_tokens, sequence.node_parents, sequence.node_depths):
+            nodes.clear()
+        self._extend(sequence, kept)
         self.trim(sequence)
 
     def _compact(self, sequence: KVSequence, path: Seq[int]) -> None:
@@ -144,23 +189,59 @@ class PagedKVCache:
             return
         sequence.released = True
         self._sequences.remove(sequence)
-        self._free.extend(reversed(sequence.blocks))
-        sequence.blocks.clear()
+        self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
         """Gives back blocks that were reserved and are not needed."""
         keep = blocks_for(sequence.length + sequence.nodes)
-        self._free.extend(reversed(sequence.blocks[keep:]))
+        self._drop(sequence, keep)
+
+    def _take_free(self) -> int:
+        """The free block unused for longest; what it held is forgotten."""
+        block, _ = self._free.popitem(last=False)
+        known = self._hash_of.pop(block, None)
+        if known is not None:
+            del self._filed[known]
+        self._uses[block] = 1
+        return block
+
+    def _drop(self, sequence: KVSequence, keep: int) -> None:
+        """Gives up the sequence's blocks behind the first `keep`; the last are handed out first."""
+        for block in reversed(sequence.blocks[keep:]):
+            self._uses[block] -= 1
+            if not self._uses[block]:
+                self._free[block] = None
         del sequence.blocks[keep:]
+
+    def _extend(self, sequence: KVSequence, tokens: Seq[int]) -> None:
+        """Adds committed tokens and files the blocks they complete."""
+        sequence.tokens.extend(tokens)
+        while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
+            index = len(sequence.chain)
+            part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            sequence.chain.append(_chain(sequence.chain, part))
+            block = sequence.blocks[index]
+            if sequence.chain[-1] not in self._filed and block not in self._hash_of:
+                self._filed[sequence.chain[-1]] = block
+                self._hash_of[block] = sequence.chain[-1]
 
     def check(self) -> None:
         """Asserts the invariant of this cache; call it whenever nothing is in flight."""
-        owned = [block for sequence in self._sequences for block in sequence.blocks]
-        assert len(set(owned)) == len(owned), "a block belongs to two sequences"
-        assert not set(owned) & set(self._free), "a block is both free and owned"
-        assert len(owned) + len(self._free) == self.num_blocks, "a block was lost"
+        owned = Counter(block for sequence in self._sequences for block in sequence.blocks)
+        for block in range(self.num_blocks):
+            assert self._uses[block] == owned[block], "a block's count is wrong"
+            assert (block in self._free) == (not owned[block]), "a block was lost, or is free and in use"
         for sequence in self._sequences:
             assert len(sequence.blocks) == blocks_for(sequence.length + sequence.nodes), "wrong block count"
+        assert self._filed == {known: block for block, known in self._hash_of.items()}, "files disagree"
+
+
+def _chain(before: Seq[int], tokens: Seq[int]) -> int:
+    """Hash of a block's tokens and of all blocks before it: 128 bits, so that no two ever agree."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((before[-1] if before else 0).to_bytes(16, "little"))
+    digest.update(np.asarray(tokens, np.int32).tobytes())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def blocks_for(tokens: int) -> int:

@@ -82,8 +82,8 @@ class ModelRunner:
         logits = self._executor.run(batch)
         for segment in segments:
             if segment.delta:
-                self.cache.append(segment.sequence, len(segment.delta))
-            self.cache.add_nodes(segment.sequence, segment.parents)
+                self.cache.append(segment.sequence, segment.delta)
+            self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         return [logits[start:stop] for start, stop in batch.logit_spans]
 
     def _reserve(self, segments: Sequence[Segment]) -> None:

@@ -108,6 +108,26 @@ def test_a_full_cache_is_reported_and_recovers() -> None:
     assert only(engine.verify([job("b", 0, [2] * 20)])).status is EntryStatus.OK
 
 
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_a_common_prompt_is_computed_once_and_changes_nothing(executor: str) -> None:
+    model = tiny_transformers("llama", head_dim=16)
+    engine = VerifierEngine(runner_of(model, executor=executor))
+    prompt = [(7 * i) % 97 for i in range(70)]
+    first = only(engine.verify([job("a", 0, [*prompt, 3])]))
+    read: list[int] = []
+    forward = engine.runner.forward
+    engine.runner.forward = lambda segments: (  # type: ignore[method-assign]
+        read.extend(len(s.delta) for s in segments),
+        forward(segments),
+    )[1]
+    again, other = engine.verify([job("b", 0, [*prompt, 3]), job("c", 0, [*prompt, 4])])
+    assert read == [71 - 64, 71 - 64]
+    assert again.verdict == first.verdict
+    assert other.verdict is not None
+    assert other.verdict.bonus == int(reference_logits(model, [*prompt, 4])[-1].argmax())
+    assert engine.release(["a", "b", "c"]) == 3
+
+
 def test_idle_requests_are_forgotten() -> None:
     now = [0.0]
     runner = runner_of(tiny_transformers("llama"))
