@@ -98,6 +98,7 @@ class GenerationLoop:
             await self._wake.wait()
 
     async def _iterate(self, entries: list[StepEntry]) -> None:
+        await self._release_preempted()
         started = time.perf_counter()
         drafts, draft_seconds = await self.pool.draft(entries, self._choice.speculators)
         drafted = time.perf_counter()
@@ -112,6 +113,14 @@ class GenerationLoop:
         done = time.perf_counter()
         self._metrics.observe_step(started, drafted, merged, verified, done)
         self._learn(entries, trees, verdicts, draft_seconds, (drafted, merged, verified, done))
+
+    async def _release_preempted(self) -> None:
+        """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
+        preempted = self.scheduler.take_preempted()
+        if preempted:
+            log.info("preempting %d requests", len(preempted))
+            self._metrics.preemptions.inc(len(preempted))
+            await self._verifier.release(preempted)
 
     def _learn(
         self,

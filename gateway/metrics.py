@@ -35,6 +35,9 @@ class GatewayMetrics:
         self._ttft = Histogram(
             "specinfer_gateway_ttft_seconds", "Time to first token.", buckets=_MILLISECONDS, registry=registry
         )
+        self.preemptions = Counter(
+            "specinfer_gateway_preemptions", "Requests that had to wait for cache again.", registry=registry
+        )
         self.verifier_failures = Counter(
             "specinfer_gateway_verifier_failures",
             "Iterations the verifier did not answer.",

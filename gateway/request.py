@@ -128,6 +128,8 @@ class RequestState:
 
     request: GenerationRequest
     queued_at: float
+    arrival: int
+    """Order of submission."""
     tokens: list[int]
     """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
     verifier_len: int = 0
@@ -140,6 +142,8 @@ class RequestState:
     retries: int = 0
     """Consecutive steps in which the verifier had no room."""
     cancelled: bool = False
+    preemptions: int = 0
+    """How often it had to give its cache to others."""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

@@ -1,13 +1,15 @@
 """Decides what runs next. A pure state machine: time comes in as an argument, nothing is awaited.
 
     submit -> waiting --plan--> running --commit--> running | finished
-                 |                 |
+                 |   <-preempt--   |
                  +---- cancel -----+--> finished (at the next plan)
 
 Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
 while there is room, and gives prompts at most one chunk of prefill per step, so that a long prompt
-delays the others by at most one chunk. Invariant: the sum of the running requests' worst-case lengths
-fits into the verifier's cache.
+delays the others by at most one chunk. Room is counted in cache blocks of what requests hold now, not of
+the worst case; when the running ones outgrow the cache, the last of the lowest priority goes back to
+waiting and is computed again later (mostly from shared blocks). Invariant: what a step needs fits into
+the verifier's cache, and the first request of the highest priority always runs.
 """
 
 import heapq
@@ -103,6 +105,7 @@ class Scheduler:
         self._running: dict[str, RequestState] = {}
         self._states: dict[str, RequestState] = {}
         self._arrivals = 0
+        self._preempted: list[str] = []
 
     @property
     def waiting(self) -> int:
@@ -125,15 +128,15 @@ class Scheduler:
             raise AlreadyExistsError(f"request_id = {request.request_id!r}: already running")
         if self.waiting >= self._limits.max_waiting:
             raise ExhaustedError(f"queue full: {self.waiting} requests are waiting", retry_after_s=1.0)
-        state = RequestState(request, now, list(request.prompt))
-        if self._worst_case(state) > self._limits.kv_capacity_tokens:
+        state = RequestState(request, now, self._arrivals, list(request.prompt))
+        if self._room(state, request.max_new_tokens) > self._limits.kv_capacity_tokens:
             raise ExhaustedError(
                 f"prompt + max_new_tokens = {len(request.prompt)} + {request.max_new_tokens}: "
                 f"over the cache of {self._limits.kv_capacity_tokens} tokens"
             )
         self._states[request.request_id] = state
-        heapq.heappush(self._waiting, (-request.priority, self._arrivals, state))
         self._arrivals += 1
+        self._wait(state)
         return state
 
     def cancel(self, request_id: str) -> None:
@@ -167,6 +170,7 @@ class Scheduler:
                 budget. Chains of sequence speculation keep their length.
         """
         self._admit(now)
+        self._preempt()
         states = list(self._running.values())
         room = self._limits.max_step_tokens - len(states)
         chunk = min(self._limits.prefill_chunk, room)
@@ -188,6 +192,11 @@ class Scheduler:
             room -= nodes
             entries.append(self._entry(state, length, final, nodes))
         return entries
+
+    def take_preempted(self) -> list[str]:
+        """Requests preempted since the last call: the verifier must forget them before the next step."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def commit(
         self,
@@ -231,21 +240,38 @@ class Scheduler:
             self._waiting = [item for item in self._waiting if item[2] is not state]
             heapq.heapify(self._waiting)
 
+    def _wait(self, state: RequestState) -> None:
+        heapq.heappush(self._waiting, (-state.request.priority, state.arrival, state))
+
     def _admit(self, now: float) -> None:
-        used = sum(self._worst_case(state) for state in self._running.values())
+        block = self._limits.kv_block_tokens
+        # a block of slack for each, so that who is admitted is not preempted at once
+        used = sum(self._room(state) + block for state in self._running.values())
         while self._waiting and len(self._running) < self._limits.max_batch:
             state = self._waiting[0][2]
-            used += self._worst_case(state)
-            if used > self._limits.kv_capacity_tokens:
+            used += self._room(state) + block
+            if self._running and used > self._limits.kv_capacity_tokens:
                 return
             heapq.heappop(self._waiting)
-            state.admitted_at = now
+            state.admitted_at = state.admitted_at or now
             self._running[state.request.request_id] = state
 
-    def _worst_case(self, state: RequestState) -> int:
-        """Cache tokens a request can need: all it may ever commit, one tree, whole blocks."""
-        nodes = 0 if state.request.speculation is Speculation.OFF else self._most_nodes(state)
-        tokens = len(state.request.prompt) + state.request.max_new_tokens + nodes
+    def _preempt(self) -> None:
+        """Sends the least of the running requests back to waiting until the others fit."""
+        by_rank = sorted(self._running.values(), key=lambda s: (-s.request.priority, s.arrival))
+        used = sum(self._room(state) for state in by_rank)
+        while used > self._limits.kv_capacity_tokens and len(by_rank) > 1:
+            state = by_rank.pop()
+            used -= self._room(state)
+            state.verifier_len = 0
+            state.preemptions += 1
+            del self._running[state.request.request_id]
+            self._wait(state)
+            self._preempted.append(state.request.request_id)
+
+    def _room(self, state: RequestState, more: int = 0) -> int:
+        """Cache tokens a request needs in its next step, `more` tokens ahead: context, tree, whole blocks."""
+        tokens = len(state.tokens) + more + self._most_nodes(state)
         block = self._limits.kv_block_tokens
         return -(-tokens // block) * block
 

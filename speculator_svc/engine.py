@@ -64,6 +64,8 @@ class SpeculatorEngine:
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
         for index, entry in enumerate(entries):
+            if entry.base_len == 0 and self._contexts.held_len(entry.request_id):
+                self.release([entry.request_id])  # whatever was held, this starts over
             held = self._contexts.held_len(entry.request_id)
             try:
                 self._check(entry)

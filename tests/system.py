@@ -142,11 +142,12 @@ async def running_system(
     deadline_s: float = 10.0,
     patience_s: float = 5.0,
     adaptive: bool = False,
+    kv_tokens: int = 2048,
     speculator_tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[System]:
     """Starts verifier, speculators and gateway; ends them on leaving and checks the cache."""
     tokenizer = ascii_tokenizer()
-    runner = runner_of(model or tiny_transformers("llama"))
+    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens)
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
     engine = VerifierEngine(runner, acceptance, engine_limits)
     servers: dict[str, ServiceServer] = {}

@@ -118,6 +118,8 @@ class VerifierEngine:
         room = self.limits.max_step_tokens
         for index, job in enumerate(jobs):
             try:
+                if job.base_len == 0:
+                    self.release([job.request_id])  # whatever was held, this starts over
                 held_len = self._held_len(job.request_id)
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)

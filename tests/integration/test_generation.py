@@ -11,6 +11,7 @@ from speculator_svc.drafters import DraftJob
 from speculator_svc.drafters.ngram import NgramDrafter
 from tests.oracle import always, default_target, first, greedy, never
 from tests.system import EOS, ScriptedDrafter, ascii_tokenizer, running_system, text_of, until
+from tests.tiny_models import tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [33], [7] * 20, [90, 11, 52, 19, 64, 23, 8, 95, 14, 77, 31, 4] * 4]
 OFF, SEQUENCE, TREE = (
@@ -106,6 +107,25 @@ async def test_more_requests_than_fit_into_a_batch(redis_url: str) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}, limits=limits) as system:
         answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=12) for prompt in prompts))
     assert answers == [greedy(prompt, 12) for prompt in prompts]
+
+
+async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: str) -> None:
+    limits = SchedulerLimits(max_batch=6, tree_depth=4, kv_capacity_tokens=192)
+    model = tiny_transformers("llama")
+    prompts = [[3 + i] * (5 + 7 * i) for i in range(6)]
+    drafters = {"a": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters, model=model, limits=limits, kv_tokens=192) as system:
+        requests = [
+            system.generate(p, max_new_tokens=60, temperature=t, seed=1) for p in prompts for t in (0, 1)
+        ]
+        answers = await asyncio.gather(*requests)
+        preempted = system.loop._metrics.preemptions._value.get()
+    assert preempted > 0
+    tokens = [[t for r in replies for t in r.token_ids] for replies in answers]
+    assert tokens[::2] == [greedy(prompt, 60) for prompt in prompts]
+    async with running_system(redis_url, drafters) as roomy:
+        again = [await roomy.tokens(p, max_new_tokens=60, temperature=1, seed=1) for p in prompts]
+    assert tokens[1::2] == again, "a preempted request goes on with the same random stream"
 
 
 async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str) -> None:

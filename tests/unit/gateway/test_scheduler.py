@@ -141,11 +141,28 @@ def test_admission_by_priority_then_arrival() -> None:
 def test_admission_waits_for_room_in_the_cache() -> None:
     limits = SchedulerLimits(max_batch=8, kv_capacity_tokens=64)
     s = scheduler(limits)
-    for name in "abc":  # 1 + 20 + 4 tokens are two blocks of 16
+    for name in "abc":  # 1 + 4 tokens now are a block of 16, and one of slack
         s.submit(request(name, new=20), 0.0)
     assert [e.request_id for e in s.plan(0.0)] == ["a", "b"]
     with pytest.raises(ExhaustedError, match="over the cache of 64"):
         s.submit(request("d", prompt=60), 0.0)
+
+
+def test_requests_that_outgrow_the_cache_preempt_the_least_and_all_finish() -> None:
+    limits = SchedulerLimits(max_batch=8, kv_capacity_tokens=64)
+    s = scheduler(limits, nodes=2)
+    states = {n: s.submit(request(n, new=40, priority=p), 0.0) for n, p in (("a", 0), ("b", 1), ("c", 0))}
+    preempted: list[str] = []
+    for _ in range(300):
+        entries = step(s)
+        gone = s.take_preempted()
+        preempted += gone
+        assert not {e.request_id for e in entries} & set(gone)
+        assert sum(-(-(len(e.state.tokens) + 1) // 16) * 16 for e in entries) <= 64
+    assert preempted, "three requests of 43 tokens do not fit into 64"
+    assert "b" not in preempted, "the highest priority is never preempted"
+    assert all(state.finish is FinishReason.LENGTH for state in states.values())
+    assert all(state.new_tokens == 40 for state in states.values())
 
 
 def test_a_full_queue_and_a_duplicate_are_refused() -> None:
@@ -211,5 +228,5 @@ def test_budget_is_never_exceeded_nor_wasted(wanted: list[int], per_step: int, p
 
 
 def test_state_counts_what_remains() -> None:
-    state = RequestState(request("a", prompt=2, new=5), 0.0, [THE, THE, CAT])
+    state = RequestState(request("a", prompt=2, new=5), 0.0, 0, [THE, THE, CAT])
     assert (state.new_tokens, state.remaining) == (1, 4)

@@ -65,6 +65,13 @@ def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
     assert only(engine.verify([job("r", 4, [9])])).status is EntryStatus.OK
 
 
+def test_base_zero_starts_over() -> None:
+    engine = make()
+    first = only(engine.verify([job("r", 0, PROMPT)]))
+    engine.verify([job("r", 4, [9])])
+    assert only(engine.verify([job("r", 0, PROMPT)])).verdict == first.verdict
+
+
 def test_limits_are_enforced_per_entry() -> None:
     limits = EngineLimits(max_requests=2, max_nodes=3, max_step_tokens=12, max_context_len=10)
     engine = make(limits)
