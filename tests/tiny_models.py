@@ -51,6 +51,25 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     return model
 
 
+GENERIC = ("opt", "gpt_neox", "gpt2", "phi", "stablelm", "gemma", "olmo2")
+
+
+def tiny_generic(family: str, seed: int = 0) -> Any:
+    """A random model of a family that our own decoder does not know."""
+    shape = {k: v for k, v in _SHAPE.items() if k != "head_dim"}
+    extra: dict[str, dict[str, Any]] = {
+        "opt": {"ffn_dim": 56, "word_embed_proj_dim": 32, "dropout": 0.0, "activation_function": "relu"},
+        "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512},
+        "gemma": {"head_dim": 8},
+    }
+    config = transformers.AutoConfig.for_model(family, **(shape | extra.get(family, {})))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
+    return model
+
+
 def runner_of(model: Any, **options: Any) -> ModelRunner:
     """Our runner with the weights of a `transformers` model, in float32."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}

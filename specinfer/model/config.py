@@ -51,7 +51,16 @@ def load_config(directory: Path) -> ModelConfig:
 
     Raises:
         SettingError: if there is no `config.json`.
-        IncompatibleError: if the model family or one of its options is not supported.
+        IncompatibleError: if our decoder does not support the family or one of its options.
+    """
+    return from_transformers(*load_transformers_config(directory))
+
+
+def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
+    """The `transformers` configuration of a directory, and its generation configuration if any.
+
+    Raises:
+        SettingError: if there is no `config.json`.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -61,7 +70,7 @@ def load_config(directory: Path) -> ModelConfig:
     generation = None
     if (directory / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(directory)
-    return from_transformers(hf, generation)
+    return hf, generation
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
@@ -82,11 +91,11 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
         kv_heads=getattr(hf, "num_key_value_heads", None) or heads,
         head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // heads,
         norm_eps=hf.rms_norm_eps,
-        max_positions=_max_positions(hf),
+        max_positions=max_positions(hf),
         activation=hf.hidden_act,
         tied_embeddings=bool(hf.tie_word_embeddings),
         qk_norm=hf.model_type == "qwen3",
-        eos_token_ids=_eos_token_ids(hf, generation),
+        eos_token_ids=eos_token_ids(hf, generation),
         inv_freq=inv_freq,
         rotary_scale=scale,
     )
@@ -105,14 +114,15 @@ def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
     return tuple(frequencies), float(rotary.attention_scaling)
 
 
-def _max_positions(hf: Any) -> int:
+def max_positions(hf: Any) -> int:
     """Positions served exactly: a model with sliding windows is served up to its window."""
     uses_window = getattr(hf, "use_sliding_window", True)
     window = getattr(hf, "sliding_window", None) if uses_window else None
     return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
 
 
-def _eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
+def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
+    """Ids that end a sequence; the generation configuration knows them best."""
     value = getattr(generation, "eos_token_id", None)
     if value is None:
         value = hf.eos_token_id

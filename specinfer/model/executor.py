@@ -18,7 +18,7 @@ from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.transformer import Transformer, Weights
 
 log = logging.getLogger(__name__)
-EXECUTORS = ("auto", "native", "torch")
+EXECUTORS = ("auto", "native", "torch", "generic")
 
 
 class Executor(Protocol):
@@ -89,9 +89,7 @@ def make_executor(
     Raises:
         SettingError: if there is none, or if `native` was asked for and cannot run this model.
     """
-    if name not in EXECUTORS:
-        raise SettingError("executor", name, f"must be one of {', '.join(EXECUTORS)}")
-    if name != "torch":
+    if name in ("auto", "native"):
         from specinfer.model.native.executor import NativeExecutor, check_supported
 
         try:

@@ -1,19 +1,22 @@
 """One model and its cache: "append a delta, score a tree" for a batch of requests."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from specinfer.errors import ExhaustedError, SettingError
+from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
-from specinfer.model.config import ModelConfig, load_config
-from specinfer.model.executor import Executor, make_executor
+from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.executor import EXECUTORS, Executor, make_executor
 from specinfer.model.kv_cache import KVSequence, PagedKVCache, blocks_for
 from specinfer.model.transformer import Weights
 from specinfer.model.weights import SafetensorsWeights
 
+log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -31,6 +34,18 @@ class RunnerOptions:
     """Keep only the first layers (with the model's own final norm and head)."""
 
 
+def check_options(options: RunnerOptions) -> None:
+    """Checks the names among the options.
+
+    Raises:
+        SettingError: naming the bad one.
+    """
+    if options.dtype not in DTYPES:
+        raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
+    if options.executor not in EXECUTORS:
+        raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+
+
 class ModelRunner:
     """Runs passes. Not thread-safe: one engine thread owns it."""
 
@@ -39,8 +54,46 @@ class ModelRunner:
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions) -> "ModelRunner":
-        """Loads a Hugging Face model directory."""
-        return cls.build(load_config(directory), SafetensorsWeights(directory), options)
+        """Loads a Hugging Face model directory.
+
+        Raises:
+            SettingError: if an option is bad or the directory holds no model.
+            IncompatibleError: if the executor asked for cannot run the model.
+        """
+        check_options(options)
+        hf, generation = load_transformers_config(directory)
+        if options.executor != "generic":
+            try:
+                config = from_transformers(hf, generation)
+            except IncompatibleError as error:
+                if options.executor != "auto":
+                    raise
+                log.warning("%s; using the generic executor", error)
+            else:
+                return cls.build(config, SafetensorsWeights(directory), options)
+        return cls._load_generic(directory, hf, generation, options)
+
+    @classmethod
+    def _load_generic(
+        cls, directory: Path, hf: Any, generation: Any | None, options: RunnerOptions
+    ) -> "ModelRunner":
+        from transformers import AutoModelForCausalLM
+
+        if options.layers is not None:
+            raise SettingError("layers", options.layers, "the generic executor runs whole models")
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
+        return cls.wrap(model, hf, options, generation)
+
+    @classmethod
+    def wrap(
+        cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
+    ) -> "ModelRunner":
+        """Runs a `transformers` model as it is."""
+        from specinfer.model.generic import GenericExecutor, generic_config
+
+        num_blocks = blocks_for(options.kv_tokens)
+        executor = GenericExecutor(model, num_blocks, options.device, options.attention)
+        return cls(generic_config(hf, generation), executor, PagedKVCache(num_blocks, executor))
 
     @classmethod
     def build(cls, config: ModelConfig, weights: Weights, options: RunnerOptions) -> "ModelRunner":
@@ -49,8 +102,7 @@ class ModelRunner:
         Raises:
             SettingError: if an option names something that does not exist.
         """
-        if options.dtype not in DTYPES:
-            raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
+        check_options(options)
         dtype = DTYPES[options.dtype]
         if options.layers is not None:
             config = config.first_layers(options.layers)
