@@ -34,6 +34,10 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
+bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.{json,md}
+	$(BIN)/specinfer models pull smollm2-135m
+	$(BIN)/python -m benchmarks.runtime_cpu
+
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python tests/generate_proto.py
 

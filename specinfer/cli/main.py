@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+train_app = typer.Typer(help="Train speculators.", no_args_is_help=True)
+app.add_typer(train_app, name="train")
 
 
 class SpeculationChoice(StrEnum):
@@ -215,6 +218,16 @@ def demo(
     with _local(LocalOptions(model=model, dtype=dtype)) as system:
         runs = run_demo(system.address, max_new_tokens)
     print_demo(runs)
+
+
+@train_app.command(
+    "ssm",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def train_ssm(context: typer.Context) -> None:
+    """Distil a target into a small model that drafts for it (its own --help lists the options)."""
+    done = subprocess.run([sys.executable, "-m", "speculator_svc.training", *context.args], check=False)
+    sys.exit(done.returncode)
 
 
 @app.command()

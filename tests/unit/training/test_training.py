@@ -1,0 +1,201 @@
+"""Training on a tiny target: it learns, goes on after an interruption, and its checkpoint drafts."""
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.model.config import load_config
+from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, save_draft, verifier_of
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights import SafetensorsWeights
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterOptions, DraftJob
+from speculator_svc.drafters.ssm import SsmDrafter
+from speculator_svc.training import distil as distilling
+from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpus, split_corpus
+from speculator_svc.training.distil import DistilOptions, distil, evaluate
+from speculator_svc.training.labels import Labels, label_corpus
+from speculator_svc.training.student import Student
+from tests.system import ascii_tokenizer
+from tests.tiny_models import reference_logits, tiny_transformers
+
+VOCABULARY = 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    tiny_transformers("llama", initializer_range=0.4).save_pretrained(directory)
+    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def runner(target: Path) -> ModelRunner:
+    return ModelRunner.load(target, RunnerOptions(dtype="float32", kv_tokens=512))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> list[Continuation]:
+    """Greedy continuations of random prompts by the tiny target."""
+    model = tiny_transformers("llama", initializer_range=0.4)
+    rng = np.random.default_rng(0)
+    items = []
+    for _ in range(60):
+        prompt = rng.integers(3, 97, int(rng.integers(2, 6))).tolist()
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        items.append(Continuation(tuple(prompt), tuple(out[0, len(prompt) :].tolist())))
+    return items
+
+
+@pytest.fixture(scope="module")
+def vocabulary(corpus: list[Continuation]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    return frequent_tokens(corpus, VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def labels(
+    runner: ModelRunner,
+    corpus: list[Continuation],
+    vocabulary: object,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Labels]:
+    directory = tmp_path_factory.mktemp("labels")
+    return label_corpus(runner, corpus, vocabulary, directory, 8, lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_labels_are_the_targets_own_distribution(
+    target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object
+) -> None:
+    model = tiny_transformers("llama", initializer_range=0.4)
+    chosen = torch.from_numpy(vocabulary)
+    for item, label in list(zip(corpus, labels, strict=True))[:5]:
+        rows = reference_logits(model, [*item.prompt, *item.output])[len(item.prompt) - 1 : -1]
+        expected = rows.softmax(-1)[:, chosen].topk(8, dim=-1)
+        assert label.ids.tolist() == expected.indices.tolist()
+        np.testing.assert_allclose(label.probabilities, expected.values.numpy(), atol=1e-3)
+
+
+def test_labels_are_not_computed_twice(
+    runner: ModelRunner, corpus: list[Continuation], vocabulary: object, tmp_path: Path
+) -> None:
+    first = label_corpus(runner, corpus[:5], vocabulary, tmp_path, 4, lambda *_: None)  # type: ignore[arg-type]
+    again = label_corpus(None, corpus[:5], vocabulary, tmp_path, 4, lambda *_: None)  # type: ignore[arg-type]
+    assert [x.ids.tolist() for x in again] == [x.ids.tolist() for x in first]
+
+
+def make_student(target: Path, vocabulary: object) -> Student:
+    chosen = torch.from_numpy(vocabulary)
+    torch.manual_seed(0)
+    return Student(load_config(target), SafetensorsWeights(target), [0], chosen)
+
+
+def test_the_student_learns_what_the_target_says(
+    target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
+) -> None:
+    student = make_student(target, vocabulary)
+    chosen = torch.from_numpy(vocabulary)
+    before = evaluate(student, corpus, labels, chosen)
+    options = DistilOptions(minutes=0.05, learning_rate=5e-3, tokens_per_batch=256)
+    seen = distil(student, corpus, labels, options, tmp_path / "state.pt", lambda *_: None)
+    after = evaluate(student, corpus, labels, chosen)
+    assert seen > 0
+    assert after.top[1] > before.top[1] + 0.2
+    assert list(after.top.values()) == sorted(after.top.values())
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    target: Path,
+    corpus: list[Continuation],
+    labels: list[Labels],
+    vocabulary: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distilling, "SAVE_EVERY_S", 0.0)
+    options = DistilOptions(minutes=10.0, tokens_per_batch=256)
+    state = tmp_path / "state.pt"
+
+    def stop_after(steps: int) -> tuple[list[int], list[float]]:
+        seen_at: list[int] = []
+        minutes_at: list[float] = []
+
+        def report(minutes: float, loss: float, seen: int) -> None:
+            seen_at.append(seen)
+            minutes_at.append(minutes)
+            if len(seen_at) == steps:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            distil(make_student(target, vocabulary), corpus, labels, options, state, report)
+        return seen_at, minutes_at
+
+    first, _ = stop_after(4)
+    second, minutes = stop_after(2)
+    assert second[0] > first[2], "it counts on from the last saved step"
+    assert minutes[0] > 0
+
+
+def test_a_checkpoint_drafts_as_the_student_predicts(
+    target: Path, corpus: list[Continuation], vocabulary: object, tmp_path: Path
+) -> None:
+    student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
+    save_draft(tmp_path, student.tensors(), chosen, 1, target, str(target), {"seed": 0})
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(target)
+    assert (config["speculators_model_type"], config["draft_vocab_size"]) == ("ssm", VOCABULARY)
+    assert is_draft_checkpoint(tmp_path)
+    assert not is_draft_checkpoint(target)
+    assert verifier_of(tmp_path) == str(target)
+    drafter = SsmDrafter.from_options(DrafterOptions(model=str(tmp_path), dtype="float32", kv_tokens=512))
+    context = list(corpus[0].prompt + corpus[0].output[:3])
+    greedy, sampled = drafter.draft(
+        [
+            DraftJob("g", context, TreeLimits(4, 1), SamplingParams(temperature=0)),
+            DraftJob("s", context, TreeLimits(4, 1), SamplingParams(seed=1)),
+        ]
+    )
+    with torch.inference_mode():
+        logits = student(torch.tensor([context]), torch.tensor([len(context) - 1]))[0].float()
+    assert isinstance(greedy, TokenTree)
+    assert sorted(greedy.token_ids[1:].tolist()) == sorted(chosen[logits.topk(4).indices].tolist())
+    assert isinstance(sampled, TokenTree)
+    (proposal,) = sampled.proposals
+    assert set(proposal.q_token_ids.tolist()) <= set(chosen.tolist())
+    position = {token: i for i, token in enumerate(chosen.tolist())}
+    expected = logits.softmax(-1)[[position[token] for token in proposal.q_token_ids.tolist()]]
+    np.testing.assert_allclose(proposal.q_probabilities, expected / expected.sum(), rtol=0.1, atol=0.01)
+
+
+def test_a_checkpoint_for_another_target_is_refused(target: Path, vocabulary: object, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tiny_transformers("llama", seed=9).save_pretrained(other)
+    student = make_student(target, vocabulary)
+    save_draft(tmp_path / "ssm", student.tensors(), torch.from_numpy(vocabulary), 1, target, str(target), {})
+    with pytest.raises(IncompatibleError, match="was trained for a target with embeddings"):
+        load_draft(tmp_path / "ssm", other)
+
+
+def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl.gz"
+    rows = [{"p": [1, 2], "o": [3, 3, 4 + i]} for i in range(10)]
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    corpus = read_corpus(path)
+    assert corpus[0] == Continuation((1, 2), (3, 3, 4))
+    training, held_out = split_corpus(corpus, 2)
+    assert (len(training), len(held_out)) == (8, 2)
+    assert not {dataclasses.astuple(c) for c in training} & {dataclasses.astuple(c) for c in held_out}
+    assert frequent_tokens(corpus, 1).tolist() == [3]
+    (tmp_path / "bad.jsonl").write_text('{"p": [1]}\n')
+    with pytest.raises(InvalidInputError, match=r"bad\.jsonl:1"):
+        read_corpus(tmp_path / "bad.jsonl")
