@@ -5,6 +5,7 @@ entry gets its own error; the rest of the batch is served.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Float64, Verdict, find_rule
 
 log = logging.getLogger(__name__)
+
+
+class BrokenModelError(SpecInferError):
+    """The model's output is not usable."""
 
 
 class EntryStatus(IntEnum):
@@ -78,18 +83,32 @@ class _Held:
 
 
 class LogitsTarget:
-    """The target's predictions at the nodes of one tree, from logits [N, V]."""
+    """The target's predictions at the nodes of one tree, from logits [N, V].
+
+    Looks only at nodes it is asked about: most of a tree is never visited, and rows are long.
+    """
 
     def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
         self.logits, self._sampling = logits, sampling
-        self._best: list[int] = logits.argmax(-1).tolist()
 
     def best(self, node: int) -> int:
-        """The most probable next token."""
-        return self._best[node]
+        """The most probable next token.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        value, index = self.logits[node].max(-1)  # the maximum of a row with a NaN is NaN
+        if not math.isfinite(value.item()):
+            raise BrokenModelError("the model produced non-finite logits")
+        return int(index)
 
     def probabilities(self, node: int) -> Float64:
-        """[V] distribution under the request's sampling parameters."""
+        """[V] distribution under the request's sampling parameters.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        self.best(node)
         p: Float64 = probabilities(self.logits[node], self._sampling).cpu().numpy()
         return p
 
@@ -218,16 +237,17 @@ class VerifierEngine:
         sequence = self._held[job.request_id].sequence
         if job.tree is None:
             return VerifyOutcome(job.request_id, EntryStatus.OK, held_len=sequence.length)
-        if not bool(torch.isfinite(rows).all()):
-            self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, "the model produced non-finite logits")
         context_len = sequence.length
         rule = self._greedy if job.sampling.greedy else self._stochastic
-        verdict = rule(
-            job.tree,
-            LogitsTarget(rows, job.sampling),
-            lambda depth: generator(job.sampling, context_len + depth, StreamDomain.VERIFY),
-        )
+        try:
+            verdict = rule(
+                job.tree,
+                LogitsTarget(rows, job.sampling),
+                lambda depth: generator(job.sampling, context_len + depth, StreamDomain.VERIFY),
+            )
+        except BrokenModelError as error:
+            self.release([job.request_id])
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(error))
         self.runner.cache.commit(sequence, [node - 1 for node in verdict.accepted])
         return VerifyOutcome(
             job.request_id,

@@ -65,6 +65,23 @@ def test_a_wrong_base_asks_for_resync_and_changes_nothing() -> None:
     assert only(engine.verify([job("r", 4, [9])])).status is EntryStatus.OK
 
 
+def test_non_finite_logits_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    forward = engine.runner.forward
+
+    def poisoned(segments):  # type: ignore[no-untyped-def]
+        logits = forward(segments)
+        logits[0] = logits[0].clone()
+        logits[0][:, 5] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine.runner, "forward", poisoned)
+    bad, good = engine.verify([job("bad", 0, PROMPT), job("good", 0, PROMPT)])
+    assert (bad.status, bad.message) == (EntryStatus.ERROR, "the model produced non-finite logits")
+    assert good.status is EntryStatus.OK
+    assert engine.held_requests == 1
+
+
 def test_base_zero_starts_over() -> None:
     engine = make()
     first = only(engine.verify([job("r", 0, PROMPT)]))
