@@ -24,6 +24,8 @@ from specinfer.tree import TokenTree, merge_trees
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
+_MOST_DELIVERIES = 64
+"""Steps that may wait for the store before the loop waits too."""
 
 
 class GenerationLoop:
@@ -47,6 +49,7 @@ class GenerationLoop:
         self.subscribers = Subscribers()
         self._texts: dict[str, TextStream] = {}
         self._wake = asyncio.Event()
+        self._deliveries: asyncio.Queue[list[tuple[Progress, str]]] = asyncio.Queue(_MOST_DELIVERIES)
         self._background: set[asyncio.Task[None]] = set()
         self._verifier_lost_at: float | None = None
         self.steps = 0
@@ -78,6 +81,11 @@ class GenerationLoop:
 
     async def run(self) -> None:
         """Iterates until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._store_and_publish())
+            tasks.create_task(self._run())
+
+    async def _run(self) -> None:
         while True:
             entries = await self._next_step()
             try:
@@ -151,25 +159,36 @@ class GenerationLoop:
         self._planner.observe(report)
 
     async def _deliver(self, progress: Sequence[Progress]) -> None:
-        """Text, store, publish, in this order: a token is durable before a client sees it."""
-        if not progress:
-            return
-        texts = [self._text(item) for item in progress]
-        try:
-            await self._store.append(progress)
-        except UnavailableError as error:
-            log.error("%s; ending %d requests", error, len(progress))
-            open_states = [item.state for item in progress if item.state.finish is None]
-            self.scheduler.fail(open_states, str(error), time.monotonic())
-        for item, text in zip(progress, texts, strict=True):
-            self._publish(item, text)
-        self._release([item.state for item in progress if item.state.finish is not None])
+        """Turns tokens into text and hands both on; waits only if the store is far behind.
+
+        Text comes first because a stop string ends a request, which the next plan must know.
+        """
+        if progress:
+            await self._deliveries.put([(item, self._text(item)) for item in progress])
+
+    async def _store_and_publish(self) -> None:
+        """Store, then publish: a token is durable before a client sees it. Runs beside the next step."""
+        while True:
+            delivery = await self._deliveries.get()
+            while not self._deliveries.empty():
+                delivery += self._deliveries.get_nowait()
+            try:
+                await self._store.append([item for item, _ in delivery])
+            except UnavailableError as error:
+                log.error("%s; ending %d requests", error, len(delivery))
+                lost = {item.state.request.request_id: item.state for item, _ in delivery}
+                open_states = [state for state in lost.values() if state.finish is None]
+                ended = self.scheduler.fail(open_states, str(error), time.monotonic())
+                delivery += [(item, "") for item in ended]
+            for item, text in delivery:
+                self._publish(item, text)
+            self._release([item.state for item, _ in delivery if item.final])
 
     def _text(self, item: Progress) -> str:
         stream = self._texts.get(item.state.request.request_id)
         if stream is None:
             return ""
-        piece = stream.push(item.tokens, last=item.state.finish is not None)
+        piece = stream.push(item.tokens, last=item.final)
         if piece.stopped:
             self.scheduler.cut(item, piece.used, time.monotonic())
         return piece.text
@@ -177,7 +196,7 @@ class GenerationLoop:
     def _publish(self, item: Progress, text: str) -> None:
         state = item.state
         self.new_tokens += len(item.tokens)
-        final = state if state.finish is not None else None
+        final = state if item.final else None
         self._metrics.observe_progress(item, self.pool.names())
         if item.tokens or text or final:
             update = Update(item.tokens, text, item.logprobs, final)

@@ -61,7 +61,7 @@ class GatewayMetrics:
         """Counts new tokens, and a request's statistics when it ends."""
         self._tokens.inc(len(item.tokens))
         state = item.state
-        if state.finish is None:
+        if not item.final or state.finish is None:
             return
         self._finished.labels(state.finish.name.lower()).inc()
         if state.first_token_at is not None:

@@ -89,11 +89,16 @@ class VerdictEntry:
 
 @dataclass(slots=True)
 class Progress:
-    """New tokens of one request, and its end if this is it."""
+    """New tokens of one request, and its end if this is it. Complete by itself: the request may have
+    moved on by the time it is stored."""
 
     state: RequestState
     tokens: list[int]
     logprobs: list[float]
+    start: int
+    """Generated tokens before these."""
+    final: bool
+    """Whether the request ends with them."""
 
 
 class Scheduler:
@@ -154,7 +159,7 @@ class Scheduler:
         cancelled = [state for state in self._states.values() if state.cancelled]
         for state in cancelled:
             self.finish(state, FinishReason.CANCELLED, now)
-        return [Progress(state, [], []) for state in cancelled]
+        return [Progress(state, [], [], state.new_tokens, True) for state in cancelled]
 
     def admit(self, now: float) -> tuple[int, int]:
         """Admits waiting requests while there is room; how many run, and how many of them want trees."""
@@ -222,6 +227,7 @@ class Scheduler:
         if drop:
             del progress.state.tokens[-drop:]
             del progress.tokens[keep:], progress.logprobs[keep:]
+        progress.final = True
         self.finish(progress.state, FinishReason.STOP_STRING, now)
 
     def fail(self, states: Sequence[RequestState], message: str, now: float) -> list[Progress]:
@@ -229,7 +235,7 @@ class Scheduler:
         for state in states:
             state.error = message
             self.finish(state, FinishReason.ERROR, now)
-        return [Progress(state, [], []) for state in states]
+        return [Progress(state, [], [], state.new_tokens, True) for state in states]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
         """Takes a request out of the schedule."""
@@ -321,9 +327,10 @@ class Scheduler:
             kept = kept[: stop + 1]
         if state.first_token_at is None:
             state.first_token_at = now
+        start = state.new_tokens
         state.tokens.extend(kept)
         if stop is not None:
             self.finish(state, FinishReason.STOP_TOKEN, now)
         elif state.remaining == 0:
             self.finish(state, FinishReason.LENGTH, now)
-        return Progress(state, kept, logprobs[: len(kept)])
+        return Progress(state, kept, logprobs[: len(kept)], start, state.finish is not None)

@@ -96,19 +96,18 @@ class RequestStore:
             for item in progress:
                 request_id, state = item.state.request.request_id, item.state
                 if item.tokens:
-                    before = state.new_tokens - len(item.tokens)
-                    if before:
-                        pipe.ltrim(_tokens_key(request_id), 0, before - 1)
+                    if item.start:
+                        pipe.ltrim(_tokens_key(request_id), 0, item.start - 1)
                     else:
                         pipe.delete(_tokens_key(request_id))
                     pipe.rpush(_tokens_key(request_id), *item.tokens)
-                if state.finish is not None:
+                if item.final and state.finish is not None:
                     pipe.hset(_state_key(request_id), "state", "finished")
                     pipe.hset(_state_key(request_id), "finish", state.finish.name.lower())
                     pipe.hset(_state_key(request_id), "error", state.error)
                     for key in _keys(request_id):
                         pipe.expire(key, self._retention_s)
-                elif item.tokens and state.new_tokens == len(item.tokens):
+                elif item.tokens and not item.start:
                     pipe.hset(_state_key(request_id), "state", "running")
                     for key in _keys(request_id):
                         pipe.expire(key, _RUNNING_TTL_S)

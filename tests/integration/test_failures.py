@@ -4,12 +4,16 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from gateway.scheduler import SchedulerLimits
+from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.redis_server import redis_command
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
@@ -136,6 +140,26 @@ async def test_a_verifier_that_stays_away_ends_the_requests_with_an_error(redis_
         assert (status.verifier_ready, status.running) == (False, 0)
 
 
+async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_path: Path) -> None:
+    port = free_port()
+    redis = Child("redis", redis_command(port, tmp_path), tmp_path / "redis.log", {})
+    wait_for_port(redis, port, timeout_s=20)
+    async with running_system(f"redis://127.0.0.1:{port}/0") as system:
+        request = request_for(PROMPT, max_new_tokens=450)
+        call = system.stub.Generate(request)
+        seen = list((await call.read()).token_ids)
+        redis.kill()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _read_into(seen, call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "Redis does not answer" in (caught.value.details() or "")
+        assert seen == greedy(PROMPT, 450)[: len(seen)]
+        await until(lambda: system.verifier.held_requests == 0)
+        assert system.loop.scheduler.running == 0
+        with pytest.raises(grpc.aio.AioRpcError, match="Redis does not answer"):
+            await system.generate(PROMPT)
+
+
 async def test_a_failing_pass_fails_one_request_not_the_batch(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +218,11 @@ async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
         (only,) = await waiting
         assert only.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
         assert await running == greedy(PROMPT, 60)
+
+
+async def _read_into(seen: list[int], call: Any) -> None:
+    while (reply := await call.read()) is not grpc.aio.EOF:
+        seen += reply.token_ids
 
 
 async def _collect(call: object) -> list[generation_pb2.GenerateReply]:

@@ -21,14 +21,14 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
     state = state_of([5, 6])
     request_id = state.request.request_id
     await store.create(state.request)
-    await store.append([Progress(state, [5, 6], [])])
+    await store.append([Progress(state, [5, 6], [], 0, False)])
     state.tokens += [7]
     for _ in range(2):  # the reply to the first attempt was lost
-        await store.append([Progress(state, [7], [])])
+        await store.append([Progress(state, [7], [], 2, False)])
     assert await store.tokens(request_id) == [5, 6, 7]
     assert (await store.state(request_id))["state"] == "running"
     state.finish = FinishReason.LENGTH
-    await store.append([Progress(state, [], [])])
+    await store.append([Progress(state, [], [], 3, True)])
     assert await store.state(request_id) == {"state": "finished", "finish": "length", "error": ""}
     for key in (f"specinfer:{kind}:{request_id}" for kind in ("request", "state", "tokens")):
         assert 0 < await store._redis.ttl(key) <= 60
