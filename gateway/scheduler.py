@@ -15,10 +15,10 @@ the verifier's cache, and the first request of the highest priority always runs.
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from gateway.budget import BudgetPolicy, split_budget
 from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -42,15 +42,6 @@ class SchedulerLimits:
     kv_block_tokens: int = 16
     max_tree_nodes: int = 127
     """Most nodes the verifier accepts in one tree, root excluded."""
-
-
-class EntryStatus(IntEnum):
-    """Outcome of one entry; the numbers are those of the wire."""
-
-    OK = 1
-    RESYNC = 2
-    ERROR = 3
-    EXHAUSTED = 4
 
 
 @dataclass(frozen=True, slots=True)

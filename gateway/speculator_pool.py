@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import grpc
 
-from gateway.scheduler import EntryStatus, StepEntry
+from gateway.scheduler import StepEntry
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError, MalformedTreeError, UnavailableError
 from specinfer.sampling import MAX_SEED
 from specinfer.service.stream import MessageStream

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
-from gateway.scheduler import EntryStatus, StepEntry, VerdictEntry
+from gateway.scheduler import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree

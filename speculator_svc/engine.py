@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
@@ -13,14 +13,6 @@ from speculator_svc.contexts import Contexts
 from speculator_svc.drafters import Drafter, DraftJob
 
 log = logging.getLogger(__name__)
-
-
-class EntryStatus(IntEnum):
-    """Outcome of one entry; the numbers are those of the wire."""
-
-    OK = 1
-    RESYNC = 2
-    ERROR = 3
 
 
 @dataclass(frozen=True, slots=True)

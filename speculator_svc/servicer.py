@@ -6,13 +6,14 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.tree import TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
-from speculator_svc.engine import DraftEntry, DraftOutcome, EntryStatus, SpeculatorEngine
+from speculator_svc.engine import DraftEntry, DraftOutcome, SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -14,6 +14,7 @@ TERMINAL = {"typer", "rich", "grpc", "grpc_health", "huggingface_hub"}
 # package or module -> (our packages it may import, third parties it may import); longest prefix wins
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.errors": (set(), set()),
+    "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
@@ -51,14 +52,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.budget": (set(), {"numpy"}),
     "gateway.planner": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
-        {"specinfer.tree", "specinfer.errors", "gateway.request", "gateway.budget"},
+        {"specinfer.tree", "specinfer.errors", "specinfer.entry_status", "gateway.request", "gateway.budget"},
         {"numpy"},
     ),
     "gateway.store": ({"specinfer.errors", "gateway"}, {"redis"}),
     "gateway": (
         {
             "gateway",
-            *(f"specinfer.{name}" for name in ("errors", "sampling", "tree", "tokenizer", "hub", "wire")),
+            *(
+                f"specinfer.{name}"
+                for name in ("errors", "entry_status", "sampling", "tree", "tokenizer", "hub", "wire")
+            ),
             *(f"specinfer.{name}" for name in ("service", "v1")),
         },
         SERVICE,

@@ -9,10 +9,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.distributions import generator, probabilities
@@ -27,15 +27,6 @@ log = logging.getLogger(__name__)
 
 class BrokenModelError(SpecInferError):
     """The model's output is not usable."""
-
-
-class EntryStatus(IntEnum):
-    """Outcome of one entry; the numbers are those of the wire."""
-
-    OK = 1
-    RESYNC = 2
-    ERROR = 3
-    EXHAUSTED = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from specinfer.errors import SpecInferError
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
-from verifier_svc.engine import EntryStatus, VerifierEngine, VerifyJob, VerifyOutcome
+from verifier_svc.engine import VerifierEngine, VerifyJob, VerifyOutcome
 from verifier_svc.metrics import VerifierMetrics
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -73,6 +74,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
     """The job of an entry, or the outcome that says what is wrong with it."""
     try:
+        if entry.return_features:
+            raise InvalidInputError("return_features", True, "this verifier returns none")
         return VerifyJob(
             entry.request_id,
             entry.base_len,

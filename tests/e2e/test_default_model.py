@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from specinfer.entry_status import EntryStatus
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.sampling import SamplingParams
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
-from verifier_svc.engine import EngineLimits, EntryStatus, VerifierEngine, VerifyJob
+from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -124,6 +124,7 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
             verifier_pb2.VerifyEntry(request_id="empty"),
             verifier_pb2.VerifyEntry(request_id="foreign", delta_token_ids=[5, 999]),
             verifier_pb2.VerifyEntry(request_id="ahead", base_len=7, delta_token_ids=[5]),
+            verifier_pb2.VerifyEntry(request_id="features", delta_token_ids=[5], return_features=True),
         ]
 
         async def messages() -> AsyncIterator[verifier_pb2.VerifyRequest]:
@@ -136,5 +137,6 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
         ("empty", 3),
         ("foreign", 3),
         ("ahead", 2),
+        ("features", 3),
     ]
     assert "delta_token_ids = 999: not in the vocabulary of 97" in reply.entries[2].message

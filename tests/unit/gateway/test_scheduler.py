@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gateway.budget import BudgetPolicy, split_budget
 from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation
-from gateway.scheduler import MAX_RETRIES, EntryStatus, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
+from gateway.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree

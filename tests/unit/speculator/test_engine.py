@@ -1,9 +1,10 @@
 """The speculator engine: contexts follow the invariant, failures concern one entry."""
 
+from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.engine import DraftEntry, EntryStatus, SpeculatorEngine
+from speculator_svc.engine import DraftEntry, SpeculatorEngine
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
 

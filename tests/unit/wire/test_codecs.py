@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from gateway import request as gateway_request
-from gateway import scheduler as gateway_scheduler
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree
@@ -12,9 +12,7 @@ from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
 from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
 from specinfer.wire.status import status_of
 from specinfer.wire.tree_codec import decode_tree, encode_tree
-from speculator_svc import engine as speculator_engine
 from tests.trees import trees
-from verifier_svc import engine as verifier_engine
 
 
 @given(trees())
@@ -47,9 +45,7 @@ def test_sampling_survives_and_unset_is_not_greedy() -> None:
     ("ours", "theirs", "prefix"),
     [
         (ProposalKind, tree_pb2.ProposalKind, "PROPOSAL_KIND_"),
-        (verifier_engine.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
-        (speculator_engine.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
-        (gateway_scheduler.EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
+        (EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
         (gateway_request.Speculation, generation_pb2.Speculation, "SPECULATION_"),
         (gateway_request.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
     ],
