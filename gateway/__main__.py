@@ -44,6 +44,7 @@ def scheduler_limits(
         max_step_tokens=verifier.max_step_tokens,
         kv_capacity_tokens=verifier.kv_capacity_tokens,
         kv_block_tokens=verifier.kv_block_tokens,
+        kv_window_tokens=verifier.kv_window_tokens,
         max_tree_nodes=verifier.max_nodes - 1,
     )
 

@@ -40,6 +40,8 @@ class SchedulerLimits:
     max_step_tokens: int = 2048
     kv_capacity_tokens: int = 32768
     kv_block_tokens: int = 16
+    kv_window_tokens: int = 0
+    """Context tokens the verifier keeps per request; 0 for all."""
     max_tree_nodes: int = 127
     """Most nodes the verifier accepts in one tree, root excluded."""
 
@@ -268,8 +270,11 @@ class Scheduler:
 
     def _room(self, state: RequestState, more: int = 0) -> int:
         """Cache tokens a request needs in its next step, `more` tokens ahead: context, tree, whole blocks."""
-        tokens = len(state.tokens) + more + self._most_nodes(state)
-        block = self._limits.kv_block_tokens
+        block, window = self._limits.kv_block_tokens, self._limits.kv_window_tokens
+        context = len(state.tokens) + more
+        if window:  # it may hold a block and the chunk it is reading beyond its window
+            context = min(context, window + block + self._limits.prefill_chunk)
+        tokens = context + self._most_nodes(state)
         return -(-tokens // block) * block
 
     def _most_nodes(self, state: RequestState) -> int:

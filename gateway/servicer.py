@@ -28,6 +28,7 @@ class TargetInfo:
     vocab_size: int
     max_context_len: int
     eos_token_ids: tuple[int, ...]
+    lossy: bool = False
 
     @classmethod
     def of(cls, description: verifier_pb2.DescribeVerifierReply) -> "TargetInfo":
@@ -37,6 +38,7 @@ class TargetInfo:
             description.vocab_size,
             description.max_context_len,
             tuple(description.eos_token_ids),
+            description.kv_window_tokens > 0,
         )
 
 
@@ -109,6 +111,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             ],
             steps=loop.steps,
             new_tokens=loop.new_tokens,
+            lossy=self._target.lossy,
         )
 
     def _decode(self, message: generation_pb2.GenerateRequest) -> GenerationRequest:

@@ -143,11 +143,12 @@ async def running_system(
     patience_s: float = 5.0,
     adaptive: bool = False,
     kv_tokens: int = 2048,
+    kv_window: int = 0,
     speculator_tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[System]:
     """Starts verifier, speculators and gateway; ends them on leaving and checks the cache."""
     tokenizer = ascii_tokenizer()
-    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens)
+    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens, kv_window=kv_window)
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
     engine = VerifierEngine(runner, acceptance, engine_limits)
     servers: dict[str, ServiceServer] = {}
@@ -169,6 +170,7 @@ async def running_system(
         max_step_tokens=engine_limits.max_step_tokens,
         kv_capacity_tokens=runner.cache.capacity_tokens,
         eos_token_ids=[EOS],
+        kv_window_tokens=kv_window,
     )
 
     def add_verifier(server: ServiceServer, thread: EngineThread) -> None:

@@ -26,6 +26,8 @@ from verifier_svc.settings import VerifierSettings
 
 PROGRAM = "verifier_svc"
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
+WINDOWED_CONTEXT = 2**20
+"""Longest context with a windowed cache, which has no end of its own."""
 log = logging.getLogger(__name__)
 
 
@@ -33,16 +35,25 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
     """Loads the model and puts the engine together."""
     find_rule(settings.acceptance)  # a bad name should not wait for the weights
     options = RunnerOptions(
-        settings.dtype, settings.device, settings.executor, settings.attention, settings.kv_tokens
+        dtype=settings.dtype,
+        device=settings.device,
+        executor=settings.executor,
+        attention=settings.attention,
+        kv_tokens=settings.kv_tokens,
+        kv_window=settings.kv_window,
+        kv_sinks=settings.kv_sinks,
     )
     runner = ModelRunner.load(resolve_model(settings.model), options)
+    longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
+    if settings.kv_window:
+        log.warning(
+            "kv_window = %d: the cache forgets, so the output is not the model's own", settings.kv_window
+        )
     limits = EngineLimits(
         max_requests=settings.max_requests,
         max_nodes=settings.max_nodes,
         max_step_tokens=settings.max_step_tokens,
-        max_context_len=min(
-            settings.max_context_len or runner.config.max_positions, runner.config.max_positions
-        ),
+        max_context_len=min(settings.max_context_len or longest, longest),
         idle_seconds=settings.idle_seconds,
     )
     return VerifierEngine(runner, settings.acceptance, limits)
@@ -65,6 +76,7 @@ def describe(
         eos_token_ids=config.eos_token_ids,
         acceptance=settings.acceptance,
         dtype=settings.dtype,
+        kv_window_tokens=settings.kv_window,
         kv_block_tokens=engine.runner.cache.block_tokens,
     )
 

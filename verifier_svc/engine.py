@@ -117,6 +117,8 @@ class VerifierEngine:
         self.runner, self.limits = runner, limits or EngineLimits()
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._held: dict[str, _Held] = {}
+        self.evicted_tokens = 0
+        """Context tokens dropped from windowed caches, since the start."""
         self._clock = clock
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
@@ -227,6 +229,7 @@ class VerifierEngine:
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, f"the model failed: {rows}")
         sequence = self._held[job.request_id].sequence
         if job.tree is None:
+            self._slide(sequence)
             return VerifyOutcome(job.request_id, EntryStatus.OK, held_len=sequence.length)
         context_len = sequence.length
         rule = self._greedy if job.sampling.greedy else self._stochastic
@@ -240,6 +243,7 @@ class VerifierEngine:
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(error))
         self.runner.cache.commit(sequence, [node - 1 for node in verdict.accepted])
+        self._slide(sequence)
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
@@ -248,6 +252,10 @@ class VerifierEngine:
             held_len=sequence.length,
             top_k=_top_k(rows, job.top_k),
         )
+
+    def _slide(self, sequence: KVSequence) -> None:
+        """Keeps a windowed cache (if it is one) within its window."""
+        self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)

@@ -21,6 +21,12 @@ class VerifierSettings(ServiceSettings):
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
     kv_tokens: int = Field(32768, ge=16, description="Context tokens the KV cache holds over all requests.")
+    kv_window: int = Field(
+        0,
+        ge=0,
+        description="Keep only so many context tokens per request (StreamingLLM); lossy; 0 keeps all.",
+    )
+    kv_sinks: int = Field(4, ge=1, description="First tokens a windowed cache never drops.")
     max_requests: int = Field(64, ge=1, description="Most requests held at once.")
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."

@@ -69,7 +69,8 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")
-    table.add_row("model", f"{status.model}, context {status.max_context_len}")
+    lossy = ", LOSSY: windowed cache" if status.lossy else ""
+    table.add_row("model", f"{status.model}, context {status.max_context_len}{lossy}")
     table.add_row("verifier", "ready" if status.verifier_ready else "not answering")
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
     table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")

@@ -58,7 +58,7 @@ class Batch:
     token_ids: Ints
     """[T]"""
     positions: Ints
-    """[T] rotary position: index in the context, or context length - 1 + depth for a node."""
+    """[T] rotary position: place in the context, or that of its last token + depth for a node."""
     write_slots: Slots
     """[T] where each token's key and value go."""
     rows: list[AttentionRows]
@@ -83,7 +83,7 @@ def flatten(segments: Sequence[Segment]) -> Batch:
         part, part_positions = _attention_rows(segment, start)
         rows.append(part)
         positions.append(part_positions)
-        held = segment.sequence.length + segment.sequence.nodes
+        held = segment.sequence.cached + segment.sequence.nodes
         writes.append(segment.sequence.slots(held, part.length))
         first = start + len(segment.delta)
         wanted = [first - 1] if segment.want_last else []
@@ -103,17 +103,19 @@ def flatten(segments: Sequence[Segment]) -> Batch:
 def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, Ints]:
     sequence, delta = segment.sequence, len(segment.delta)
     assert not (delta and sequence.nodes), "a delta needs the earlier tree to be committed first"
-    context = sequence.length + delta
+    held = sequence.cached
+    context = held + delta
     total = context + sequence.nodes + len(segment.nodes)
     depths, paths = _node_paths(segment)
-    visible = np.concatenate(
-        [np.arange(sequence.length + 1, context + 1), np.full(len(paths), context)]
-    ).astype(np.int64)
+    visible = np.concatenate([np.arange(held + 1, context + 1), np.full(len(paths), context)]).astype(
+        np.int64
+    )
     extra: list[list[int]] = [[] for _ in range(delta)]
     extra.extend([context + node for node in path] for path in paths)
-    positions = np.concatenate(
-        [np.arange(sequence.length, context), context - 1 + np.array(depths, np.int64)]
-    ).astype(np.int64)
+    positions = np.concatenate([np.arange(held, context), context - 1 + np.array(depths, np.int64)]).astype(
+        np.int64
+    )
+    positions += sequence.shift
     stop = start + delta + len(paths)
     blocks = np.array(sequence.blocks, np.int64)
     return AttentionRows(start, stop, total, blocks, visible, extra), positions

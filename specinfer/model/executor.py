@@ -15,7 +15,7 @@ from specinfer.model.attention import make_attention
 from specinfer.model.batch import Batch
 from specinfer.model.config import ModelConfig
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
-from specinfer.model.transformer import Transformer, Weights
+from specinfer.model.transformer import Transformer, Weights, rotate
 
 log = logging.getLogger(__name__)
 EXECUTORS = ("auto", "native", "torch", "generic")
@@ -29,6 +29,9 @@ class Executor(Protocol):
 
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
 
 
 class TorchExecutor:
@@ -48,7 +51,7 @@ class TorchExecutor:
         shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._device = device
+        self._device, self._inv_freq = device, config.inv_freq
 
     def run(self, batch: Batch) -> torch.Tensor:
         """See `Executor.run`."""
@@ -73,6 +76,13 @@ class TorchExecutor:
         for cache in (self._keys, self._values):
             # index_select copies first, so overlapping rows are safe
             cache.index_copy_(1, there, cache.index_select(1, here))
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        here = torch.from_numpy(slots).to(self._device)
+        angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
+        turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
+        self._keys.index_copy_(1, here, turned.to(self._keys.dtype))
 
 
 def make_executor(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from specinfer.errors import IncompatibleError
+from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.attention import AttentionBackend, make_attention
 from specinfer.model.batch import Batch
 from specinfer.model.config import ModelConfig, eos_token_ids, max_positions
@@ -103,6 +103,10 @@ class GenericExecutor:
         for pair in self._memory.values():
             for cache in pair:
                 cache.index_copy_(0, there, cache.index_select(0, here))
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """Not possible: only the model knows how its keys carry positions."""
+        raise SettingError("kv_window", delta, "the generic executor has no windowed cache")
 
 
 def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:

@@ -1,8 +1,8 @@
 """The paged key/value cache of all requests of one model.
 
-    logical positions of one request      0 .. length-1 | length .. length+nodes-1
-                                          committed       tentative tree nodes, in scoring order
-    physical slot of position p           blocks[p // B] * B + p % B
+    positions of one request in the cache   0 .. cached-1 | cached .. cached+nodes-1
+                                            committed       tentative tree nodes, in scoring order
+    physical slot of position p             blocks[p // B] * B + p % B
 
 A forward pass writes the keys and values of appended context and of tree nodes. `commit(path)` keeps
 the nodes of one root path as context, moving their scattered entries to consecutive positions, and
@@ -12,6 +12,11 @@ A prompt prefix is computed once: a full block of context is filed under a hash 
 block before it, and `share` lets another sequence use it. Shared blocks are full, so nobody writes to
 them. A block that no sequence uses keeps its content until it is handed out again, oldest first.
 
+With a window (`KVWindow`, StreamingLLM, arXiv 2309.17453) the cache keeps a request's first tokens, the
+attention sinks, and its last ones; `slide` drops whole blocks between them. Positions are those inside the
+cache: because rotary attention sees only differences, it is enough to turn the sinks' keys after the rest
+(`KVStorage.rotate`). That is lossy, so it is off unless asked for, and windowed prefixes are not shared.
+
 Invariant (`check`): a block is free or in use by as many sequences as its count says, and a sequence has
 exactly the blocks its tokens need.
 """
@@ -19,12 +24,13 @@ exactly the blocks its tokens need.
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.errors import ExhaustedError, InvalidInputError
+from specinfer.errors import ExhaustedError, InvalidInputError, SettingError
 
 BLOCK_TOKENS = 16
 
@@ -44,12 +50,21 @@ class KVSequence:
         self.node_depths: list[int] = []
         self.chain: list[int] = []
         """Hash of every full block of context, each covering those before it."""
+        self.evicted = 0
+        """Context tokens dropped behind the sinks."""
+        self.shift = 0
+        """Rotary position of a token minus its position in the cache."""
         self.released = False
 
     @property
     def length(self) -> int:
-        """Committed context tokens."""
+        """Committed context tokens, dropped ones included."""
         return len(self.tokens)
+
+    @property
+    def cached(self) -> int:
+        """Context tokens whose keys and values are held."""
+        return len(self.tokens) - self.evicted
 
     @property
     def nodes(self) -> int:
@@ -57,7 +72,7 @@ class KVSequence:
         return len(self.node_parents)
 
     def slots(self, start: int, stop: int) -> Slots:
-        """Physical slots of logical positions [start, stop)."""
+        """Physical slots of positions [start, stop) in the cache."""
         positions = np.arange(start, stop, dtype=np.int64)
         table = np.asarray(self.blocks, np.int64)
         slots: Slots = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
@@ -78,12 +93,37 @@ class KVStorage(Protocol):
     def move(self, source: Slots, target: Slots) -> None:
         """Copies entries from slots to slots; all sources are read before any target is written."""
 
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """Turns the keys of slots by `delta` rotary positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVWindow:
+    """What a windowed cache keeps of a request. Lossy."""
+
+    tokens: int
+    """Context tokens kept, sinks included; up to a block more."""
+    sinks: int
+    """First tokens that are never dropped, rounded up to whole blocks."""
+    max_positions: int
+    """Rotary positions the model knows."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:
+            least = (self.sink_blocks + 1) * BLOCK_TOKENS
+            raise SettingError("kv_window", self.tokens, f"must be at least {least} with {self.sinks} sinks")
+
+    @property
+    def sink_blocks(self) -> int:
+        """Blocks that are never dropped."""
+        return blocks_for(self.sinks)
+
 
 class PagedKVCache:
     """Hands out blocks of a storage and keeps the books."""
 
-    def __init__(self, num_blocks: int, storage: KVStorage) -> None:
-        self.num_blocks, self._storage = num_blocks, storage
+    def __init__(self, num_blocks: int, storage: KVStorage, window: KVWindow | None = None) -> None:
+        self.num_blocks, self._storage, self.window = num_blocks, storage, window
         # in the order in which they will be handed out
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._uses = [0] * num_blocks
@@ -120,7 +160,7 @@ class PagedKVCache:
         Raises:
             ExhaustedError: if there are too few free blocks; the sequence is unchanged.
         """
-        missing = blocks_for(sequence.length + sequence.nodes + extra) - len(sequence.blocks)
+        missing = blocks_for(sequence.cached + sequence.nodes + extra) - len(sequence.blocks)
         if missing > len(self._free):
             raise ExhaustedError(f"KV cache full: {missing} blocks needed, {len(self._free)} free")
         for _ in range(missing):
@@ -133,6 +173,8 @@ class PagedKVCache:
             How many tokens that was; a multiple of the block size.
         """
         start = sequence.length
+        if self.window is not None:
+            return 0
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -179,9 +221,30 @@ class PagedKVCache:
         moved = [(i, node) for i, node in enumerate(path) if i != node]
         if not moved:
             return
-        base, end = sequence.length, sequence.length + sequence.nodes
+        base, end = sequence.cached, sequence.cached + sequence.nodes
         slots = sequence.slots(base, end)
         self._storage.move(slots[[node for _, node in moved]], slots[[i for i, _ in moved]])
+
+    def slide(self, sequence: KVSequence, ahead: int) -> int:
+        """Drops blocks behind the sinks while more than the window is held; returns the tokens dropped.
+
+        Args:
+            ahead: tokens the next pass may add; rotary positions are wound back in time for them.
+        """
+        if self.window is None:
+            return 0
+        sinks, dropped = self.window.sink_blocks, 0
+        while sequence.cached - dropped - BLOCK_TOKENS >= self.window.tokens:
+            self._give_back(sequence.blocks.pop(sinks))
+            dropped += BLOCK_TOKENS
+        if dropped:
+            sequence.evicted += dropped
+            sequence.shift += dropped
+            self._storage.rotate(sequence.slots(0, sinks * BLOCK_TOKENS), dropped)
+        if sequence.shift + sequence.cached + ahead > self.window.max_positions:
+            self._storage.rotate(sequence.slots(0, sequence.cached), -sequence.shift)
+            sequence.shift = 0
+        return dropped
 
     def release(self, sequence: KVSequence) -> None:
         """Gives all blocks back; a released sequence must not be used again."""
@@ -193,7 +256,7 @@ class PagedKVCache:
 
     def trim(self, sequence: KVSequence) -> None:
         """Gives back blocks that were reserved and are not needed."""
-        keep = blocks_for(sequence.length + sequence.nodes)
+        keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
     def _take_free(self) -> int:
@@ -208,14 +271,19 @@ class PagedKVCache:
     def _drop(self, sequence: KVSequence, keep: int) -> None:
         """Gives up the sequence's blocks behind the first `keep`; the last are handed out first."""
         for block in reversed(sequence.blocks[keep:]):
-            self._uses[block] -= 1
-            if not self._uses[block]:
-                self._free[block] = None
+            self._give_back(block)
         del sequence.blocks[keep:]
+
+    def _give_back(self, block: int) -> None:
+        self._uses[block] -= 1
+        if not self._uses[block]:
+            self._free[block] = None
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int]) -> None:
         """Adds committed tokens and files the blocks they complete."""
         sequence.tokens.extend(tokens)
+        if self.window is not None:
+            return
         while (len(sequence.chain) + 1) * BLOCK_TOKENS <= sequence.length:
             index = len(sequence.chain)
             part = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
@@ -232,7 +300,7 @@ class PagedKVCache:
             assert self._uses[block] == owned[block], "a block's count is wrong"
             assert (block in self._free) == (not owned[block]), "a block was lost, or is free and in use"
         for sequence in self._sequences:
-            assert len(sequence.blocks) == blocks_for(sequence.length + sequence.nodes), "wrong block count"
+            assert len(sequence.blocks) == blocks_for(sequence.cached + sequence.nodes), "wrong block count"
         assert self._filed == {known: block for block, known in self._hash_of.items()}, "files disagree"
 
 

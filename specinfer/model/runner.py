@@ -12,7 +12,7 @@ from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.executor import EXECUTORS, Executor, make_executor
-from specinfer.model.kv_cache import KVSequence, PagedKVCache, blocks_for
+from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.transformer import Weights
 from specinfer.model.weights import SafetensorsWeights
 
@@ -32,6 +32,10 @@ class RunnerOptions:
     kv_tokens: int = 16384
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
+    kv_window: int = 0
+    """Keep only so many context tokens per request (StreamingLLM); lossy. 0 keeps all."""
+    kv_sinks: int = 4
+    """First tokens a windowed cache never drops."""
 
 
 def check_options(options: RunnerOptions) -> None:
@@ -79,6 +83,8 @@ class ModelRunner:
     ) -> "ModelRunner":
         from transformers import AutoModelForCausalLM
 
+        if options.kv_window:
+            raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
         if options.layers is not None:
             raise SettingError("layers", options.layers, "the generic executor runs whole models")
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
@@ -110,7 +116,10 @@ class ModelRunner:
         executor = make_executor(
             options.executor, config, weights, dtype, num_blocks, options.device, options.attention
         )
-        return cls(config, executor, PagedKVCache(num_blocks, executor))
+        window = None
+        if options.kv_window:
+            window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
+        return cls(config, executor, PagedKVCache(num_blocks, executor, window))
 
     def open(self) -> KVSequence:
         """A new, empty sequence."""

@@ -157,7 +157,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,7 @@ class StatusReply(_message.Message):
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -174,7 +175,8 @@ class StatusReply(_message.Message):
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorState]
     steps: int
     new_tokens: int
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
     __slots__ = ("name", "drafter", "ready", "answered", "missed")

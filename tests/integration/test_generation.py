@@ -12,6 +12,7 @@ from speculator_svc.drafters.ngram import NgramDrafter
 from tests.oracle import always, default_target, first, greedy, never
 from tests.system import EOS, ScriptedDrafter, ascii_tokenizer, running_system, text_of, until
 from tests.tiny_models import tiny_transformers
+from verifier_svc.engine import EngineLimits
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [33], [7] * 20, [90, 11, 52, 19, 64, 23, 8, 95, 14, 77, 31, 4] * 4]
 OFF, SEQUENCE, TREE = (
@@ -269,3 +270,30 @@ async def test_accepted_nodes_scattered_over_a_wide_tree(redis_url: str) -> None
         replies = await system.generate(PROMPTS[0], max_new_tokens=30)
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPTS[0], 30)
     assert replies[-1].summary.stats.steps == 10  # budget 8 holds two levels of three: 10 x 3
+
+
+async def test_a_windowed_cache_goes_beyond_the_models_positions_and_says_it_is_lossy(redis_url: str) -> None:
+    """600 tokens of a model with 128 positions, in a cache of 20 blocks, plain and with trees."""
+    model = tiny_transformers("llama", max_position_embeddings=128)
+    limits = SchedulerLimits(
+        max_batch=8, tree_depth=4, kv_capacity_tokens=320, kv_window_tokens=48, prefill_chunk=16
+    )
+    async with running_system(
+        redis_url,
+        {"a": NgramDrafter(1)},
+        model=model,
+        limits=limits,
+        kv_tokens=320,
+        kv_window=48,
+        engine_limits=EngineLimits(max_context_len=4096, max_step_tokens=64),
+    ) as system:
+        prompts = [[3 + i] * (1 + 30 * i) for i in range(2)]
+        modes = (OFF, TREE)
+        fields = {"max_new_tokens": 600}
+        answers = await asyncio.gather(
+            *(system.tokens(p, speculation=mode, **fields) for p in prompts for mode in modes)
+        )
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert system.verifier.evicted_tokens > 4 * 400
+    assert [len(answer) for answer in answers] == [600] * 4
+    assert status.lossy

@@ -150,6 +150,20 @@ class NativeExecutor:
             *(ctypes.c_void_p(slots.ctypes.data) for slots in pair),
         )
 
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        angles = torch.tensor(self.config.inv_freq) * delta
+        cos, sin, here = angles.cos(), angles.sin(), np.ascontiguousarray(slots, np.int32)
+        self._library.si_rotate(
+            self._model,
+            ctypes.c_void_p(self._keys.data_ptr()),
+            ctypes.c_int64(self._num_blocks),
+            ctypes.c_int(len(here)),
+            ctypes.c_void_p(here.ctypes.data),
+            _at(cos),
+            _at(sin),
+        )
+
     def _load(self, weights: Weights) -> torch.Tensor:
         """Packs all weights; returns the embedding table, which the kernels read in place."""
         for layer in range(self.config.layers):

@@ -660,6 +660,25 @@ void move_rows(const Shape& s, T* keys, T* values, int64_t blocks, int step, int
   }
 }
 
+// Turns the keys of some slots by an angle per pair of dimensions.
+template <class Kind>
+void rotate_keys(const Shape& s, void* cache, int64_t blocks, int count, const int32_t* slots, const float* cos,
+                 const float* sin) {
+  using T = typename Kind::T;
+  std::vector<float> x(s.dim);
+  for (int layer = 0; layer < s.layers; ++layer)
+    for (int j = 0; j < count; ++j)
+      for (int head = 0; head < s.kv_heads; ++head) {
+        const int lane = slots[j] % BLOCK;
+        T* block = static_cast<T*>(cache) +
+                   ((size_t(layer) * blocks + slots[j] / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
+        const auto at = [&](int i) -> T& { return block[((i / Kind::S) * BLOCK + lane) * Kind::S + i % Kind::S]; };
+        for (int i = 0; i < s.dim; ++i) x[i] = Kind::to_float(at(i));
+        rotate(x.data(), cos, sin, s.dim);
+        for (int i = 0; i < s.dim; ++i) at(i) = Kind::from_float(x[i]);
+      }
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------- C interface
@@ -727,6 +746,16 @@ void si_move(void* model, void* keys, void* values, int64_t blocks, int count, c
     move_rows(m.shape, static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values), blocks, 2, count, source, target);
   else
     move_rows(m.shape, static_cast<float*>(keys), static_cast<float*>(values), blocks, 1, count, source, target);
+}
+
+// Turns keys by delta positions; cos, sin: [D/2] of delta times the rotary frequencies.
+void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
+               const float* sin) {
+  Model& m = *static_cast<Model*>(model);
+#ifdef __AVX512BF16__
+  if (m.bf16) return rotate_keys<Bf16>(m.shape, keys, blocks, count, slots, cos, sin);
+#endif
+  rotate_keys<F32>(m.shape, keys, blocks, count, slots, cos, sin);
 }
 
 }  // extern "C"

@@ -19,6 +19,9 @@ class Marks:
     def move(self, source: Slots, target: Slots) -> None:
         self.values[target] = self.values[source]
 
+    def rotate(self, slots: Slots, delta: int) -> None:
+        self.turned = (slots.tolist(), delta)
+
 
 class MarkedCache(PagedKVCache):
     """A cache whose entries can be written and read."""

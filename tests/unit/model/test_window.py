@@ -1,0 +1,112 @@
+"""The windowed cache against an independent StreamingLLM in plain torch: keys kept unrotated, turned at
+every step to their positions inside the cache."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
+from specinfer.model.kv_cache import BLOCK_TOKENS
+from specinfer.model.runner import ModelRunner
+from tests.tiny_models import runner_of, tiny_transformers
+
+WINDOW, SINKS = 64, 4
+TOKENS = [(37 * i + i * i) % 97 for i in range(300)]
+
+
+class StreamingOracle:
+    """One token at a time through a `transformers` Llama, with the same rule of eviction."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._cache: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in model.model.layers]
+
+    @torch.inference_mode()
+    def step(self, token: int) -> torch.Tensor:
+        x = self._model.model.embed_tokens.weight[token]
+        for layer, entries in zip(self._model.model.layers, self._cache, strict=True):
+            x = x + self._attend(layer.self_attn, layer.input_layernorm(x), entries)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        for entries in self._cache:
+            while len(entries) - BLOCK_TOKENS >= WINDOW:
+                del entries[BLOCK_TOKENS : 2 * BLOCK_TOKENS]
+        return F.linear(self._model.model.norm(x), self._model.lm_head.weight)
+
+    def _attend(
+        self, a: Any, x: torch.Tensor, entries: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        heads, size = self._model.config.num_attention_heads, self._model.config.head_dim
+        q = a.q_proj(x).view(heads, size)
+        entries.append((a.k_proj(x).view(-1, size), a.v_proj(x).view(-1, size)))
+        keys = torch.stack([k for k, _ in entries], 1)
+        values = torch.stack([v for _, v in entries], 1)
+        positions = torch.arange(len(entries))
+        keys = self._turn(keys, positions).repeat_interleave(heads // len(keys), 0)
+        values = values.repeat_interleave(heads // len(values), 0)
+        scores = torch.einsum("hd,hnd->hn", self._turn(q[:, None], positions[-1:])[:, 0], keys) / size**0.5
+        return a.o_proj(torch.einsum("hn,hnd->hd", scores.softmax(-1), values).flatten())
+
+    def _turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        inv_freq = self._model.model.rotary_emb.inv_freq
+        angles = torch.outer(positions.float(), inv_freq).repeat(1, 2)
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+def windowed(executor: str, max_positions: int = 512, kv_tokens: int = 2048) -> tuple[Any, ModelRunner]:
+    model = tiny_transformers("llama", head_dim=16, max_position_embeddings=max_positions)
+    options = {"executor": executor, "kv_window": WINDOW, "kv_sinks": SINKS, "kv_tokens": kv_tokens}
+    return model, runner_of(model, **options)
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("max_positions", [512, 128])
+def test_streaming_equals_the_oracle(executor: str, max_positions: int) -> None:
+    """With 128 positions for 300 tokens the rotary positions have to be wound back on the way."""
+    model, runner = windowed(executor, max_positions)
+    oracle, sequence = StreamingOracle(model), runner.open()
+    for token in TOKENS:
+        (logits,) = runner.forward([Segment(sequence, [token], want_last=True)])
+        torch.testing.assert_close(logits[0], oracle.step(token), rtol=1e-3, atol=1e-3)
+        runner.cache.slide(sequence, ahead=32)
+        runner.cache.check()
+    assert sequence.length == 300
+    assert WINDOW <= sequence.cached < WINDOW + BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+def test_a_tree_in_a_window_equals_single_steps(executor: str) -> None:
+    _, runner = windowed(executor)
+    plain, tree = runner.open(), runner.open()
+    for sequence in (plain, tree):
+        for token in TOKENS[:150]:
+            runner.forward([Segment(sequence, [token])])
+            runner.cache.slide(sequence, ahead=32)
+    path = [5, 6, 7]
+    expected = [runner.forward([Segment(plain, [token], want_last=True)])[0] for token in [4, *path]]
+    segment = Segment(tree, [4], [9, 5, 6, 8, 7], [-1, -1, 1, 1, 2], want_last=True)
+    (found,) = runner.forward([segment])
+    torch.testing.assert_close(found[[0, 2, 3, 5]], torch.cat(expected), rtol=1e-4, atol=1e-4)
+    runner.cache.commit(tree, [1, 2, 4])
+    (after,) = runner.forward([Segment(tree, [3], want_last=True)])
+    torch.testing.assert_close(
+        after, runner.forward([Segment(plain, [3], want_last=True)])[0], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_memory_does_not_grow() -> None:
+    _, runner = windowed("native", kv_tokens=96)
+    sequence = runner.open()
+    for token in TOKENS:
+        runner.forward([Segment(sequence, [token])])
+        runner.cache.slide(sequence, ahead=1)
+    assert len(sequence.blocks) <= (WINDOW + BLOCK_TOKENS) // BLOCK_TOKENS
+
+
+def test_a_window_without_room_is_refused() -> None:
+    model = tiny_transformers("llama")
+    with pytest.raises(SettingError, match="kv_window = 20: must be at least 32 with 4 sinks"):
+        runner_of(model, kv_window=20)
