@@ -40,6 +40,7 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
         executor=settings.executor,
         attention=settings.attention,
         kv_tokens=settings.kv_tokens,
+        weights=settings.weights,
         kv_window=settings.kv_window,
         kv_sinks=settings.kv_sinks,
     )

@@ -16,6 +16,9 @@ class VerifierSettings(ServiceSettings):
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
+    weights: str = Field(
+        "converted", description="native keeps the 4- or 8-bit blocks of the model's GGUF file."
+    )
     executor: str = Field("auto", description="What runs passes: native, torch, or auto.")
     attention: str = Field("reference", description="Attention backend of the torch executor.")
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")

@@ -1,5 +1,6 @@
 """Converts a GGUF file into a Hugging Face directory: config, tokenizer, bfloat16 safetensors."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from specinfer.model.weights import GgufWeights
+
+KEPT_GGUF = "source.gguf"
+"""The file as it came stays beside the converted weights, for `--weights native`."""
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
@@ -22,4 +26,5 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
+    shutil.copyfile(gguf, directory / KEPT_GGUF)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)

@@ -11,12 +11,14 @@ import torch
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.convert import KEPT_GGUF
 from specinfer.model.executor import EXECUTORS, Executor, make_executor
 from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.transformer import Weights
-from specinfer.model.weights import SafetensorsWeights
+from specinfer.model.weights import GgufWeights, SafetensorsWeights
 
 log = logging.getLogger(__name__)
+WEIGHTS = ("converted", "native")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,6 +32,8 @@ class RunnerOptions:
     attention: str = "reference"
     """Attention backend of the torch executor."""
     kv_tokens: int = 16384
+    weights: str = "converted"
+    """"native" keeps the quantised blocks of the model's GGUF file (native executor, bfloat16)."""
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
     kv_window: int = 0
@@ -46,8 +50,23 @@ def check_options(options: RunnerOptions) -> None:
     """
     if options.dtype not in DTYPES:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
+    if options.weights not in WEIGHTS:
+        raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+
+
+def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
+    if options.weights == "converted":
+        return SafetensorsWeights(directory)
+    if options.dtype != "bfloat16" or options.executor not in ("auto", "native"):
+        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
+    path = directory / KEPT_GGUF
+    if not path.is_file():
+        raise SettingError(
+            "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
+        )
+    return GgufWeights(path)
 
 
 class ModelRunner:
@@ -74,7 +93,7 @@ class ModelRunner:
                     raise
                 log.warning("%s; using the generic executor", error)
             else:
-                return cls.build(config, SafetensorsWeights(directory), options)
+                return cls.build(config, _open_weights(directory, options), options)
         return cls._load_generic(directory, hf, generation, options)
 
     @classmethod

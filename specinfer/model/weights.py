@@ -107,12 +107,21 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
         stored = self._tensors[self._names[name]]
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
-        tensor = torch.from_numpy(array)
+        return self._in_order(name, torch.from_numpy(array))
+
+    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
+        """A matrix as it is stored: ("Q4_1" or "Q8_0", bytes [N, K / 32 blocks]); None for other types."""
+        stored = self._tensors[self._names[name]]
+        if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
+            return None
+        return stored.tensor_type.name, self._in_order(name, torch.from_numpy(np.array(stored.data)))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         if self._permuted and ".q_proj." in name:
-            return _unpermute(tensor, self._heads)
+            return _unpermute(rows, self._heads)
         if self._permuted and ".k_proj." in name:
-            return _unpermute(tensor, self._kv_heads)
-        return tensor
+            return _unpermute(rows, self._kv_heads)
+        return rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

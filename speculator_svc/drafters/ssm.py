@@ -258,12 +258,12 @@ class SsmDrafter:
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:
     return RunnerOptions(
-        options.dtype,
-        options.device,
-        options.executor,
-        options.attention,
-        options.kv_tokens,
-        options.layers or None,
+        dtype=options.dtype,
+        device=options.device,
+        executor=options.executor,
+        attention=options.attention,
+        kv_tokens=options.kv_tokens,
+        layers=options.layers or None,
     )
 
 

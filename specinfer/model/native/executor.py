@@ -17,10 +17,12 @@ from specinfer.model.config import ModelConfig
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.native.build import load_library
 from specinfer.model.transformer import Weights, rotary_tables
+from specinfer.model.weights import GgufWeights
 
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _QKV_BIAS = range(6)
 _LANES = 16
+_STORAGE = {"Q4_1": 1, "Q8_0": 2}
 
 Int32 = NDArray[np.int32]
 
@@ -171,7 +173,7 @@ class NativeExecutor:
         embedding = self._fetch(weights, "model.embed_tokens.weight")
         self._library.si_set_embedding(self._model, _at(embedding))
         tied = self.config.tied_embeddings
-        self._matrix(0, _HEAD, embedding if tied else self._fetch(weights, "lm_head.weight"))
+        self._matrix(0, _HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
         self._vector(0, _FINAL_NORM, weights, ["model.norm.weight"])
         return embedding
 
@@ -185,7 +187,7 @@ class NativeExecutor:
             (_GATE_UP, gate_up),
             (_DOWN, [f"{prefix}mlp.down_proj"]),
         ):
-            self._matrix(layer, which, torch.cat([self._fetch(weights, f"{n}.weight") for n in names]))
+            self._matrix(layer, which, weights, [f"{name}.weight" for name in names])
         self._vector(layer, _INPUT_NORM, weights, [f"{prefix}input_layernorm.weight"])
         self._vector(layer, _POST_NORM, weights, [f"{prefix}post_attention_layernorm.weight"])
         if f"{qkv[0]}.bias" in weights:
@@ -194,8 +196,17 @@ class NativeExecutor:
             self._vector(layer, _Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, _K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
 
-    def _matrix(self, layer: int, which: int, weight: torch.Tensor) -> None:
-        self._library.si_set_matrix(self._model, layer, which, _at(weight.contiguous()))
+    def _matrix(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+        """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
+        the same kind, else numbers."""
+        found = [weights.blocks(name) for name in names] if isinstance(weights, GgufWeights) else [None]
+        kinds = {blocks[0] for blocks in found if blocks is not None}
+        if len(kinds) == 1 and None not in found:
+            rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
+            self._library.si_set_quantised(self._model, layer, which, _at(rows), _STORAGE[kinds.pop()])
+            return
+        weight = torch.cat([self._fetch(weights, name) for name in names]).contiguous()
+        self._library.si_set_matrix(self._model, layer, which, _at(weight))
 
     def _vector(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
         vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace {
@@ -138,11 +139,24 @@ class Arena {
   void* data_;
 };
 
+// How a matrix is stored. Quantised kinds are those of GGUF: groups of 32 along k share a scale (and, for
+// Q4_1, a minimum). They are expanded tile by tile to the very bfloat16 numbers that dequantising the
+// whole file gives, so results do not change by a bit, only the bytes read do.
+enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2 };
+constexpr int GROUP = 32;
+
 struct Matrix {
   int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile
+  Storage storage = DENSE;
   Arena* packed = nullptr;
   std::vector<float> bias;
   int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
+  // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
+  // step of two rows, 16 bytes of nibble pairs or 32 bytes of byte pairs.
+  size_t group_bytes() const { return storage == Q4_1 ? 64 + 256 : 32 + 512; }
+  size_t tile_bytes(int s) const {
+    return storage == DENSE ? size_t(k) / s * vectors * 64 : size_t(k / GROUP) * vectors * group_bytes();
+  }
   ~Matrix() { delete packed; }
 };
 
@@ -164,6 +178,80 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
           out[at] = row < 0 ? T(0) : source[size_t(row) * k + step * Kind::S + s];
         }
 }
+
+// Blocks of a GGUF tensor [N][K / 32], 20 bytes each (scale, minimum, 16 bytes: low nibbles are elements
+// 0-15, high ones 16-31) or 34 (scale, 32 signed bytes), into tiles. `row_of` as for `pack`.
+template <class RowOf>
+void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
+  m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
+  const int groups = k / GROUP;
+  const size_t block = storage == Q4_1 ? 20 : 34, head = storage == Q4_1 ? 4 : 2;
+  m.packed = new Arena(m.tiles() * m.tile_bytes(2));
+  std::memset(m.packed->data(), 0, m.tiles() * m.tile_bytes(2));
+#pragma omp parallel for
+  for (int tile = 0; tile < m.tiles(); ++tile)
+    for (int g = 0; g < groups; ++g)
+      for (int v = 0; v < vectors; ++v) {
+        uint8_t* out = reinterpret_cast<uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2) +
+                       (size_t(g) * vectors + v) * m.group_bytes();
+        for (int c = 0; c < LANES; ++c) {
+          const int row = row_of((tile * vectors + v) * LANES + c);
+          if (row < 0) continue;
+          const uint8_t* in = source + (size_t(row) * groups + g) * block;
+          std::memcpy(out + 2 * c, in, 2);
+          if (storage == Q4_1) std::memcpy(out + 32 + 2 * c, in + 2, 2);
+          for (int e = 0; e < GROUP; ++e) {
+            if (storage == Q8_0) {
+              out[32 + (e / 2) * 32 + 2 * c + e % 2] = in[head + e];
+            } else {
+              const int q = e < 16 ? in[head + e] & 15 : in[head + e - 16] >> 4;
+              out[64 + (e / 2) * 16 + c] |= uint8_t(q << (e % 2 ? 4 : 0));
+            }
+          }
+        }
+      }
+}
+
+#ifdef __AVX512BF16__
+// Twice the float16 numbers at `p`: lanes (0 0 1 1 ... 7 7) and (8 8 ... 15 15).
+inline void load_doubled(const uint8_t* p, __m512* low, __m512* high) {
+  const __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  *low = _mm512_permutexvar_ps(first, x);
+  *high = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), x);
+}
+
+// Expands one tile to bfloat16 in the layout of dense tiles. Multiplication and addition round
+// separately, as dequantising does.
+void expand(const Matrix& m, int tile, char* out, const char* ahead) {
+  const uint8_t* in = reinterpret_cast<const uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2);
+  const size_t bytes = m.group_bytes();
+  for (int g = 0; g < m.k / GROUP; ++g)
+    for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
+      for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
+      __m512 scale[2], least[2];
+      load_doubled(in, &scale[0], &scale[1]);
+      if (m.storage == Q4_1) load_doubled(in + 32, &least[0], &least[1]);
+      for (int step = 0; step < GROUP / 2; ++step) {
+        __m512 x[2];
+        if (m.storage == Q4_1) {
+          const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
+          const __m128i mask = _mm_set1_epi8(15);
+          const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
+          x[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)));
+          x[1] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)));
+          for (int h = 0; h < 2; ++h) x[h] = _mm512_add_ps(_mm512_mul_ps(x[h], scale[h]), least[h]);
+        } else {
+          const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
+          for (int h = 0; h < 2; ++h)
+            x[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pairs + h))), scale[h]);
+        }
+        char* to = out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64;
+        _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+      }
+    }
+}
+#endif
 
 // What to prefetch while a tile is multiplied: `lines` cache lines per step from `at`, then `advance` bytes.
 struct Ahead {
@@ -200,16 +288,22 @@ inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, in
 // the tile in the cache because the pieces of the tile before fetched it, each its part, while they
 // computed. So memory and arithmetic overlap, and sixteen rows cost little more than one.
 template <class Kind, int NV, class Finish>
-void multiply(const Matrix& m, const Unit* a, int rows, Range range, Finish finish) {
+void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* scratch, Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
   const size_t bytes = size_t(steps) * NV * 64;
   alignas(64) float out[MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
     const char* w = m.packed->data() + tile * bytes;
+#ifdef __AVX512BF16__
+    if (m.storage != DENSE) {
+      expand(m, tile, scratch, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
+      w = scratch;
+    }
+#endif
     for (int piece = 0; piece < pieces; ++piece) {
       const Range r = share(rows, piece, pieces);
-      const Ahead ahead = pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+      const Ahead ahead = m.storage != DENSE ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
                                       : Ahead{w + bytes + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
       micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
       for (int i = r.begin; i < r.end; ++i)
@@ -238,6 +332,8 @@ struct Model {
   Matrix head;
   const void* embedding = nullptr;
   std::vector<float> cos, sin;  // [positions, D/2]
+  bool quantised = false;
+  std::vector<std::unique_ptr<Arena>> scratch;  // per thread, for one expanded tile
   // buffers of the largest pass so far
   std::vector<float> x, qkv;
   std::vector<Unit> normed, query, attended, inner;
@@ -300,7 +396,9 @@ class Worker {
 
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, std::atomic<int>* next, int thread, int threads)
-      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), next_(next), thread_(thread), threads_(threads) {}
+      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), next_(next), thread_(thread), threads_(threads) {
+    scratch_ = model.quantised ? model.scratch[thread]->data() : nullptr;
+  }
 
   void run() {
     embed();
@@ -340,7 +438,7 @@ class Worker {
 
   void project(const Matrix& w) {
     float* out = m_.qkv.data();
-    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), [&](int row, int col, const float* v) {
+    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
       const int n = std::min(32, w.n - col);
       float* y = out + size_t(row) * w.n + col;
       for (int i = 0; i < n; ++i) y[i] = v[i];
@@ -542,7 +640,7 @@ class Worker {
 
   // x += a W^T + bias
   void add(const Matrix& w, const Unit* a) {
-    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), [&](int row, int col, const float* v) {
+    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
       float* y = &m_.x[size_t(row) * s_.hidden + col];
       const int n = std::min(32, w.n - col);
       for (int i = 0; i < n; ++i) y[i] += v[i];
@@ -555,7 +653,7 @@ class Worker {
   // inner = silu(gate) * up; a tile holds 32 gate columns and the 32 up columns beside them
   void gate(const Matrix& w) {
     T* inner = reinterpret_cast<T*>(m_.inner.data());
-    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), [&](int row, int col, const float* v) {
+    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
       const int first = col / 2, n = std::min(32, s_.inter - first);
       T* y = inner + size_t(row) * s_.inter + first;
       for (int i = 0; i < n; i += LANES) {
@@ -583,7 +681,7 @@ class Worker {
                      reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
     }
     barrier_.wait();
-    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()),
+    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_,
                       [&](int row, int col, const float* v) {
                         const int n = std::min(64, s_.vocab - col);
                         std::memcpy(p_.logits_out + size_t(row) * s_.vocab + col, v, n * sizeof(float));
@@ -596,6 +694,7 @@ class Worker {
   Barrier& barrier_;
   std::atomic<int>* next_;
   const int thread_, threads_;
+  char* scratch_;  // one expanded tile
   std::vector<float> scores_;
   std::vector<Unit> weights_;
 };
@@ -611,32 +710,40 @@ void forward(Model& m, const Pass& p) {
   m.query.resize(std::max(m.query.size(), units(t * s.heads * s.dim)));
   m.attended.resize(std::max(m.attended.size(), units(t * s.heads * s.dim)));
   m.inner.resize(std::max(m.inner.size(), units(t * s.inter)));
+  while (m.quantised && int(m.scratch.size()) < p.threads)
+    m.scratch.push_back(std::make_unique<Arena>(size_t(std::max(s.hidden, std::max(s.inter, s.heads * s.dim))) * 4 * 32));
   Barrier barrier(p.threads);
   std::vector<std::atomic<int>> next(s.layers);
 #pragma omp parallel num_threads(p.threads)
   Worker<Kind>(m, p, barrier, next.data(), omp_get_thread_num(), p.threads).run();
 }
 
-template <class Kind>
-void set_matrix(Model& m, int layer, int which, const void* data) {
-  using T = typename Kind::T;
+// Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.
+template <class Fill>
+void set_matrix(Model& m, int layer, int which, Fill fill) {
   const Shape& s = m.shape;
-  const T* source = static_cast<const T*>(data);
   const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
   const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
-  if (which == 4) return pack<Kind>(m.head, source, s.vocab, s.hidden, 4, rows_up_to(s.vocab));
+  if (which == 4) return fill(m.head, s.vocab, s.hidden, 4, rows_up_to(s.vocab));
   Layer& l = m.layers[layer];
-  if (which == 0) pack<Kind>(l.qkv, source, qkv, s.hidden, 2, rows_up_to(qkv));
-  if (which == 1) pack<Kind>(l.out, source, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
+  if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
+  if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
   if (which == 2) {
     const int padded = (s.inter + 31) / 32 * 32;
-    pack<Kind>(l.gate_up, source, 2 * padded, s.hidden, 4, [&s](int c) {
+    fill(l.gate_up, 2 * padded, s.hidden, 4, [&s](int c) {
       const int column = c / 64 * 32 + c % 32;
       if (column >= s.inter) return -1;
       return c % 64 < 32 ? column : s.inter + column;
     });
   }
-  if (which == 3) pack<Kind>(l.down, source, s.hidden, s.inter, 2, rows_up_to(s.hidden));
+  if (which == 3) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));
+}
+
+template <class Kind>
+void set_dense(Model& m, int layer, int which, const void* data) {
+  set_matrix(m, layer, which, [data](Matrix& to, int columns, int k, int vectors, auto rows) {
+    pack<Kind>(to, static_cast<const typename Kind::T*>(data), columns, k, vectors, rows);
+  });
 }
 
 template <class T>
@@ -710,9 +817,18 @@ void si_model_free(void* model) { delete static_cast<Model*>(model); }
 void si_set_matrix(void* model, int layer, int which, const void* data) {
   Model& m = *static_cast<Model*>(model);
 #ifdef __AVX512BF16__
-  if (m.bf16) return set_matrix<Bf16>(m, layer, which, data);
+  if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
 #endif
-  set_matrix<F32>(m, layer, which, data);
+  set_dense<F32>(m, layer, which, data);
+}
+
+// The same from GGUF blocks: [N, K / 32] of 20 bytes (storage 1, Q4_1) or 34 bytes (2, Q8_0); bfloat16 only.
+void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
+  Model& m = *static_cast<Model*>(model);
+  m.quantised = true;
+  set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
+    pack_quantised(to, data, Storage(storage), columns, k, vectors, rows);
+  });
 }
 
 // which: 0 input norm, 1 post-attention norm, 2 query norm, 3 key norm, 4 final norm, 5 qkv bias

@@ -24,7 +24,7 @@ def _interleave(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def write_gguf(model: Any, path: Path, architecture: str) -> None:
+def write_gguf(model: Any, path: Path, architecture: str, quantised: bool = False) -> None:
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -56,7 +56,16 @@ def write_gguf(model: Any, path: Path, architecture: str) -> None:
             continue
         else:
             target = f"{names[stem]}.{kind}"
-        writer.add_tensor(target, np.ascontiguousarray(tensor.numpy()))
+        array = np.ascontiguousarray(tensor.numpy())
+        if quantised and array.ndim == 2:
+            kind = (
+                gguf.GGMLQuantizationType.Q8_0
+                if target.startswith("token")
+                else gguf.GGMLQuantizationType.Q4_1
+            )
+            writer.add_tensor(target, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -71,6 +80,34 @@ def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path
     runner = ModelRunner.build(from_transformers(model.config), GgufWeights(tmp_path / "model.gguf"), options)
     (logits,) = runner.forward([Segment(runner.open(), PROMPT, want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_kept_as_they_are_give_the_same_bits_as_converted_weights(tmp_path: Path) -> None:
+    """`--weights native`: 4- and 8-bit blocks expand to the very numbers that converting gives."""
+    shape = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
+    model = tiny_transformers("llama", **shape)
+    write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
+    native = GgufWeights(tmp_path / "model.gguf")
+    kinds = [native.blocks(f"model.layers.1.{n}.weight") for n in ("self_attn.k_proj", "mlp.down_proj")]
+    assert [kind[0] for kind in kinds if kind] == ["Q4_1", "Q4_1"]
+    converted = {name: native[name].to(torch.bfloat16) for name in native}
+    config, options = from_transformers(model.config), RunnerOptions(kv_tokens=256, executor="native")
+    results = []
+    for weights in (native, converted):
+        runner = ModelRunner.build(config, weights, options)
+        segment = Segment(runner.open(), PROMPT * 4, [3, 4, 5], [-1, 0, 0], want_last=True)
+        results.append(runner.forward([segment])[0])
+    assert torch.equal(results[0], results[1])
+
+
+def test_native_weights_need_what_they_need(tmp_path: Path) -> None:
+    tiny_transformers("llama").save_pretrained(tmp_path)
+    with pytest.raises(SettingError, match=r"weights = 'native': .* has no source\.gguf"):
+        ModelRunner.load(tmp_path, RunnerOptions(weights="native"))
+    with pytest.raises(SettingError, match="weights = 'native': needs the native executor in bfloat16"):
+        ModelRunner.load(tmp_path, RunnerOptions(weights="native", dtype="float32"))
+    with pytest.raises(SettingError, match="weights = 'int2': must be one of converted, native"):
+        ModelRunner.load(tmp_path, RunnerOptions(weights="int2"))
 
 
 def test_saved_directory_equals_transformers(tmp_path: Path) -> None:
