@@ -23,9 +23,10 @@ PROMPTS = "tests/data/prompts.jsonl"
 def system(default_model: Path, redis_url: str) -> Iterator[LocalSystem]:
     """One system in float32 for the tests that only talk to it."""
     os.environ["REDIS_URL"] = redis_url
+    os.environ["SPECINFER_GATEWAY_ADAPTIVE"] = "false"  # steps must not depend on how fast the machine is
     with LocalSystem(LocalOptions(dtype="float32", gateway={"max-batch": "4"})) as system:
         yield system
-    del os.environ["REDIS_URL"]
+    del os.environ["REDIS_URL"], os.environ["SPECINFER_GATEWAY_ADAPTIVE"]
 
 
 def specinfer(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specinfer.entry_status import EntryStatus
+from specinfer.errors import SettingError
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.sampling import SamplingParams
 from specinfer.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
-NEW_TOKENS = 12
+NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -132,6 +133,20 @@ def test_speculation_changes_nothing(
 ) -> None:
     pool, width = (drafters[1:], 1) if mode == "sequence" else (drafters, None)
     assert decode(engine, prompts, batch, pool, width) == plain
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_speculation_changes_nothing_in_bfloat16_either(
+    default_model: Path, drafters: list[Drafter], prompts: list[list[int]], batch: int
+) -> None:
+    """Only the native executor promises this: its passes agree bit for bit, whatever is in them."""
+    try:
+        options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native")
+        runner = ModelRunner.load(default_model, options)
+    except SettingError as error:
+        pytest.skip(str(error))
+    engine = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192))
+    assert decode(engine, prompts, batch, drafters) == decode(engine, prompts, 1)
 
 
 def test_batched_plain_decoding_is_the_same(
