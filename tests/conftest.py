@@ -8,10 +8,32 @@ import torch
 
 from specinfer.cli.processes import Child, free_port, wait_for_port
 from specinfer.cli.redis_server import redis_command, redis_url_from_environment
-from specinfer.errors import SettingError
+from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.model.native.build import load_library
 
 torch.set_num_threads(2)
+
+
+def _why_not_native() -> str | None:
+    """Why the compiled kernels cannot run here, if so."""
+    try:
+        library = load_library()
+    except UnavailableError as error:
+        return str(error)
+    return None if library.si_supports_bf16() else "the processor lacks avx512_bf16"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the compiled kernels (marked, or with "native" among their parameters) need them."""
+    reason = _why_not_native()
+    if reason is None:
+        return
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        wanted = parameters is not None and "native" in parameters.params.values()
+        if wanted or item.get_closest_marker("native"):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

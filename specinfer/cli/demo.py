@@ -61,7 +61,7 @@ def print_demo(runs: list[Run]) -> None:
         + ", ".join(
             f"{run.mode} {share:.1%}" for run, share in zip(runs[1:], same, strict=True) if share is not None
         )
-        + " (in bfloat16 near-ties may flip; in float32 they are identical, see docs/protocol.md)."
+        + "."
     )
 
 

@@ -22,11 +22,16 @@ Flags = Mapping[str, str]
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 
-DEFAULT_SPECULATORS: dict[str, Flags] = {
-    "ngram": {"drafter": "ngram"},
-    # the target's own first layers, until trained speculators take their place
-    "ssm": {"drafter": "ssm", "layers": "4"},
-}
+# Trained SSMs that ship with the project (models/), by target.
+TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
+
+
+def default_speculators(model: str) -> dict[str, Flags]:
+    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it."""
+    pool: dict[str, Flags] = {"ngram": {"drafter": "ngram"}}
+    if model in TRAINED_SSMS:
+        pool["ssm"] = {"drafter": "ssm", "model": TRAINED_SSMS[model]}
+    return pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class LocalOptions:
     """Address of the gateway; None takes a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
     gateway: Flags = field(default_factory=dict)
-    speculators: Mapping[str, Flags] = field(default_factory=lambda: DEFAULT_SPECULATORS)
+    speculators: Mapping[str, Flags] | None = None
+    """By name; None takes those that suit the model."""
 
 
 class LocalSystem:
@@ -87,13 +93,13 @@ class LocalSystem:
         common = {**model, "dtype": self._options.dtype}
         self._spawn("verifier", "verifier_svc", {"listen": verifier, **common, **self._options.verifier})
         addresses = []
-        for name, flags in self._options.speculators.items():
+        pool = self._options.speculators
+        pool = default_speculators(self._options.model) if pool is None else pool
+        for name, flags in pool.items():
             addresses.append(f"127.0.0.1:{free_port()}")
             extra = common if flags.get("drafter") == "ssm" else {}
             self._spawn(name, "speculator_svc", {"listen": addresses[-1], "name": name, **extra, **flags})
-        for name, address in zip(
-            ["verifier", *self._options.speculators], [verifier, *addresses], strict=True
-        ):
+        for name, address in zip(["verifier", *pool], [verifier, *addresses], strict=True):
             self._wait(name, address)
         gateway = {
             "listen": self.address,

@@ -36,12 +36,12 @@ def load_library() -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")
-    path = _library_path(compiler)
-    if not path.is_file():
-        _compile(compiler, path)
     try:
+        path = _library_path(compiler)
+        if not path.is_file():
+            _compile(compiler, path)
         return ctypes.CDLL(str(path))
-    except OSError as error:
+    except OSError as error:  # no such compiler, no room to write, a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 
 

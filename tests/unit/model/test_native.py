@@ -5,16 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from specinfer.errors import UnavailableError
 from specinfer.model.batch import Segment
-from specinfer.model.native.build import load_library
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_transformers
 
-try:
-    load_library()
-except UnavailableError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.native
 
 SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 152, "num_attention_heads": 6}
 DTYPES = ["float32", "bfloat16"]

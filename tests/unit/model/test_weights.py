@@ -82,6 +82,7 @@ def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPT)[-1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.native
 def test_blocks_kept_as_they_are_give_the_same_bits_as_converted_weights(tmp_path: Path) -> None:
     """`--weights native`: 4- and 8-bit blocks expand to the very numbers that converting gives."""
     shape = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}

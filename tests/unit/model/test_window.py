@@ -97,6 +97,7 @@ def test_a_tree_in_a_window_equals_single_steps(executor: str) -> None:
     )
 
 
+@pytest.mark.native
 def test_memory_does_not_grow() -> None:
     _, runner = windowed("native", kv_tokens=96)
     sequence = runner.open()

@@ -1,0 +1,45 @@
+"""Without compiler or processor the native executor says why, and `auto` goes on with torch."""
+
+import logging
+
+import pytest
+
+from specinfer.errors import SettingError, UnavailableError
+from specinfer.model.executor import TorchExecutor
+from specinfer.model.native import build
+from specinfer.model.native.build import load_library
+from tests.tiny_models import runner_of, tiny_transformers
+
+MODEL = tiny_transformers("llama", head_dim=16)
+
+
+@pytest.fixture(autouse=True)
+def fresh_library() -> object:
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "processor_flags", lambda: frozenset(build._NEEDED))
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with pytest.raises(UnavailableError, match="/no/such/compiler"):
+        load_library()
+    with pytest.raises(SettingError, match=r"executor = 'native': native kernels: .*/no/such/compiler"):
+        runner_of(MODEL, executor="native")
+
+
+def test_an_old_processor_is_named_and_auto_falls_back_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "processor_flags", lambda: frozenset({"sse2"}))
+    with caplog.at_level(logging.WARNING):
+        runner = runner_of(MODEL, executor="auto")
+    assert isinstance(runner._executor, TorchExecutor)
+    assert "the processor lacks avx512bw" in caplog.text
+    assert "using the torch executor" in caplog.text
+
+
+def test_unsupported_models_are_named() -> None:
+    with pytest.raises(SettingError, match="head_dim = 8: must be a multiple of 16"):
+        runner_of(tiny_transformers("llama"), executor="native")
