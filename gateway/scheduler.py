@@ -311,6 +311,9 @@ class Scheduler:
         state.verifier_len = verdict.held_len
         if tree is None:
             return None
+        if not all(0 < node < len(tree) for node in verdict.accepted):
+            message = f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {len(tree)}"
+            return self.fail([state], message, now)[0]
         state.stats.record(tree, verdict.accepted)
         drafted = [int(tree.token_ids[node]) for node in verdict.accepted]
         return self._extend(state, [*drafted, verdict.bonus], list(verdict.logprobs), now)

@@ -81,8 +81,12 @@ def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntr
 
 
 def _decode(verdict: verifier_pb2.Verdict) -> VerdictEntry:
+    try:
+        status = EntryStatus(verdict.status)
+    except ValueError:
+        return VerdictEntry(EntryStatus.ERROR, f"the verifier answered with unknown status {verdict.status}")
     return VerdictEntry(
-        EntryStatus(verdict.status),
+        status,
         verdict.message,
         tuple(verdict.accepted_nodes),
         verdict.bonus_token_id,
