@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types proto bench clean
+.PHONY: help demo test test-fast lint types proto bench bench-acceptance clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ types: $(STAMP)  ## mypy, strict
 bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-cpu.{json,md}
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.runtime_cpu
+
+bench-acceptance: $(STAMP)  ## How good the shipped SSM's drafts are -> benchmarks/results/acceptance.{json,md}
+	$(BIN)/specinfer models pull smollm2-135m
+	$(BIN)/python -m benchmarks.acceptance
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python tests/generate_proto.py
