@@ -229,7 +229,8 @@ def markdown(report: dict[str, Any]) -> str:
     naive, multi = steps["stochastic <5,1,1,...>, naive"]["all"], steps["stochastic <5,1,1,...>"]["all"]
     lines += [
         "",
-        f"Naive sampling {naive:.2f}, multi-step {multi:.2f} at <5,1,...>: {multi / naive:.2f}x (paper: 1.27x).",
+        f"Naive sampling {naive:.2f}, multi-step {multi:.2f} at <5,1,...>: {multi / naive:.2f}x "
+        "(paper: 1.27x).",
     ]
     lines += ["", "## Best-first, 16 nodes, by source", "", "| | " + " | ".join(sources) + " |"]
     lines.append("|---|" + "---|" * len(sources))
