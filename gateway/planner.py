@@ -22,10 +22,12 @@ from itertools import combinations
 from specinfer.tree import TokenTree
 
 _SMOOTHING = 0.08
+_GAIN_SMOOTHING = 0.03
+"""Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged over more steps than times."""
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
-_FULL_LOOKS = 4
-_FIRST_INTERVAL, _LAST_INTERVAL = 12, 384
+_FULL_LOOKS = 8
+_FIRST_INTERVAL, _LAST_INTERVAL = 12, 96
 _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 
@@ -57,17 +59,17 @@ class StepReport:
 class Average:
     """Exponential moving average that one outlier cannot throw off."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("_smoothing", "count", "value")
 
-    def __init__(self) -> None:
-        self.value, self.count = 0.0, 0
+    def __init__(self, smoothing: float = _SMOOTHING) -> None:
+        self.value, self.count, self._smoothing = 0.0, 0, smoothing
 
     def add(self, value: float, clip: bool = False) -> None:
         """Counts one observation; `clip` limits it to a multiple of what is expected."""
         if clip and self.count:
             value = min(value, _OUTLIER * self.value)
         self.count += 1
-        self.value += (value - self.value) * max(_SMOOTHING, 1 / self.count)
+        self.value += (value - self.value) * max(self._smoothing, 1 / self.count)
 
 
 class CostCurve:
@@ -207,8 +209,8 @@ class Planner:
             kept = [sum(1 for place in path if place <= nodes) for path in paths]
             drafted = [min(count, nodes) for count in counts]
             key = (subset, nodes)
-            self._gain.setdefault(key, Average()).add(sum(kept) / len(kept))
-            self._drafted.setdefault(key, Average()).add(sum(drafted) / len(drafted))
+            self._gain.setdefault(key, Average(_GAIN_SMOOTHING)).add(sum(kept) / len(kept))
+            self._drafted.setdefault(key, Average(_GAIN_SMOOTHING)).add(sum(drafted) / len(drafted))
 
 
 def _ranks(tree: TokenTree) -> list[int]:

@@ -24,9 +24,9 @@ class GatewaySettings(ServiceSettings):
     max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
-    tree_nodes: int = Field(16, ge=1, description="Most nodes of one request's tree, root excluded.")
+    tree_nodes: int = Field(12, ge=1, description="Most nodes of one request's tree, root excluded.")
     step_nodes: int = Field(64, ge=1, description="Most nodes of all trees of an iteration together.")
-    tree_depth: int = Field(6, ge=1, description="Deepest tree.")
+    tree_depth: int = Field(5, ge=1, description="Deepest tree.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."

@@ -198,12 +198,19 @@ class SsmDrafter:
         if width == 0:
             return []
         top = rows.softmax(-1).topk(width, dim=-1)
+        scores, ids = top.values.numpy(), self._token_ids[top.indices].tolist()
+        reach = np.array([growth.reach[node] for node in growth.frontier])[:, None] * scores
+        # a candidate that is not among the level's `nodes` best cannot be among the tree's
+        least = 0.0
+        if self._shape.expansion is None and reach.size > limits.nodes:
+            least = float(np.partition(reach, -limits.nodes, axis=None)[-limits.nodes])
         added: list[int] = []
-        ids_by_row = self._token_ids[top.indices].tolist()
-        for node, ids, scores in zip(growth.frontier, ids_by_row, top.values.tolist(), strict=True):
-            kids = growth.builder.propose_points(node, ids, scores)
-            growth.reach.extend(growth.reach[node] * score for score in scores)
-            added.extend(kids)
+        for row, node in enumerate(growth.frontier):
+            count = int((reach[row] >= least).sum())  # a row falls, so these are its first ones
+            added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
+            growth.reach.extend(reach[row, :count].tolist())
+        if self._shape.expansion is not None:
+            return added
         return _within_budget(growth.reach, added, limits.nodes)
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:

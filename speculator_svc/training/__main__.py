@@ -59,7 +59,9 @@ def train(
     success = evaluate(student, held_out, held_out_labels, token_ids)
     console.print(f"held out: {success}")
     trained = {
-        "command": " ".join(["specinfer train ssm", *sys.argv[1:]]),
+        # without paths: they mean nothing elsewhere
+        "command": f"specinfer train ssm --model {model} --layers {layers} --vocabulary {vocabulary} "
+        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
         "corpus": corpus.name,
         "tokens_seen": seen,
         "minutes": round((time.time() - started) / 60, 1),
