@@ -26,8 +26,10 @@ _GAIN_SMOOTHING = 0.03
 """Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged over more steps than times."""
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
-_FULL_LOOKS = 8
-_FIRST_INTERVAL, _LAST_INTERVAL = 12, 96
+_FULL_LOOKS = 5
+_FIRST_INTERVAL, _LAST_INTERVAL = 32, 192
+_MARGIN = 1.05
+"""Speculation must promise this much more than plain decoding: estimates err, and plain ones least."""
 _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 
@@ -181,7 +183,9 @@ class Planner:
         choices = [Choice(frozenset(), 0)]
         for subset in self._subsets:
             choices += [Choice(subset, n) for n in self._sizes if n <= self._nodes_for(batch, n)]
-        return max(choices, key=lambda choice: self.expected_speed(batch, choice))
+        best = max(choices, key=lambda choice: self.expected_speed(batch, choice))
+        worth = self.expected_speed(batch, best) > _MARGIN * self.expected_speed(batch, choices[0])
+        return best if worth else choices[0]
 
     def _nodes_for(self, batch: int, nodes: int) -> int:
         return min(nodes, self._step_nodes // max(batch, 1))
