@@ -16,13 +16,12 @@ from gateway.settings import GatewaySettings
 from gateway.speculator_pool import PoolPolicy, SpeculatorPool
 from gateway.store import RequestStore
 from gateway.verifier_client import VerifierClient
-from specinfer.errors import IncompatibleError, SettingError, SpecInferError
+from specinfer.errors import IncompatibleError
 from specinfer.hub import resolve_model
 from specinfer.service.channel import open_channel, wait_until_serving
-from specinfer.service.logs import set_up_logs
+from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer, run_until_signalled
-from specinfer.service.settings import exit_with
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 
@@ -110,15 +109,7 @@ def _end_process_if_failed(task: "asyncio.Task[None]") -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m gateway`."""
-    try:
-        settings = GatewaySettings.load(PROGRAM, sys.argv[1:] if argv is None else argv)
-        set_up_logs("gateway", settings.log_level)
-        asyncio.run(serve(settings))
-    except SettingError as error:
-        exit_with(error, PROGRAM)
-    except SpecInferError as error:
-        log.error("cannot start: %s", error)
-        sys.exit(1)
+    run_service(PROGRAM, GatewaySettings, argv, lambda _: "gateway", serve)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
 """Starts a speculator: settings -> drafter -> engine -> servicer -> server."""
 
-import asyncio
-import logging
-import sys
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from specinfer.errors import SettingError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
-from specinfer.service.logs import set_up_logs
+from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer, run_until_signalled
-from specinfer.service.settings import exit_with
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from speculator_svc.drafters import DrafterDescription, make_drafter
 from speculator_svc.engine import SpeculatorEngine
@@ -22,7 +17,6 @@ from speculator_svc.settings import SpeculatorSettings
 
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
-log = logging.getLogger(__name__)
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
@@ -66,15 +60,7 @@ async def serve(settings: SpeculatorSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m speculator_svc`."""
-    try:
-        settings = SpeculatorSettings.load(PROGRAM, sys.argv[1:] if argv is None else argv)
-        set_up_logs(settings.name or settings.drafter, settings.log_level)
-        asyncio.run(serve(settings))
-    except SettingError as error:
-        exit_with(error, PROGRAM)
-    except SpecInferError as error:
-        log.error("cannot start: %s", error)
-        sys.exit(1)
+    run_service(PROGRAM, SpeculatorSettings, argv, lambda settings: settings.name or settings.drafter, serve)
 
 
 if __name__ == "__main__":

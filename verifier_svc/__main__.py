@@ -1,21 +1,17 @@
 """Starts a verifier: settings -> model -> engine -> servicer -> server."""
 
-import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 
 import torch
 from prometheus_client import CollectorRegistry
 
-from specinfer.errors import SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.service.engine_thread import EngineThread
-from specinfer.service.logs import set_up_logs
+from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer, run_until_signalled
-from specinfer.service.settings import exit_with
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
@@ -102,15 +98,7 @@ async def serve(settings: VerifierSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m verifier_svc`."""
-    try:
-        settings = VerifierSettings.load(PROGRAM, sys.argv[1:] if argv is None else argv)
-        set_up_logs("verifier", settings.log_level)
-        asyncio.run(serve(settings))
-    except SettingError as error:
-        exit_with(error, PROGRAM)
-    except SpecInferError as error:
-        log.error("cannot start: %s", error)
-        sys.exit(1)
+    run_service(PROGRAM, VerifierSettings, argv, lambda _: "verifier", serve)
 
 
 if __name__ == "__main__":

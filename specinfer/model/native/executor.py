@@ -43,12 +43,11 @@ class _Pass(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 *("token_ids", "positions", "write_slots", "visible", "extra_start", "extra"),
-                *("row_start", "length", "block_start", "blocks", "logit_rows", "keys", "values"),
+                *("row_start", "block_start", "blocks", "logit_rows", "keys", "values"),
             )
         ),
         ("cache_blocks", ctypes.c_int64),
         ("logits_out", ctypes.c_void_p),
-        ("hidden_out", ctypes.c_void_p),
         ("threads", ctypes.c_int),
     ]
 
@@ -120,7 +119,6 @@ class NativeExecutor:
             "extra_start": np.cumsum([0, *map(len, extra)]),
             "extra": np.array([p for positions in extra for p in positions]),
             "row_start": np.array([*(part.start for part in rows), len(batch.token_ids)]),
-            "length": np.array([part.length for part in rows]),
             "block_start": np.cumsum([0, *(len(part.blocks) for part in rows)]),
             "blocks": np.concatenate([part.blocks for part in rows]),
             "logit_rows": batch.logit_rows,
@@ -134,7 +132,6 @@ class NativeExecutor:
             values=self._values.data_ptr(),
             cache_blocks=self._num_blocks,
             logits_out=logits.data_ptr(),
-            hidden_out=None,
             threads=torch.get_num_threads(),
             **{name: array.ctypes.data for name, array in held.items()},
         )

@@ -344,12 +344,12 @@ struct Pass {
   int tokens, sequences, logits;
   const int32_t *token_ids, *positions, *write_slots, *visible;
   const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
-  const int32_t *row_start, *length;           // per sequence: first token (sequences + 1), positions
+  const int32_t* row_start;                    // per sequence: first token (sequences + 1)
   const int32_t *block_start, *blocks;         // CSR over sequences: block tables
   const int32_t* logit_rows;
   void *keys, *values;                         // [layers, ...]
   int64_t cache_blocks;
-  float *logits_out, *hidden_out;
+  float* logits_out;
   int threads;
 };
 
@@ -676,7 +676,6 @@ class Worker {
     const Range r = mine(p_.logits);
     for (int i = r.begin; i < r.end; ++i) {
       const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
-      if (p_.hidden_out) std::memcpy(p_.hidden_out + size_t(i) * s_.hidden, x, s_.hidden * sizeof(float));
       rms_norm<Kind>(x, m_.final_norm.data(), s_.hidden, s_.eps,
                      reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
     }
