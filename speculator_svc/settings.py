@@ -5,7 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
-from speculator_svc.drafters import DrafterOptions
+from speculator_svc.drafters import DRAFTERS, DrafterOptions
 
 
 class SpeculatorSettings(ServiceSettings):
@@ -17,12 +17,12 @@ class SpeculatorSettings(ServiceSettings):
 
     listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
     name: str = Field("", description="Name in statistics; empty takes the drafter's.")
-    drafter: str = Field("ngram", description="Drafting method: ssm or ngram.")
+    drafter: str = Field("ngram", description=f"Drafting method: {', '.join(DRAFTERS)}.")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
     max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root excluded.")
     idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
 
-    model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier.")
+    model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier; retrieval: whose tokens.")
     layers: int = Field(0, ge=0, description="ssm: keep only the first layers; 0 keeps all.")
     dtype: str = Field("bfloat16", description="ssm: numeric type.")
     device: str = Field("cpu", description="ssm: torch device.")
@@ -39,6 +39,10 @@ class SpeculatorSettings(ServiceSettings):
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")
     ngram_min: int = Field(2, ge=1, description="ngram: shortest match tried.")
     ngram_branches: int = Field(3, ge=1, description="ngram: most matches that become branches.")
+    datastore: str = Field("", description="retrieval: files of text or JSONL, separated by colons.")
+    retrieval_min: int = Field(3, ge=1, le=16, description="retrieval: shortest match tried.")
+    retrieval_learn: bool = Field(False, description="retrieval: also draft from finished requests.")
+    function: str = Field("", description="custom: the function that drafts, module:name.")
 
     def drafter_options(self) -> DrafterOptions:
         """The part that concerns the drafter."""

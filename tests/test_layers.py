@@ -69,7 +69,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "speculator_svc.training": (
         {
-            *(f"specinfer.{name}" for name in ("errors", "model", "hub")),
+            *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer")),
             "speculator_svc.training",
         },
         {"numpy", "torch", "typer", "rich"},

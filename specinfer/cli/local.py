@@ -4,7 +4,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.cli.processes import Child, free_port, wait_for_port
 from specinfer.cli.redis_server import redis_command, redis_url_from_environment
-from specinfer.errors import UnavailableError
+from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 
 Flags = Mapping[str, str]
@@ -31,6 +31,25 @@ def default_speculators(model: str) -> dict[str, Flags]:
     pool: dict[str, Flags] = {"ngram": {"drafter": "ngram"}}
     if model in TRAINED_SSMS:
         pool["ssm"] = {"drafter": "ssm", "model": TRAINED_SSMS[model]}
+    return pool
+
+
+def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
+    """Flags of speculators given as `DRAFTER[,FLAG=VALUE...]`; None if none are given.
+
+    Raises:
+        InvalidInputError: naming what cannot be read.
+    """
+    if not texts:
+        return None
+    pool: dict[str, Flags] = {}
+    for text in texts:
+        drafter, *pairs = (part.strip() for part in text.split(","))
+        flags = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        if not drafter or len(flags) < len(pairs):
+            raise InvalidInputError("speculator", text, "must be DRAFTER[,FLAG=VALUE...]")
+        name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
+        pool[name] = {"drafter": drafter, **flags}
     return pool
 
 
@@ -97,7 +116,7 @@ class LocalSystem:
         pool = default_speculators(self._options.model) if pool is None else pool
         for name, flags in pool.items():
             addresses.append(f"127.0.0.1:{free_port()}")
-            extra = common if flags.get("drafter") == "ssm" else {}
+            extra = common if flags.get("drafter") in ("ssm", "retrieval") else {}
             self._spawn(name, "speculator_svc", {"listen": addresses[-1], "name": name, **extra, **flags})
         for name, address in zip(["verifier", *pool], [verifier, *addresses], strict=True):
             self._wait(name, address)

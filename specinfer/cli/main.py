@@ -18,7 +18,7 @@ from specinfer import __version__
 from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import MODES, BenchPlan, read_prompts, run_bench, write_runs
 from specinfer.cli.client import Answer, GatewayClient, RequestFailedError, make_request
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local import LocalOptions, LocalSystem, read_speculators
 from specinfer.cli.show import console, progress_bar, run_table, status_table, win_lines
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -41,8 +41,6 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
-train_app = typer.Typer(help="Train speculators.", no_args_is_help=True)
-app.add_typer(train_app, name="train")
 
 
 class SpeculationChoice(StrEnum):
@@ -62,6 +60,14 @@ class Source(StrEnum):
 
 Address = Annotated[str, typer.Option(help="Address of a running gateway.")]
 Model = Annotated[str, typer.Option(help="Registry name, hub id, directory or GGUF file.")]
+Speculators = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--speculator",
+        help="DRAFTER[,FLAG=VALUE...] instead of the usual pool; may be repeated. "
+        "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last",
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="Numeric type of a local system: float32 or bfloat16.")]
 
 
@@ -87,9 +93,11 @@ def up(
     listen: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_ADDRESS,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
+    speculator: Speculators = None,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
-    with _local(LocalOptions(model=model, dtype=dtype, listen=listen)) as system:
+    pool = read_speculators(speculator)
+    with _local(LocalOptions(model=model, dtype=dtype, listen=listen, speculators=pool)) as system:
         console.print(f"ready at {system.address}; logs in {system.logs}; Ctrl-C ends it")
         while True:
             system.check()
@@ -173,6 +181,7 @@ def bench(
     ] = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
+    speculator: Speculators = None,
 ) -> None:
     """Measure modes and batch sizes side by side through the real services."""
     plan = BenchPlan(
@@ -184,8 +193,10 @@ def bench(
         seed,
     )
     flags = {"max-batch": str(max(plan.batches))}
+    pool = read_speculators(speculator)
+    options = LocalOptions(model=model, dtype=dtype, gateway=flags, speculators=pool)
     with (
-        _gateway(address, LocalOptions(model=model, dtype=dtype, gateway=flags)) as where,
+        _gateway(address, options) as where,
         progress_bar() as bar,
     ):
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
@@ -220,12 +231,12 @@ def demo(
     print_demo(runs)
 
 
-@train_app.command(
-    "ssm",
+@app.command(
+    "train",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
-def train_ssm(context: typer.Context) -> None:
-    """Distil a target into a small model that drafts for it (its own --help lists the options)."""
+def train(context: typer.Context) -> None:
+    """Train speculators for a target: `corpus`, `ssm` (its own --help lists them)."""
     done = subprocess.run([sys.executable, "-m", "speculator_svc.training", *context.args], check=False)
     sys.exit(done.returncode)
 

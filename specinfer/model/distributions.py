@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specinfer.sampling import SamplingParams, StreamDomain, stream_key
 
 Float64 = NDArray[np.float64]
-_SMALLEST_TEMPERATURE = 1e-4
+SMALLEST_TEMPERATURE = 1e-4
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -21,7 +21,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
     if sampling.greedy:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros(logits.shape, dtype=torch.float64).scatter_(-1, best.cpu(), 1.0)
-    scaled = logits.double() / max(sampling.temperature, _SMALLEST_TEMPERATURE)
+    scaled = logits.double() / max(sampling.temperature, SMALLEST_TEMPERATURE)
     if sampling.top_k and sampling.top_k < logits.shape[-1]:
         smallest = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < smallest, -torch.inf)

@@ -13,9 +13,11 @@ from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.convert import KEPT_GGUF
 from specinfer.model.executor import EXECUTORS, Executor, make_executor
+from specinfer.model.growth import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.transformer import Weights
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
+from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
 WEIGHTS = ("converted", "native")
@@ -165,6 +167,26 @@ class ModelRunner:
                 self.cache.append(segment.sequence, segment.delta)
             self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         return [logits[start:stop] for start, stop in batch.logit_spans]
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Reads every task's new context and grows its tree; one per task, in order.
+
+        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
+        """
+        if isinstance(self._executor, Grower):
+            trees = self._executor.grow(tasks, shape, token_ids)
+            for task in tasks:
+                self.cache.append(task.sequence, task.delta)
+                self.cache.trim(task.sequence)
+            return trees
+        try:
+            return ReferenceGrowth(self.forward, shape, token_ids).grow(tasks)
+        finally:
+            for task in tasks:
+                self.cache.commit(task.sequence, ())
 
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:

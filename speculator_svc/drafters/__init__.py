@@ -12,6 +12,8 @@ from specinfer.tree import TokenTree, TreeLimits
 DRAFTERS = {
     "ssm": "speculator_svc.drafters.ssm:SsmDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
+    "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
+    "custom": "speculator_svc.drafters.custom:CustomDrafter",
 }
 
 
@@ -56,6 +58,10 @@ class DrafterOptions:
     ngram_max: int = 4
     ngram_min: int = 2
     ngram_branches: int = 3
+    datastore: str = ""
+    retrieval_min: int = 3
+    retrieval_learn: bool = False
+    function: str = ""
 
 
 class Drafter(Protocol):

@@ -1,6 +1,7 @@
 """The training corpus: prompts with the target's own continuations, as token ids.
 
-One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped. Knows no model.
+One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped; lines we write carry
+the job's `id`, by which an interrupted run knows what is done. Knows no model.
 """
 
 import gzip
@@ -41,6 +42,29 @@ def read_corpus(path: Path) -> list[Continuation]:
     return found
 
 
+def write_continuations(path: Path, rows: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> int:
+    """Appends (id, prompt, output) lines as they come, flushed one by one; returns how many."""
+    count = 0
+    with path.open("a") as file:
+        for job_id, prompt, output in rows:
+            file.write(json.dumps({"id": job_id, "p": list(prompt), "o": list(output)}) + "\n")
+            file.flush()
+            count += 1
+    return count
+
+
+def finished_jobs(path: Path) -> dict[str, Continuation]:
+    """What an earlier run wrote, by id; a line cut short by its death is taken off the file."""
+    if not path.is_file():
+        return {}
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    rows = map(json.loads, whole.splitlines())
+    return {row["id"]: Continuation(tuple(row["p"]), tuple(row["o"])) for row in rows}
+
+
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
@@ -49,6 +73,14 @@ def split_corpus(
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
     return training, [corpus[i] for i in sorted(chosen)]
+
+
+def without_prompts_of(
+    held_out: Iterable[Continuation], corpus: Iterable[Continuation]
+) -> list[Continuation]:
+    """What of a corpus may be trained on: nothing with a prompt that is held out."""
+    prompts = {item.prompt for item in held_out}
+    return [item for item in corpus if item.prompt not in prompts]
 
 
 def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int64]:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from speculator_svc.training.corpus import Continuation
 from speculator_svc.training.labels import Labels
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
+LONGEST_STEP_S = 10.0
+"""A step never counts for more, so that a run that was suspended for a while loses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,27 @@ class TrainingBatch:
     next_tokens: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What is learnt from: continuations, what the target says at every output token, which count."""
+
+    corpus: Sequence[Continuation]
+    labels: Sequence[Labels]
+    counted: Sequence[NDArray[np.bool_]] | None = None
+    """Per continuation, the output tokens that count; None counts all."""
+
+    def batch(self, indices: Sequence[int]) -> TrainingBatch:
+        """Some continuations, padded on the right."""
+        items = [self.corpus[i] for i in indices]
+        counted = [self.counted[i] for i in indices] if self.counted is not None else None
+        return _batch(items, [self.labels[i] for i in indices], counted)
+
+
 def batches(
-    corpus: Sequence[Continuation], labels: Sequence[Labels], tokens: int, rng: np.random.Generator
-) -> Iterator[TrainingBatch]:
-    """One epoch: sequences of similar length together, batches in random order."""
+    examples: Examples, tokens: int, rng: np.random.Generator
+) -> Iterator[tuple[list[int], TrainingBatch]]:
+    """One epoch: sequences of similar length together, batches in random order, with their indices."""
+    corpus = examples.corpus
     lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
     order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))
     groups: list[list[int]] = [[]]
@@ -66,10 +86,12 @@ def batches(
             groups.append([])
         groups[-1].append(index)
     for group in rng.permutation(len(groups)).tolist():
-        yield _batch([corpus[i] for i in groups[group]], [labels[i] for i in groups[group]])
+        yield groups[group], examples.batch(groups[group])
 
 
-def _batch(items: Sequence[Continuation], labels: Sequence[Labels]) -> TrainingBatch:
+def _batch(
+    items: Sequence[Continuation], labels: Sequence[Labels], counted: Sequence[NDArray[np.bool_]] | None
+) -> TrainingBatch:
     width = max(len(c.prompt) + len(c.output) - 1 for c in items)
     token_ids = np.zeros((len(items), width), np.int64)
     rows = []
@@ -77,13 +99,14 @@ def _batch(items: Sequence[Continuation], labels: Sequence[Labels]) -> TrainingB
         tokens = (item.prompt + item.output)[:-1]
         token_ids[i, : len(tokens)] = tokens
         rows.append(np.arange(len(item.prompt) - 1, len(tokens)) + i * width)
-    p = np.concatenate([x.probabilities for x in labels]).astype(np.float32)
+    chosen = np.concatenate(counted) if counted is not None else slice(None)
+    p = np.concatenate([x.probabilities for x in labels]).astype(np.float32)[chosen]
     return TrainingBatch(
         torch.from_numpy(token_ids),
-        torch.from_numpy(np.concatenate(rows)),
-        torch.from_numpy(np.concatenate([x.ids for x in labels]).astype(np.int64)),
+        torch.from_numpy(np.concatenate(rows)[chosen]),
+        torch.from_numpy(np.concatenate([x.ids for x in labels]).astype(np.int64)[chosen]),
         torch.from_numpy(p / np.maximum(p.sum(-1, keepdims=True), 1e-6)),
-        torch.tensor([token for item in items for token in item.output]),
+        torch.from_numpy(np.concatenate([item.output for item in items])[chosen]),
     )
 
 
@@ -96,8 +119,7 @@ def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tenso
 
 def distil(
     student: Student,
-    corpus: Sequence[Continuation],
-    labels: Sequence[Labels],
+    examples: Examples,
     options: DistilOptions,
     state_path: Path,
     report: Callable[[float, float, int], None],
@@ -109,14 +131,17 @@ def distil(
     optimizer = torch.optim.AdamW(
         student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    before, seen, epoch = _restore(student, optimizer, state_path)
-    started = saved = time.monotonic()
+    minutes, seen, epoch = _restore(student, optimizer, state_path)
+    last = saved = time.monotonic()
     while True:
         rng = np.random.default_rng((options.seed, epoch))
-        for batch in batches(corpus, labels, options.tokens_per_batch, rng):
-            minutes = before + (time.monotonic() - started) / 60
+        for _, batch in batches(examples, options.tokens_per_batch, rng):
+            now = time.monotonic()
+            minutes, last = minutes + min(now - last, LONGEST_STEP_S) / 60, now
             if minutes >= options.minutes:
                 return seen
+            if not len(batch.rows):
+                continue
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate * _schedule(
                     minutes / options.minutes, options.warmup_share
@@ -149,23 +174,31 @@ def _schedule(done: float, warmup: float) -> float:
 
 
 @torch.inference_mode()
-def evaluate(
-    student: Student,
-    corpus: Sequence[Continuation],
-    labels: Sequence[Labels],
-    vocabulary: torch.Tensor,
-    ks: Sequence[int] = (1, 2, 3, 4, 5),
-) -> Success:
-    """Success on the tokens the target really went on with; tokens outside the draft vocabulary fail."""
-    hits, total = torch.zeros(max(ks)), 0
-    for batch in batches(corpus, labels, 4096, np.random.default_rng(0)):
+def ranks(
+    student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5
+) -> list[NDArray[np.int64]]:
+    """Per continuation: the place of each output token among the draft's `most` best, or `most`.
+
+    Tokens outside the draft vocabulary have no place.
+    """
+    found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
+    whole = Examples(examples.corpus, examples.labels)
+    for indices, batch in batches(whole, 4096, np.random.default_rng(0)):
         with torch.autocast("cpu", torch.bfloat16):
             logits = student(batch.token_ids, batch.rows)
-        best = vocabulary[logits.float().topk(max(ks), dim=-1).indices]
-        hits += (best == batch.next_tokens[:, None]).float().sum(0)
-        total += len(batch.next_tokens)
-    shares = (hits.cumsum(0) / total).tolist()
-    return Success({k: shares[k - 1] for k in ks})
+        best = vocabulary[logits.float().topk(most, dim=-1).indices]
+        hit = best == batch.next_tokens[:, None]
+        place = torch.where(hit.any(-1), hit.int().argmax(-1), most).numpy()
+        cuts = np.cumsum([len(examples.corpus[i].output) for i in indices])[:-1]
+        for index, part in zip(indices, np.split(place, cuts), strict=True):
+            found[index] = part
+    return found
+
+
+def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5) -> Success:
+    """Success on the tokens the target really went on with."""
+    place = np.concatenate(ranks(student, examples, vocabulary, most))
+    return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
 
 
 def _save(

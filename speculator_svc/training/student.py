@@ -1,8 +1,8 @@
 """The SSM as a trainable module: a few decoder layers over the target's frozen embeddings, small head.
 
-Layers start as copies of target layers, the head as the target's rows of the draft vocabulary, so the
-first step already knows the language. Parameter names are Hugging Face's, so `specinfer.model` reads the
-checkpoint as it reads any Llama.
+Layers start as copies of target layers and the head as the target's rows of the draft vocabulary, so the
+first step already knows the language; or all of it starts as an earlier SSM. Parameter names are Hugging
+Face's, so `specinfer.model` reads the checkpoint as it reads any Llama.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specinfer.model.config import ModelConfig
+from specinfer.model.draft_checkpoint import DraftModel
 from specinfer.model.transformer import Weights, rotary_tables, rotate
 
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -23,24 +24,36 @@ class Student(nn.Module):
     """Maps token ids [B, T] to logits over the draft vocabulary."""
 
     def __init__(
-        self, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
+        self, config: ModelConfig, weights: Weights, layers: Sequence[int], head: torch.Tensor
     ) -> None:
+        """Copies `layers` of a model and takes `head` [draft vocabulary, hidden]."""
         super().__init__()
         self.config = config
-        embedding = target["model.embed_tokens.weight"].float()
-        head = embedding if config.tied_embeddings else target["lm_head.weight"].float()
-        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("embedding", weights["model.embed_tokens.weight"].float(), persistent=False)
         self._parameters_by_name = nn.ParameterDict()
         for place, source in enumerate(layers):
             for name in (*_LINEAR, *_MLP, *_NORMS):
-                weight = target[f"model.layers.{source}.{name}.weight"].float()
+                weight = weights[f"model.layers.{source}.{name}.weight"].float()
                 self._add(f"model.layers.{place}.{name}.weight", weight)
-        self._add("model.norm.weight", target["model.norm.weight"].float())
-        self._add("lm_head.weight", head[vocabulary])
+        self._add("model.norm.weight", weights["model.norm.weight"].float())
+        self._add("lm_head.weight", head.float())
         self.layers = len(layers)
         cos, sin = rotary_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+
+    @classmethod
+    def from_target(
+        cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
+    ) -> "Student":
+        """Starts as some of the target's layers, with its head's rows of the draft vocabulary."""
+        head = target["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
+        return cls(config, target, layers, head[vocabulary])
+
+    @classmethod
+    def from_draft(cls, draft: DraftModel) -> "Student":
+        """Goes on from a trained SSM."""
+        return cls(draft.config, draft.weights, range(draft.config.layers), draft.weights["lm_head.weight"])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors under their checkpoint names."""

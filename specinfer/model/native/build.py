@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` on first use and loads it.
+"""Compiles `kernels.cpp` and its headers on first use and loads it.
 
 Needs a C++ compiler and AVX-512. Where either is missing `load_library` says why, and the caller decides
 (the torch executor always works). The library lies in the cache directory under a name that changes with
@@ -19,6 +19,7 @@ from specinfer.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
 _FLAGS = ["-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
@@ -58,7 +59,7 @@ def processor_flags() -> frozenset[str]:
 
 def _library_path(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    key = "\0".join([_SOURCE.read_text(), version, *_FLAGS, *sorted(processor_flags())])
+    key = "\0".join([*(path.read_text() for path in _SOURCES), version, *_FLAGS, *sorted(processor_flags())])
     base = os.environ.get("SPECINFER_CACHE") or Path.home() / ".cache" / "specinfer"
     return Path(base) / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.model.batch import Batch
 from specinfer.model.config import ModelConfig
+from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.native.build import load_library
+from specinfer.model.native.growth import CacheMemory, grow_natively
 from specinfer.model.transformer import Weights, rotary_tables
 from specinfer.model.weights import GgufWeights
+from specinfer.tree import TokenTree
 
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _QKV_BIAS = range(6)
@@ -137,6 +140,17 @@ class NativeExecutor:
         )
         self._library.si_forward(self._model, ctypes.byref(task))
         return logits
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        memory = CacheMemory(self._keys, self._values, self._num_blocks)
+
+        def call(structure: ctypes.Structure) -> None:
+            self._library.si_grow(self._model, ctypes.byref(structure))
+
+        return grow_natively(call, memory, tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copies cache entries; all sources are read before any target is written."""

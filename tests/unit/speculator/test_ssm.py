@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
+from specinfer.model.growth import GrowthShape
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter, SsmShape, shape_of
+from speculator_svc.drafters.ssm import SsmDrafter, shape_of
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 from tests.trees import paths
 
@@ -19,8 +20,8 @@ CONTEXTS = [[5, 17, 3, 88], [41], [9, 60, 2, 71, 33, 34, 35, 90, 11, 7, 52, 19, 
 GREEDY = SamplingParams(temperature=0)
 
 
-def make(shape: SsmShape | None = None, **options: Any) -> SsmDrafter:
-    return SsmDrafter(runner_of(MODEL, **options), DrafterDescription("tiny", 97), shape or SsmShape())
+def make(shape: GrowthShape | None = None, **options: Any) -> SsmDrafter:
+    return SsmDrafter(runner_of(MODEL, **options), DrafterDescription("tiny", 97), shape or GrowthShape())
 
 
 def draft(drafter: SsmDrafter, jobs: list[DraftJob]) -> list[TokenTree]:
@@ -43,7 +44,7 @@ def top(context: list[int], k: int) -> list[tuple[int, float]]:
 
 
 def test_an_expansion_vector_expands_the_top_tokens_of_every_leaf() -> None:
-    drafter = make(SsmShape(ExpansionVector((2, 1, 3))))
+    drafter = make(GrowthShape(ExpansionVector((2, 1, 3))))
     for tree, context in zip(draft(drafter, jobs_for(TreeLimits(50, 8))), CONTEXTS, strict=True):
         root = context[-1]
         expected = {(root,)}
@@ -66,7 +67,7 @@ def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
     """With a beam as wide as the budget, best-first is exact: compared with all paths of depth 3."""
     budget = 6
     for tree, context in zip(
-        draft(make(SsmShape(beam=budget)), jobs_for(TreeLimits(budget, 3))), CONTEXTS, strict=True
+        draft(make(GrowthShape(beam=budget)), jobs_for(TreeLimits(budget, 3))), CONTEXTS, strict=True
     ):
         reach = {(): 1.0}
         for _ in range(3):
@@ -101,7 +102,7 @@ def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
 def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: ProposalKind) -> None:
     sampling = SamplingParams(temperature=0.7, seed=5)
-    shape = SsmShape(kind=kind, q_support=10)
+    shape = GrowthShape(kind=kind, q_support=10)
     trees = draft(make(shape), jobs_for(TreeLimits(8, 3), sampling))
     for tree, context in zip(trees, CONTEXTS, strict=True):
         assert len(tree) > 3
@@ -120,7 +121,7 @@ def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
     """First draws over 400 seeds: chi-square against q, which fails a right drafter with p = 1e-4."""
     from scipy import stats
 
-    drafter = make(SsmShape(q_support=4))
+    drafter = make(GrowthShape(q_support=4))
     limits = TreeLimits(1, 1)
     trees = []
     for seed in range(400):

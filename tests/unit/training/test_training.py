@@ -19,8 +19,15 @@ from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterOptions, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter
 from speculator_svc.training import distil as distilling
-from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpus, split_corpus
-from speculator_svc.training.distil import DistilOptions, distil, evaluate
+from speculator_svc.training.boosting import missed_by_all, pool_report
+from speculator_svc.training.corpus import (
+    Continuation,
+    frequent_tokens,
+    read_corpus,
+    split_corpus,
+    without_prompts_of,
+)
+from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate, ranks
 from speculator_svc.training.labels import Labels, label_corpus
 from speculator_svc.training.student import Student
 from tests.system import ascii_tokenizer
@@ -96,7 +103,7 @@ def test_labels_are_not_computed_twice(
 def make_student(target: Path, vocabulary: object) -> Student:
     chosen = torch.from_numpy(vocabulary)
     torch.manual_seed(0)
-    return Student(load_config(target), SafetensorsWeights(target), [0], chosen)
+    return Student.from_target(load_config(target), SafetensorsWeights(target), [0], chosen)
 
 
 def test_the_student_learns_what_the_target_says(
@@ -104,10 +111,10 @@ def test_the_student_learns_what_the_target_says(
 ) -> None:
     student = make_student(target, vocabulary)
     chosen = torch.from_numpy(vocabulary)
-    before = evaluate(student, corpus, labels, chosen)
+    before = evaluate(student, Examples(corpus, labels), chosen)
     options = DistilOptions(minutes=0.05, learning_rate=5e-3, tokens_per_batch=256)
-    seen = distil(student, corpus, labels, options, tmp_path / "state.pt", lambda *_: None)
-    after = evaluate(student, corpus, labels, chosen)
+    seen = distil(student, Examples(corpus, labels), options, tmp_path / "state.pt", lambda *_: None)
+    after = evaluate(student, Examples(corpus, labels), chosen)
     assert seen > 0
     assert after.top[1] > before.top[1] + 0.2
     assert list(after.top.values()) == sorted(after.top.values())
@@ -136,7 +143,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            distil(make_student(target, vocabulary), corpus, labels, options, state, report)
+            distil(make_student(target, vocabulary), Examples(corpus, labels), options, state, report)
         return seen_at, minutes_at
 
     first, _ = stop_after(4)
@@ -199,3 +206,73 @@ def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"p": [1]}\n')
     with pytest.raises(InvalidInputError, match=r"bad\.jsonl:1"):
         read_corpus(tmp_path / "bad.jsonl")
+    assert without_prompts_of([Continuation((1, 2), (9,))], corpus) == []
+    assert without_prompts_of([Continuation((1, 3), (9,))], corpus) == corpus
+
+
+def test_ranks_say_where_the_true_token_is(
+    target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object
+) -> None:
+    student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
+    found = ranks(student, Examples(corpus, labels), chosen, 3)
+    for item, places in list(zip(corpus, found, strict=True))[:20]:
+        tokens = torch.tensor([item.prompt + item.output])
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            rows = student(tokens, torch.arange(len(item.prompt) - 1, tokens.shape[1] - 1)).float()
+        best = chosen[rows.topk(3).indices].tolist()
+        expected = [row.index(t) if t in row else 3 for row, t in zip(best, item.output, strict=True)]
+        # padding may round differently: a near-tie can swap two places
+        assert np.mean(places == np.array(expected)) > 0.8
+
+
+def test_boosting_trains_on_what_the_pool_misses(
+    target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
+) -> None:
+    """The second SSM must cover more of the first one's misses than the first one's own second guess adds."""
+    chosen = torch.from_numpy(vocabulary)
+    examples = Examples(corpus, labels)
+    first = make_student(target, vocabulary)
+    options = DistilOptions(minutes=0.03, learning_rate=5e-3, tokens_per_batch=256)
+    distil(first, examples, options, tmp_path / "first.pt", lambda *_: None)
+    rest = missed_by_all([first], examples, chosen)
+    places = ranks(first, examples, chosen, 1)
+    assert rest.counted is not None
+    assert [c.tolist() for c in rest.counted] == [(p > 0).tolist() for p in places]
+    kept = sum(int(c.sum()) for c in rest.counted)
+    assert 0 < kept < sum(len(item.output) for item in corpus)
+    indices = list(range(7))
+    assert len(rest.batch(indices).rows) == sum(int(rest.counted[i].sum()) for i in indices)
+
+    second = make_student(target, vocabulary)
+    distil(second, rest, options, tmp_path / "second.pt", lambda *_: None)
+    one, two = pool_report([first, second], examples, chosen)
+    assert one["top1"] == one["union"] == one["first_ssm_with_as_many_guesses"]
+    assert two["union"] > one["union"]
+    assert two["union"] >= two["top1"]
+
+
+def test_a_trained_ssm_is_a_start_for_the_next(target: Path, vocabulary: object, tmp_path: Path) -> None:
+    student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
+    save_draft(tmp_path, student.tensors(), chosen, 1, target, str(target), {})
+    again = Student.from_draft(load_draft(tmp_path, target))
+    for name, tensor in student.tensors().items():
+        torch.testing.assert_close(again.tensors()[name], tensor, rtol=1e-2, atol=1e-2)
+    tokens, rows = torch.tensor([[5, 9, 11]]), torch.tensor([2])
+    torch.testing.assert_close(again(tokens, rows), student(tokens, rows), rtol=0.1, atol=0.1)
+
+
+def test_a_suspended_run_is_not_charged_for_the_pause(
+    target: Path,
+    corpus: list[Continuation],
+    labels: list[Labels],
+    vocabulary: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(0, 10**6, 3600))  # an hour from one look to the next
+    monkeypatch.setattr(distilling.time, "monotonic", lambda: float(next(clock)))
+    steps: list[float] = []
+    options = DistilOptions(minutes=4.5 * distilling.LONGEST_STEP_S / 60, tokens_per_batch=256)
+    student = make_student(target, vocabulary)
+    distil(student, Examples(corpus, labels), options, tmp_path / "s.pt", lambda at, *_: steps.append(at))
+    assert len(steps) == 4

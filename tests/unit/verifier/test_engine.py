@@ -8,10 +8,11 @@ import pytest
 from scipy import stats
 
 from specinfer.entry_status import EntryStatus
+from specinfer.model.growth import GrowthShape
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter, SsmShape
+from speculator_svc.drafters.ssm import SsmDrafter
 from tests.oracle import chain, greedy
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob, VerifyOutcome
@@ -187,7 +188,7 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
         SsmDrafter(
             runner_of(tiny_transformers("llama", seed=s, **shape), kv_tokens=16384),
             DrafterDescription(vocab_size=4),
-            SsmShape(kind=kind, q_support=4),
+            GrowthShape(kind=kind, q_support=4),
         )
         for s in (2, 3)
     ]

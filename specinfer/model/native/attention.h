@@ -1,0 +1,191 @@
+// Tree attention over the paged cache: no mask, no copy, one chain of additions per query.
+#pragma once
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "model.h"
+
+namespace specinfer {
+
+// The 16 entries of one block for one head, of keys or of values.
+template <class T>
+T* cache_block(const Pass& p, const Shape& s, void* cache, int layer, int block, int head) {
+  return static_cast<T*>(cache) + ((size_t(layer) * p.cache_blocks + block) * s.kv_heads + head) * s.dim * BLOCK;
+}
+
+// One thread's share of the attention of a pass.
+template <class Kind>
+class Attention {
+  using T = typename Kind::T;
+  static constexpr int S = Kind::S;
+
+ public:
+  Attention(Model& model, const Pass& pass, std::atomic<int>* next, int threads)
+      : m_(model), s_(model.shape), p_(pass), next_(next), threads_(threads) {}
+
+  // Work is handed out in tiles of at most 6 (token, head) rows that share a KV head; fewer when there
+  // is little work, so that all threads get some.
+  void run(int layer) {
+    const int group = s_.heads / s_.kv_heads;
+    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, 6);
+    int first = 0;
+    int unit = next_[layer].fetch_add(1, std::memory_order_relaxed);
+    for (int s = 0; s < p_.sequences; ++s) {
+      const int rows = (p_.row_start[s + 1] - p_.row_start[s]) * group;
+      const int tiles = (rows + most - 1) / most, units = tiles * s_.kv_heads;
+      for (; unit < first + units; unit = next_[layer].fetch_add(1, std::memory_order_relaxed)) {
+        const Range r = share(rows, (unit - first) % tiles, tiles);
+        attend_rows<6>(layer, s, (unit - first) / tiles, r.begin, r.end - r.begin);
+      }
+      first += units;
+    }
+  }
+
+ private:
+  template <int RT>
+  void attend_rows(int layer, int s, int kv, int first, int rows) {
+    if (rows == RT) return attend_tile<RT>(layer, s, kv, first);
+    if constexpr (RT > 1) attend_rows<RT - 1>(layer, s, kv, first, rows);
+  }
+
+  template <int RT>
+  void attend_tile(int layer, int s, int kv, int first) {
+    const int group = s_.heads / s_.kv_heads, d = s_.dim, steps = d / S;
+    const int32_t* table = p_.blocks + p_.block_start[s];
+    int token[RT], head[RT], most = 0, last = 0;
+    const Unit* q[RT];
+    for (int r = 0; r < RT; ++r) {
+      token[r] = p_.row_start[s] + (first + r) / group;
+      head[r] = kv * group + (first + r) % group;
+      q[r] = m_.query.data() + (size_t(token[r]) * s_.heads + head[r]) * steps;
+      most = std::max(most, p_.visible[token[r]]);
+      const int e = p_.extra_start[token[r] + 1];
+      last = std::max(last, e > p_.extra_start[token[r]] ? p_.extra[e - 1] + 1 : 0);
+    }
+    const int blocks = (std::max(most, last) + BLOCK - 1) / BLOCK, width = blocks * BLOCK + 2 * LANES;
+    scores_.resize(size_t(RT) * width);
+    int b = 0;
+    for (; b + 4 <= blocks; b += 4) dot<RT, 4>(layer, kv, table, b, q, width);
+    for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, q, width);
+    weights_.resize(size_t(RT) * width / S);
+    float scale[RT];
+    for (int r = 0; r < RT; ++r)
+      scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most);
+    for (int c = 0; c < d; c += 64) {
+      const int vectors = std::min(4, (d - c) / LANES);
+      if (vectors == 4) mix<RT, 4>(layer, kv, table, token, head, scale, width, most, c);
+      else
+        for (int v = 0; v < vectors; ++v) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c + v * LANES);
+    }
+  }
+
+  // Scores of RT rows against NB blocks of keys.
+  template <int RT, int NB>
+  void dot(int layer, int kv, const int32_t* table, int b, const Unit* const* q, int width) {
+    const char* k[NB];
+    for (int i = 0; i < NB; ++i) k[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[b + i], kv));
+    __m512 acc[RT][NB];
+    for (int r = 0; r < RT; ++r)
+      for (int i = 0; i < NB; ++i) acc[r][i] = _mm512_setzero_ps();
+    for (int step = 0; step < s_.dim / S; ++step) {
+      __m512i kk[NB];
+      for (int i = 0; i < NB; ++i) kk[i] = _mm512_loadu_si512(k[i] + size_t(step) * 64);
+      for (int r = 0; r < RT; ++r)
+        for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], kk[i], q[r][step]);
+    }
+    for (int r = 0; r < RT; ++r)
+      for (int i = 0; i < NB; ++i) _mm512_storeu_ps(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
+  }
+
+  // Scores to unnormalised probabilities in `x`, visible positions first, then the extra ones; and as
+  // factors in `w`, zeros from the first step that is not wholly visible up to position `most`, because
+  // other rows of the tile see more. Returns what normalises them.
+  float soften(int token, float* x, Unit* w, int most) const {
+    const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
+    for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
+    const int n = visible + end - begin;
+    const float factor = 1.0f / std::sqrt(float(s_.dim));
+    for (int i = n; i < ((n + LANES - 1) & ~(LANES - 1)); ++i) x[i] = -INFINITY;
+    __m512 top = _mm512_set1_ps(-INFINITY);
+    for (int i = 0; i < n; i += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(x + i));
+    const __m512 peak = _mm512_set1_ps(_mm512_reduce_max_ps(top)), f = _mm512_set1_ps(factor);
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < n; i += LANES) {
+      const int left = n - i;
+      const __mmask16 valid = left >= LANES ? 0xFFFF : __mmask16((1u << left) - 1);
+      const __m512 delta = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(x + i), peak), f);
+      const __m512 e = _mm512_maskz_mov_ps(valid, vexp(delta));
+      sum = _mm512_add_ps(sum, e);
+      _mm512_storeu_ps(x + i, e);
+      Kind::store(reinterpret_cast<T*>(w) + i, e);
+    }
+    std::fill(w + visible / S, w + (most + S - 1) / S, 0);
+    return 1.0f / _mm512_reduce_add_ps(sum);
+  }
+
+  // Weighted sums of values, NV vectors of the head from column c. Positions are taken S at a time in the
+  // order in which they lie, or will lie once committed; a row's last ones are collected from where they
+  // are: the odd end of its visible stretch and the nodes on its path.
+  template <int RT, int NV>
+  void mix(int layer, int kv, const int32_t* table, const int* token, const int* head, const float* scale,
+           int width, int most, int c) {
+    __m512 acc[RT][NV];
+    for (int r = 0; r < RT; ++r)
+      for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
+    const int steps = most / S;
+    for (int u = 0; u < steps; u += BLOCK / S) {
+      const T* base = cache_block<T>(p_, s_, p_.values, layer, table[u * S / BLOCK], kv) + c * S;
+      const int n = std::min(BLOCK / S, steps - u);
+      for (int i = 0; i < n; ++i, base += s_.dim * S) {
+        __m512i vv[NV];
+        for (int v = 0; v < NV; ++v) vv[v] = _mm512_loadu_si512(base + v * LANES * S);
+        for (int r = 0; r < RT; ++r)
+          for (int v = 0; v < NV; ++v)
+            acc[r][v] = Kind::madd(acc[r][v], vv[v], weights_[size_t(r) * width / S + u + i]);
+      }
+    }
+    for (int r = 0; r < RT; ++r) {
+      mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], c, acc[r]);
+      T* out = reinterpret_cast<T*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
+      for (int v = 0; v < NV; ++v)
+        Kind::store(out + v * LANES, _mm512_mul_ps(acc[r][v], _mm512_set1_ps(scale[r])));
+    }
+  }
+
+  template <int NV>
+  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int c, __m512* acc) {
+    const int visible = p_.visible[token], begin = p_.extra_start[token];
+    const int n = visible + p_.extra_start[token + 1] - begin;
+    for (int i = visible / S * S; i < n; i += S) {
+      __m512i vv[NV];
+      for (int v = 0; v < NV; ++v) vv[v] = _mm512_setzero_si512();
+      T factors[S] = {};
+      for (int j = 0; j < S && i + j < n; ++j) {
+        const int at = i + j < visible ? i + j : p_.extra[begin + i + j - visible], lane = at % BLOCK;
+        const T* pair = cache_block<T>(p_, s_, p_.values, layer, table[at / BLOCK], kv) + (size_t(lane / S) * s_.dim + c) * S;
+        for (int v = 0; v < NV; ++v)
+          vv[v] = _mm512_or_si512(vv[v], Kind::pick(_mm512_loadu_si512(pair + v * LANES * S), lane % S, j));
+        factors[j] = Kind::from_float(p[i + j]);
+      }
+      Unit factor;
+      std::memcpy(&factor, factors, sizeof(Unit));
+      for (int v = 0; v < NV; ++v) acc[v] = Kind::madd(acc[v], vv[v], factor);
+    }
+  }
+
+  Model& m_;
+  const Shape& s_;
+  const Pass& p_;
+  std::atomic<int>* next_;
+  const int threads_;
+  std::vector<float> scores_;
+  std::vector<Unit> weights_;
+};
+
+}  // namespace specinfer

@@ -1,0 +1,240 @@
+// One pass of the decoder: every thread runs a Worker, all in step.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+
+namespace specinfer {
+
+template <class Kind>
+void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::T* out) {
+  __m512 sum = _mm512_setzero_ps();
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    const __m512 v = _mm512_loadu_ps(x + i);
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  float total = _mm512_reduce_add_ps(sum);
+  for (; i < n; ++i) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / n + eps);
+  for (i = 0; i + LANES <= n; i += LANES) {
+    const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(scale));
+    Kind::store(out + i, _mm512_mul_ps(v, _mm512_loadu_ps(weight + i)));
+  }
+  for (; i < n; ++i) out[i] = Kind::from_float(x[i] * scale * weight[i]);
+}
+
+// The same on one head, in place and in float32 (Qwen3's query and key norm).
+void norm_head(float* x, const std::vector<float>& weight, float eps) {
+  if (weight.empty()) return;
+  float total = 0;
+  for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / weight.size() + eps);
+  for (size_t i = 0; i < weight.size(); ++i) x[i] *= scale * weight[i];
+}
+
+void rotate(float* x, const float* cos, const float* sin, int dim) {
+  for (int i = 0; i < dim / 2; ++i) {
+    const float a = x[i], b = x[i + dim / 2];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + dim / 2] = b * cos[i] + a * sin[i];
+  }
+}
+
+// Runs one pass; one object per thread, all in step.
+template <class Kind>
+class Worker {
+  using T = typename Kind::T;
+  static constexpr int S = Kind::S;
+
+ public:
+  Worker(Model& model, const Pass& pass, Barrier& barrier, std::atomic<int>* next, int thread, int threads)
+      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), next_(next), thread_(thread), threads_(threads),
+        attention_(model, pass, next, threads) {
+    scratch_ = model.quantised ? model.scratch[thread]->data() : nullptr;
+  }
+
+  void run() {
+    embed();
+    for (int layer = 0; layer < s_.layers; ++layer) {
+      Layer& l = m_.layers[layer];
+      norm(l.input_norm);
+      project(l.qkv);
+      place(l, layer);
+      attention_.run(layer);
+      barrier_.wait();
+      add(l.out, m_.attended.data());
+      norm(l.post_norm);
+      gate(l.gate_up);
+      add(l.down, m_.inner.data());
+    }
+    finish();
+  }
+
+ private:
+  Range mine(int items) const { return share(items, thread_, threads_); }
+
+  void embed() {
+    const T* table = static_cast<const T*>(m_.embedding);
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t)
+      for (int i = 0; i < s_.hidden; ++i)
+        m_.x[size_t(t) * s_.hidden + i] = Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
+    barrier_.wait();
+  }
+
+  void norm(const std::vector<float>& weight) {
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t)
+      rms_norm<Kind>(&m_.x[size_t(t) * s_.hidden], weight.data(), s_.hidden, s_.eps,
+                     reinterpret_cast<T*>(m_.normed.data()) + size_t(t) * s_.hidden);
+    barrier_.wait();
+  }
+
+  void project(const Matrix& w) {
+    float* out = m_.qkv.data();
+    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+      const int n = std::min(32, w.n - col);
+      float* y = out + size_t(row) * w.n + col;
+      for (int i = 0; i < n; ++i) y[i] = v[i];
+      if (!w.bias.empty())
+        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+    });
+    barrier_.wait();
+  }
+
+  // Normalises and rotates queries and keys; puts keys and values into the cache.
+  void place(const Layer& l, int layer) {
+    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
+    const Range r = mine(p_.tokens * heads);
+    for (int item = r.begin; item < r.end; ++item) {
+      const int t = item / heads, h = item % heads, pos = p_.positions[t];
+      float* x = &m_.qkv[(size_t(t) * heads + h) * d];
+      const float *cos = &m_.cos[size_t(pos) * d / 2], *sin = &m_.sin[size_t(pos) * d / 2];
+      if (h < s_.heads) {
+        norm_head(x, l.q_norm, s_.eps);
+        rotate(x, cos, sin, d);
+        T* q = reinterpret_cast<T*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
+        for (int i = 0; i < d; ++i) q[i] = Kind::from_float(x[i]);
+      } else if (h < s_.heads + s_.kv_heads) {
+        norm_head(x, l.k_norm, s_.eps);
+        rotate(x, cos, sin, d);
+        store_key(layer, p_.write_slots[t], h - s_.heads, x);
+      } else {
+        store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
+      }
+    }
+    if (thread_ == 0) next_[layer].store(0, std::memory_order_relaxed);
+    barrier_.wait();
+  }
+
+  void store_key(int layer, int slot, int head, const float* x) const {
+    T* block = cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head);
+    for (int i = 0; i < s_.dim; ++i) block[((i / S) * BLOCK + slot % BLOCK) * S + i % S] = Kind::from_float(x[i]);
+  }
+  void store_value(int layer, int slot, int head, const float* x) const {
+    const int lane = slot % BLOCK;
+    T* pair = cache_block<T>(p_, s_, p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
+    for (int i = 0; i < s_.dim; ++i) pair[i * S] = Kind::from_float(x[i]);
+  }
+
+  // x += a W^T + bias
+  void add(const Matrix& w, const Unit* a) {
+    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+      float* y = &m_.x[size_t(row) * s_.hidden + col];
+      const int n = std::min(32, w.n - col);
+      for (int i = 0; i < n; ++i) y[i] += v[i];
+      if (!w.bias.empty())
+        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+    });
+    barrier_.wait();
+  }
+
+  // inner = silu(gate) * up; a tile holds 32 gate columns and the 32 up columns beside them
+  void gate(const Matrix& w) {
+    T* inner = reinterpret_cast<T*>(m_.inner.data());
+    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+      const int first = col / 2, n = std::min(32, s_.inter - first);
+      T* y = inner + size_t(row) * s_.inter + first;
+      for (int i = 0; i < n; i += LANES) {
+        const __m512 g = _mm512_load_ps(v + i), up = _mm512_load_ps(v + 32 + i);
+        const __m512 e = vexp(_mm512_sub_ps(_mm512_setzero_ps(), g));
+        const __m512 h = _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e)), up);
+        if (n - i >= LANES) {
+          Kind::store(y + i, h);
+        } else {
+          alignas(64) float rest[LANES];
+          _mm512_store_ps(rest, h);
+          for (int j = 0; j < n - i; ++j) y[i + j] = Kind::from_float(rest[j]);
+        }
+      }
+    });
+    barrier_.wait();
+  }
+
+  void finish() {
+    const Range r = mine(p_.logits);
+    for (int i = r.begin; i < r.end; ++i) {
+      const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
+      rms_norm<Kind>(x, m_.final_norm.data(), s_.hidden, s_.eps,
+                     reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
+    }
+    barrier_.wait();
+    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_,
+                      [&](int row, int col, const float* v) {
+                        const int n = std::min(64, s_.vocab - col);
+                        std::memcpy(p_.logits_out + size_t(row) * s_.vocab + col, v, n * sizeof(float));
+                      });
+  }
+
+  Model& m_;
+  const Shape& s_;
+  const Pass& p_;
+  Barrier& barrier_;
+  std::atomic<int>* next_;
+  const int thread_, threads_;
+  char* scratch_;  // one expanded tile
+  Attention<Kind> attention_;
+};
+
+// Makes the buffers large enough for passes of this many tokens.
+template <class Kind>
+void prepare(Model& m, size_t tokens, int threads) {
+  const Shape& s = m.shape;
+  const auto units = [](size_t elements) { return (elements + Kind::S - 1) / Kind::S; };
+  m.x.resize(std::max(m.x.size(), tokens * s.hidden));
+  m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
+  m.normed.resize(std::max(m.normed.size(), units(tokens * s.hidden)));
+  m.query.resize(std::max(m.query.size(), units(tokens * s.heads * s.dim)));
+  m.attended.resize(std::max(m.attended.size(), units(tokens * s.heads * s.dim)));
+  m.inner.resize(std::max(m.inner.size(), units(tokens * s.inter)));
+  while (m.quantised && int(m.scratch.size()) < threads)
+    m.scratch.push_back(std::make_unique<Arena>(size_t(std::max(s.hidden, std::max(s.inter, s.heads * s.dim))) * 4 * 32));
+}
+
+// Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
+template <class Kind, class Work>
+void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work work) {
+  std::vector<std::atomic<int>> next(m.shape.layers);
+#pragma omp parallel num_threads(threads)
+  {
+    const int thread = omp_get_thread_num();
+    Worker<Kind> worker(m, p, barrier, next.data(), thread, threads);
+    work(worker, thread);
+  }
+}
+
+template <class Kind>
+void forward(Model& m, const Pass& p) {
+  prepare<Kind>(m, std::max(p.tokens, p.logits), p.threads);
+  Barrier barrier(p.threads);
+  in_parallel<Kind>(m, p, barrier, p.threads, [](Worker<Kind>& worker, int) { worker.run(); });
+}
+
+}  // namespace specinfer

@@ -1,0 +1,206 @@
+// Packed matrices, dense or quantised, and their products with a few rows.
+#pragma once
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "numbers.h"
+#include "threads.h"
+
+namespace specinfer {
+
+// Memory on huge pages: with small ones, address translation costs a tenth of the bandwidth.
+class Arena {
+ public:
+  explicit Arena(size_t bytes) : bytes_((bytes + (2u << 20) - 1) & ~size_t((2u << 20) - 1)) {
+    data_ = std::aligned_alloc(2u << 20, bytes_);
+    if (data_) madvise(data_, bytes_, MADV_HUGEPAGE);
+  }
+  ~Arena() { std::free(data_); }
+  Arena(const Arena&) = delete;
+  char* data() const { return static_cast<char*>(data_); }
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
+// How a matrix is stored. Quantised kinds are those of GGUF: groups of 32 along k share a scale (and, for
+// Q4_1, a minimum). They are expanded tile by tile to the very bfloat16 numbers that dequantising the
+// whole file gives, so results do not change by a bit, only the bytes read do.
+enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2 };
+constexpr int GROUP = 32;
+
+struct Matrix {
+  int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile
+  Storage storage = DENSE;
+  Arena* packed = nullptr;
+  std::vector<float> bias;
+  int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
+  // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
+  // step of two rows, 16 bytes of nibble pairs or 32 bytes of byte pairs.
+  size_t group_bytes() const { return storage == Q4_1 ? 64 + 256 : 32 + 512; }
+  size_t tile_bytes(int s) const {
+    return storage == DENSE ? size_t(k) / s * vectors * 64 : size_t(k / GROUP) * vectors * group_bytes();
+  }
+  ~Matrix() { delete packed; }
+};
+
+// Packs rows of a [N, K] matrix; `row_of` maps a packed column to a row of the source, -1 to zeros.
+template <class Kind, class RowOf>
+void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vectors, RowOf row_of) {
+  using T = typename Kind::T;
+  m.n = columns, m.k = k, m.vectors = vectors;
+  const int steps = k / Kind::S, width = vectors * LANES;
+  m.packed = new Arena(size_t(m.tiles()) * steps * width * sizeof(Unit));
+  T* out = reinterpret_cast<T*>(m.packed->data());
+#pragma omp parallel for
+  for (int tile = 0; tile < m.tiles(); ++tile)
+    for (int step = 0; step < steps; ++step)
+      for (int c = 0; c < width; ++c)
+        for (int s = 0; s < Kind::S; ++s) {
+          const int row = row_of(tile * width + c);
+          const size_t at = ((size_t(tile) * steps + step) * width + c) * Kind::S + s;
+          out[at] = row < 0 ? T(0) : source[size_t(row) * k + step * Kind::S + s];
+        }
+}
+
+// Blocks of a GGUF tensor [N][K / 32], 20 bytes each (scale, minimum, 16 bytes: low nibbles are elements
+// 0-15, high ones 16-31) or 34 (scale, 32 signed bytes), into tiles. `row_of` as for `pack`.
+template <class RowOf>
+void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
+  m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
+  const int groups = k / GROUP;
+  const size_t block = storage == Q4_1 ? 20 : 34, head = storage == Q4_1 ? 4 : 2;
+  m.packed = new Arena(m.tiles() * m.tile_bytes(2));
+  std::memset(m.packed->data(), 0, m.tiles() * m.tile_bytes(2));
+#pragma omp parallel for
+  for (int tile = 0; tile < m.tiles(); ++tile)
+    for (int g = 0; g < groups; ++g)
+      for (int v = 0; v < vectors; ++v) {
+        uint8_t* out = reinterpret_cast<uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2) +
+                       (size_t(g) * vectors + v) * m.group_bytes();
+        for (int c = 0; c < LANES; ++c) {
+          const int row = row_of((tile * vectors + v) * LANES + c);
+          if (row < 0) continue;
+          const uint8_t* in = source + (size_t(row) * groups + g) * block;
+          std::memcpy(out + 2 * c, in, 2);
+          if (storage == Q4_1) std::memcpy(out + 32 + 2 * c, in + 2, 2);
+          for (int e = 0; e < GROUP; ++e) {
+            if (storage == Q8_0) {
+              out[32 + (e / 2) * 32 + 2 * c + e % 2] = in[head + e];
+            } else {
+              const int q = e < 16 ? in[head + e] & 15 : in[head + e - 16] >> 4;
+              out[64 + (e / 2) * 16 + c] |= uint8_t(q << (e % 2 ? 4 : 0));
+            }
+          }
+        }
+      }
+}
+
+#ifdef __AVX512BF16__
+// Twice the float16 numbers at `p`: lanes (0 0 1 1 ... 7 7) and (8 8 ... 15 15).
+inline void load_doubled(const uint8_t* p, __m512* low, __m512* high) {
+  const __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  *low = _mm512_permutexvar_ps(first, x);
+  *high = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), x);
+}
+
+// Expands one tile to bfloat16 in the layout of dense tiles. Multiplication and addition round
+// separately, as dequantising does.
+void expand(const Matrix& m, int tile, char* out, const char* ahead) {
+  const uint8_t* in = reinterpret_cast<const uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2);
+  const size_t bytes = m.group_bytes();
+  for (int g = 0; g < m.k / GROUP; ++g)
+    for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
+      for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
+      __m512 scale[2], least[2];
+      load_doubled(in, &scale[0], &scale[1]);
+      if (m.storage == Q4_1) load_doubled(in + 32, &least[0], &least[1]);
+      for (int step = 0; step < GROUP / 2; ++step) {
+        __m512 x[2];
+        if (m.storage == Q4_1) {
+          const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
+          const __m128i mask = _mm_set1_epi8(15);
+          const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
+          x[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)));
+          x[1] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)));
+          for (int h = 0; h < 2; ++h) x[h] = _mm512_add_ps(_mm512_mul_ps(x[h], scale[h]), least[h]);
+        } else {
+          const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
+          for (int h = 0; h < 2; ++h)
+            x[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pairs + h))), scale[h]);
+        }
+        char* to = out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64;
+        _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+      }
+    }
+}
+#endif
+
+// What to prefetch while a tile is multiplied: `lines` cache lines per step from `at`, then `advance` bytes.
+struct Ahead {
+  const char* at;
+  int lines, advance;
+};
+
+// MR rows times one tile: out[r][c] = sum over k in order.
+template <class Kind, int MR, int NV>
+inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
+  __m512 acc[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
+  for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
+    __m512i b[NV];
+    for (int v = 0; v < NV; ++v) b[v] = _mm512_load_si512(w + v * 64);
+    for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
+    for (int r = 0; r < MR; ++r)
+      for (int v = 0; v < NV; ++v) acc[r][v] = Kind::madd(acc[r][v], b[v], a[r * stride + step]);
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) _mm512_store_ps(out + (r * NV + v) * LANES, acc[r][v]);
+}
+
+template <class Kind, int NV, int MR>
+inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
+  if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out, ahead);
+  if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, ahead);
+}
+
+// Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
+//
+// One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
+// the tile in the cache because the pieces of the tile before fetched it, each its part, while they
+// computed. So memory and arithmetic overlap, and sixteen rows cost little more than one.
+template <class Kind, int NV, class Finish>
+void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* scratch, Finish finish) {
+  constexpr int MR = NV == 4 ? 6 : 12;
+  const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
+  const size_t bytes = size_t(steps) * NV * 64;
+  alignas(64) float out[MR * NV * LANES];
+  for (int tile = range.begin; tile < range.end; ++tile) {
+    const char* w = m.packed->data() + tile * bytes;
+#ifdef __AVX512BF16__
+    if (m.storage != DENSE) {
+      expand(m, tile, scratch, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
+      w = scratch;
+    }
+#endif
+    for (int piece = 0; piece < pieces; ++piece) {
+      const Range r = share(rows, piece, pieces);
+      const Ahead ahead = m.storage != DENSE ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+                                      : Ahead{w + bytes + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
+      micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
+      for (int i = r.begin; i < r.end; ++i)
+        finish(i, tile * NV * LANES, out + (i - r.begin) * NV * LANES);
+    }
+  }
+}
+
+}  // namespace specinfer

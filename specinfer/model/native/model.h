@@ -1,0 +1,79 @@
+// A decoder as the kernels hold it, and what one pass over it is.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "matrix.h"
+
+namespace specinfer {
+
+struct Layer {
+  std::vector<float> input_norm, post_norm, q_norm, k_norm;
+  Matrix qkv, out, gate_up, down;
+};
+
+struct Shape {
+  int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
+  float eps;
+};
+
+struct Model {
+  Shape shape;
+  bool bf16;
+  std::vector<Layer> layers;
+  std::vector<float> final_norm;
+  Matrix head;
+  const void* embedding = nullptr;
+  std::vector<float> cos, sin;  // [positions, D/2]
+  bool quantised = false;
+  std::vector<std::unique_ptr<Arena>> scratch;  // per thread, for one expanded tile
+  // buffers of the largest pass so far
+  std::vector<float> x, qkv;
+  std::vector<Unit> normed, query, attended, inner;
+};
+
+// One pass; every array is flat. See specinfer/model/batch.py for the meaning.
+struct Pass {
+  int tokens, sequences, logits;
+  const int32_t *token_ids, *positions, *write_slots, *visible;
+  const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
+  const int32_t* row_start;                    // per sequence: first token (sequences + 1)
+  const int32_t *block_start, *blocks;         // CSR over sequences: block tables
+  const int32_t* logit_rows;
+  void *keys, *values;                         // [layers, ...]
+  int64_t cache_blocks;
+  float* logits_out;
+  int threads;
+};
+
+// Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.
+template <class Fill>
+void set_matrix(Model& m, int layer, int which, Fill fill) {
+  const Shape& s = m.shape;
+  const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
+  const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
+  if (which == 4) return fill(m.head, s.vocab, s.hidden, 4, rows_up_to(s.vocab));
+  Layer& l = m.layers[layer];
+  if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
+  if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
+  if (which == 2) {
+    const int padded = (s.inter + 31) / 32 * 32;
+    fill(l.gate_up, 2 * padded, s.hidden, 4, [&s](int c) {
+      const int column = c / 64 * 32 + c % 32;
+      if (column >= s.inter) return -1;
+      return c % 64 < 32 ? column : s.inter + column;
+    });
+  }
+  if (which == 3) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));
+}
+
+template <class Kind>
+void set_dense(Model& m, int layer, int which, const void* data) {
+  set_matrix(m, layer, which, [data](Matrix& to, int columns, int k, int vectors, auto rows) {
+    pack<Kind>(to, static_cast<const typename Kind::T*>(data), columns, k, vectors, rows);
+  });
+}
+
+}  // namespace specinfer

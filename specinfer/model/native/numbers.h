@@ -1,0 +1,71 @@
+// Number kinds of the kernels: what a step of a dot product is in bfloat16 and in float32.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace specinfer {
+
+inline constexpr int LANES = 16;
+inline constexpr int BLOCK = 16;  // tokens per cache block = lanes of a vector
+using Unit = uint32_t;     // one step of an activation: two bfloat16 or one float32
+
+// ---------------------------------------------------------------------------------- number kinds
+
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+inline float from_bf16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+
+#ifdef __AVX512BF16__
+struct Bf16 {
+  using T = uint16_t;
+  static inline constexpr int S = 2;
+  static __m512 madd(__m512 acc, __m512i w, Unit a) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
+  }
+  // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
+  static __m512i pick(__m512i from, int parity, int to) {
+    const __m512i x = parity ? _mm512_srli_epi32(from, 16) : _mm512_and_si512(from, _mm512_set1_epi32(0xFFFF));
+    return to ? _mm512_slli_epi32(x, 16) : x;
+  }
+  static void store(T* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+  static T from_float(float x) { return to_bf16(x); }
+  static float to_float(T x) { return from_bf16(x); }
+};
+#endif
+
+struct F32 {
+  using T = float;
+  static inline constexpr int S = 1;
+  static __m512 madd(__m512 acc, __m512i w, Unit a) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(int(a))), _mm512_castsi512_ps(w), acc);
+  }
+  static __m512i pick(__m512i from, int, int) { return from; }
+  static void store(T* p, __m512 x) { _mm512_storeu_ps(p, x); }
+  static T from_float(float x) { return x; }
+  static float to_float(T x) { return x; }
+};
+
+// exp of 16 floats: 2^n * p(f) with a degree-6 polynomial; relative error below 2e-7.
+inline __m512 vexp(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+  x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
+  __m512 p = _mm512_set1_ps(1.3888889e-3f);
+  for (float c : {8.3333333e-3f, 4.1666667e-2f, 0.16666667f, 0.5f, 1.0f, 1.0f})
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(p, n);
+}
+
+}  // namespace specinfer

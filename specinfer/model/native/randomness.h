@@ -1,0 +1,37 @@
+// The random numbers of drafts: Philox4x64-10 as numpy has it, so that both growths draw the same.
+#pragma once
+#include <cstdint>
+
+namespace specinfer {
+
+// numpy's `Generator(Philox(key=(seed, place))).random()`, number by number.
+class Philox {
+ public:
+  Philox(uint64_t seed, uint64_t place) : key_{seed, place} {}
+
+  // Uniform in [0, 1).
+  double next() {
+    if (used_ == 4) refill();
+    return double(out_[used_++] >> 11) * 0x1p-53;
+  }
+
+ private:
+  void refill() {
+    ++counter_;
+    uint64_t c[4] = {counter_, 0, 0, 0}, k[2] = {key_[0], key_[1]};
+    for (int round = 0; round < 10; ++round) {
+      const auto a = (unsigned __int128)0xD2E7470EE14C6C93ull * c[0];
+      const auto b = (unsigned __int128)0xCA5A826395121157ull * c[2];
+      const uint64_t next[4] = {uint64_t(b >> 64) ^ c[1] ^ k[0], uint64_t(b), uint64_t(a >> 64) ^ c[3] ^ k[1], uint64_t(a)};
+      for (int i = 0; i < 4; ++i) c[i] = next[i];
+      k[0] += 0x9E3779B97F4A7C15ull, k[1] += 0xBB67AE8584CAA73Bull;
+    }
+    for (int i = 0; i < 4; ++i) out_[i] = c[i];
+    used_ = 0;
+  }
+
+  uint64_t key_[2], counter_ = 0, out_[4] = {};
+  int used_ = 4;
+};
+
+}  // namespace specinfer

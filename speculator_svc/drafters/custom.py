@@ -1,0 +1,77 @@
+"""A user's own function drafts: the paper's "user-defined function".
+
+It is named by import path and called as `function(context, limits)` with the committed tokens and what the
+tree may be at most. It returns a `TokenTree`, or None for no draft; docs/drafters.md has an example of ten
+lines. Whatever it raises or returns concerns the one request it was called for.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from specinfer.errors import MalformedTreeError, SettingError, SpecInferError
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+
+DraftFunction = Callable[[Sequence[int], TreeLimits], object]
+"""Should return a tree or None; that is checked."""
+_ANY_TOKEN = 2**31 - 1
+"""The function knows its vocabulary; the gateway checks it again."""
+
+
+class CustomDrafter:
+    """Calls a function for every request."""
+
+    def __init__(self, function: DraftFunction, name: str) -> None:
+        self._function, self._name = function, name
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
+        """Imports the function; the working directory counts as a place to import from.
+
+        Raises:
+            SettingError: if there is no such function.
+        """
+        module, _, name = options.function.partition(":")
+        if not module or not name:
+            raise SettingError("function", options.function, "must be module:name")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise SettingError("function", options.function, str(error)) from error
+        if not callable(function):
+            raise SettingError("function", options.function, "cannot be called")
+        return cls(function, options.function)
+
+    @property
+    def description(self) -> DrafterDescription:
+        """Works with any tokenizer, as far as we can know."""
+        return DrafterDescription(self._name)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`."""
+        return [self._draft(job) for job in jobs]
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+    def _draft(self, job: DraftJob) -> TokenTree | SpecInferError:
+        nothing = TokenTree.root_only(job.context[-1])
+        if job.limits.empty:
+            return nothing
+        try:
+            tree = self._function(tuple(job.context), job.limits)
+        except Exception as error:  # noqa: BLE001  it is not our code: it may raise anything
+            return SpecInferError(f"{self._name} raised {type(error).__name__}: {error}")
+        if tree is None:
+            return nothing
+        if not isinstance(tree, TokenTree):
+            return SpecInferError(f"{self._name} returned {type(tree).__name__}, not a TokenTree")
+        try:
+            tree.validate(_ANY_TOKEN, job.limits.nodes + 1)
+        except MalformedTreeError as error:
+            return error
+        return tree

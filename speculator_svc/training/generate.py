@@ -1,0 +1,85 @@
+"""Lets the target continue prompts, many at once: the raw material of a corpus.
+
+Continuous batching in its simplest form: as soon as one continuation ends the next prompt takes its
+place. A continuation depends on its own job alone, never on its batch-mates, so an interrupted run goes on
+with the same result. Knows no files.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from specinfer.model.batch import Segment
+from specinfer.model.kv_cache import KVSequence
+from specinfer.model.runner import ModelRunner
+
+_PROMPTS_PER_PASS = 4
+"""New prompts read in one pass, so that reading them does not stall the others for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationJob:
+    """One prompt to continue."""
+
+    job_id: str
+    prompt: tuple[int, ...]
+    temperature: float
+    """0 is greedy."""
+    seed: int
+    """Of this job alone."""
+
+
+@dataclass(slots=True)
+class _Running:
+    job: ContinuationJob
+    sequence: KVSequence
+    rng: np.random.Generator
+    delta: tuple[int, ...]
+    output: list[int] = field(default_factory=list)
+
+
+def continue_prompts(
+    runner: ModelRunner,
+    jobs: Iterable[ContinuationJob],
+    batch: int,
+    max_new_tokens: int,
+    stop_tokens: Sequence[int],
+) -> Iterator[tuple[ContinuationJob, tuple[int, ...]]]:
+    """Yields (job, output tokens) as they end; a stop token is the last of its output."""
+    waiting, running = deque(jobs), list[_Running]()
+    stops = frozenset(stop_tokens)
+    while waiting or running:
+        for _ in range(min(batch - len(running), _PROMPTS_PER_PASS, len(waiting))):
+            job = waiting.popleft()
+            rng = np.random.default_rng((job.seed, 0))
+            running.append(_Running(job, runner.open(), rng, job.prompt))
+        _advance(runner, running)
+        for item in running:
+            if item.output[-1] in stops or len(item.output) == max_new_tokens:
+                runner.cache.release(item.sequence)
+                yield item.job, tuple(item.output)
+        running = [item for item in running if not item.sequence.released]
+
+
+def _advance(runner: ModelRunner, running: Sequence[_Running]) -> None:
+    """One pass: every continuation gets its next token."""
+    logits = torch.cat(runner.forward([Segment(x.sequence, x.delta, want_last=True) for x in running]))
+    for item, token in zip(running, _next_tokens(running, logits), strict=True):
+        item.output.append(token)
+        item.delta = (token,)
+
+
+def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]:
+    """Greedy rows take the maximum; sampled ones invert their distribution at a number of their own."""
+    tokens = logits.argmax(-1)
+    sampled = [i for i, item in enumerate(running) if item.job.temperature > 0]
+    if sampled:
+        temperatures = torch.tensor([running[i].job.temperature for i in sampled])[:, None]
+        cumulative = (logits[sampled] / temperatures).softmax(-1).cumsum(-1)
+        at = torch.tensor([running[i].rng.random() for i in sampled])[:, None] * cumulative[:, -1:]
+        tokens[sampled] = torch.searchsorted(cumulative, at, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    found: list[int] = tokens.tolist()
+    return found

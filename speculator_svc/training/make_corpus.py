@@ -1,0 +1,97 @@
+"""`specinfer train corpus`: the target continues prompts, given ones and such as it invents itself."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.tokenizer import Tokenizer
+from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
+from speculator_svc.training.generate import ContinuationJob, continue_prompts
+from speculator_svc.training.progress import console, progress_bar
+from speculator_svc.training.prompts import chat_prompt, open_user_turn, read_prompts, usable
+
+_INVENTION_TOKENS = 96
+
+
+def make_corpus(
+    prompts: Annotated[Path, typer.Option(help="JSONL file of objects with `turns: [text]`.")],
+    out: Annotated[Path, typer.Option(help="Continuations, JSONL; a rerun goes on from what is there.")],
+    model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
+    limit: Annotated[int, typer.Option(help="Take this many prompts, drawn at random; 0 takes all.")] = 0,
+    invent: Annotated[int, typer.Option(help="Let the target invent this many prompts more.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Of every second one; the others are greedy.")] = 0.8,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest continuation.")] = 224,
+    batch: Annotated[int, typer.Option(help="Continuations at a time.")] = 48,
+    seed: Annotated[int, typer.Option(help="Of the choice and of everything sampled.")] = 0,
+) -> None:
+    """Let the target continue prompts: the corpus an SSM is trained on."""
+    directory = resolve_model(model)
+    tokenizer = Tokenizer.load(directory)
+    texts = read_prompts(prompts)
+    random.Random(seed).shuffle(texts)
+    chosen = texts[:limit] if limit else texts
+    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=batch * 1024))
+    maker = _Maker(runner, batch, seed)
+    opening = open_user_turn(tokenizer)
+    inventions = maker.run(
+        "inventing",
+        out.with_suffix(".invented.jsonl"),
+        [(f"invented-{i}", opening, 1.0) for i in range(invent)],
+        _INVENTION_TOKENS,
+    )
+    stops = runner.config.eos_token_ids
+    invented = {
+        i: tokenizer.decode(item.output) for i, item in inventions.items() if usable(item.output, stops)
+    }
+    asked = {f"prompt-{i}": text for i, text in enumerate(chosen)} | invented
+    jobs = [
+        (job_id, chat_prompt(tokenizer, text), temperature if i % 2 else 0.0)
+        for i, (job_id, text) in enumerate(sorted(asked.items()))
+    ]
+    written = maker.run("continuing", out, jobs, max_new_tokens)
+    tokens = sum(len(item.output) for item in written.values())
+    console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")
+
+
+class _Maker:
+    """Runs jobs whose result is not in a file yet, and puts it there."""
+
+    def __init__(self, runner: ModelRunner, batch: int, seed: int) -> None:
+        self._runner, self._batch, self._seed = runner, batch, seed
+
+    def run(
+        self, what: str, path: Path, jobs: Sequence[tuple[str, tuple[int, ...], float]], max_new_tokens: int
+    ) -> dict[str, Continuation]:
+        """All results by id, in the order of the jobs."""
+        done = finished_jobs(path)
+        missing = [
+            ContinuationJob(job_id, prompt, temperature, _job_seed(self._seed, job_id))
+            for job_id, prompt, temperature in jobs
+            if job_id not in done
+        ]
+        longest = self._runner.cache.capacity_tokens // self._batch - max_new_tokens
+        fitting = [job for job in missing if len(job.prompt) <= longest]
+        if len(fitting) < len(missing):
+            console.print(f"{what}: left out {len(missing) - len(fitting)} prompts over {longest} tokens")
+        write_continuations(path, self._results(what, fitting, max_new_tokens))
+        results = finished_jobs(path)
+        return {job_id: results[job_id] for job_id, _, _ in jobs if job_id in results}
+
+    def _results(
+        self, what: str, jobs: Sequence[ContinuationJob], max_new_tokens: int
+    ) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
+        stops = self._runner.config.eos_token_ids
+        with progress_bar() as bar:
+            task = bar.add_task(what, total=len(jobs))
+            for job, output in continue_prompts(self._runner, jobs, self._batch, max_new_tokens, stops):
+                yield job.job_id, job.prompt, output
+                bar.advance(task)
+
+
+def _job_seed(seed: int, job_id: str) -> int:
+    return random.Random(f"{seed}/{job_id}").getrandbits(63)

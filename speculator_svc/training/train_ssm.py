@@ -1,0 +1,154 @@
+"""`specinfer train ssm`: trains one SSM for a target, or the next one of a boosted pool."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.model.config import load_config
+from specinfer.model.draft_checkpoint import load_draft, save_draft
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights import SafetensorsWeights
+from speculator_svc.training.boosting import missed_by_all, pool_report
+from speculator_svc.training.corpus import (
+    Continuation,
+    frequent_tokens,
+    read_corpus,
+    split_corpus,
+    without_prompts_of,
+)
+from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate
+from speculator_svc.training.labels import label_corpus
+from speculator_svc.training.progress import console, progress_bar
+from speculator_svc.training.student import Student
+
+HELD_OUT = 200
+LABEL_WIDTH = 32
+
+
+def train_ssm(
+    corpus: Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")],
+    out: Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")],
+    work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
+    model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
+    layers: Annotated[str, typer.Option(help="Target layers the SSM starts from.")] = "0,29",
+    start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
+    after: Annotated[
+        list[Path] | None,
+        typer.Option(help="Boosting: learn only the tokens that these SSMs all miss."),
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Size of the draft vocabulary.")] = 8192,
+    minutes: Annotated[float, typer.Option(help="Time to train, labels not counted.")] = 60.0,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")] = 0,
+) -> None:
+    """Distil the target into a small model that drafts for it."""
+    if threads:
+        torch.set_num_threads(threads)
+    directory = resolve_model(model)
+    pool = [load_draft(path, directory) for path in after or ()]
+    base = load_draft(start, directory) if start is not None else None
+    given = base or (pool[0] if pool else None)
+    data = _prepare(directory, corpus, work, vocabulary if given is None else given.token_ids)
+    if base is not None:
+        student = Student.from_draft(base)
+    else:
+        sources = [int(layer) for layer in layers.split(",")]
+        target = SafetensorsWeights(directory)
+        student = Student.from_target(load_config(directory), target, sources, data.token_ids)
+    others = [Student.from_draft(draft) for draft in pool]
+    examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
+    started = time.time()
+    seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
+    success = evaluate(student, data.held_out, data.token_ids)
+    console.print(f"held out: {success}")
+    trained = {
+        # without paths: they mean nothing elsewhere
+        "command": f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
+        + (f"--start {start.name} " if start is not None else f"--layers {layers} ")
+        + "".join(f"--after {path.name} " for path in after or ())
+        + f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
+        "corpus": [path.name for path in corpus],
+        "tokens_seen": seen,
+        "minutes": round((time.time() - started) / 60, 1),
+        "seed": seed,
+        "success_held_out": {f"top{k}": round(share, 4) for k, share in success.top.items()},
+    }
+    if others:
+        report = pool_report([*others, student], data.held_out, data.token_ids)
+        console.print(f"held out, per added SSM: {report}")
+        trained["pool_held_out"] = report
+    save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
+    console.print(f"saved {out}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    training: Examples
+    held_out: Examples
+    token_ids: torch.Tensor
+    """[draft vocabulary]"""
+
+
+def _prepare(directory: Path, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor) -> _Data:
+    """Reads and labels all corpora. Some of the first is held out, and its prompts nowhere trained on."""
+    first, held_out = split_corpus(read_corpus(corpora[0]), HELD_OUT)
+    more = [without_prompts_of(held_out, read_corpus(path)) for path in corpora[1:]]
+    if isinstance(vocabulary, int):
+        token_ids = torch.from_numpy(
+            frequent_tokens([item for part in (first, *more) for item in part], vocabulary)
+        )
+    else:
+        token_ids = vocabulary
+    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192))
+    parts = [
+        _label(runner, part, token_ids, work, f"labels {number}")
+        for number, part in enumerate((first, *more, held_out), 1)
+    ]
+    training = Examples(
+        [item for part in parts[:-1] for item in part.corpus], [x for part in parts[:-1] for x in part.labels]
+    )
+    return _Data(training, parts[-1], token_ids)
+
+
+def _label(
+    runner: ModelRunner, corpus: list[Continuation], token_ids: torch.Tensor, work: Path, what: str
+) -> Examples:
+    """Labels lie in a directory named by what they are of, so that stale ones are never taken."""
+    vocabulary = token_ids.numpy()
+    digest = hashlib.blake2b(vocabulary.tobytes(), digest_size=6)
+    for item in corpus:
+        digest.update(np.array([*item.prompt, -1, *item.output], np.int32).tobytes())
+    with progress_bar() as bar:
+        task = bar.add_task(what, total=len(corpus))
+        labels = label_corpus(
+            runner,
+            corpus,
+            vocabulary,
+            work / f"labels-{digest.hexdigest()}",
+            LABEL_WIDTH,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    return Examples(corpus, labels)
+
+
+def _distil(student: Student, examples: Examples, options: DistilOptions, state: Path) -> int:
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=options.minutes)
+        average: list[float] = []
+
+        def report(minutes: float, loss: float, seen: int) -> None:
+            average.append(loss)
+            del average[:-50]
+            mean = sum(average) / len(average)
+            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
+
+        return distil(student, examples, options, state, report)

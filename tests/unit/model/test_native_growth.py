@@ -1,0 +1,144 @@
+"""Drafts in one compiled call: the trees of the reference growth, node for node and draw for draw."""
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.kv_cache import KVSequence
+from specinfer.model.runner import ModelRunner
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from tests.tiny_models import runner_of, tiny_transformers
+
+pytestmark = pytest.mark.native
+
+MODEL = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=152, num_attention_heads=6)
+VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4))
+"""Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=0.8, seed=11)
+
+
+def make(dtype: str = "float32") -> ModelRunner:
+    return runner_of(MODEL, executor="native", dtype=dtype, kv_tokens=8192)
+
+
+def contexts(round_: int) -> list[list[int]]:
+    """What is new in each of five requests; the second round continues the first."""
+    rng = np.random.default_rng(round_)
+    return [rng.integers(0, 97, n).tolist() for n in (1, 7, 33, 64, 16)]
+
+
+def tasks_for(
+    sequences: list[KVSequence], round_: int, limits: list[TreeLimits], sampling: SamplingParams
+) -> list[GrowthTask]:
+    return [
+        GrowthTask(s, d, x, sampling) for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
+    ]
+
+
+def grow_both(
+    shape: GrowthShape, limits: list[TreeLimits], sampling: SamplingParams, dtype: str = "float32"
+) -> list[tuple[TokenTree, TokenTree]]:
+    """(native, reference) trees of two rounds of drafting, on two caches of the same model."""
+    native, other = make(dtype), make(dtype)
+    reference = ReferenceGrowth(other.forward, shape, VOCABULARY)
+    ours, theirs = [native.open() for _ in limits], [other.open() for _ in limits]
+    pairs: list[tuple[TokenTree, TokenTree]] = []
+    for round_ in range(2):
+        tasks = tasks_for(ours, round_, limits, sampling)
+        for task in tasks:
+            native.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
+        grown = native.grow(tasks, shape, VOCABULARY)
+        native.cache.check()
+        expected = reference.grow(tasks_for(theirs, round_, limits, sampling))
+        for sequence in theirs:
+            other.cache.commit(sequence, ())
+        pairs += zip(grown, expected, strict=True)
+    return pairs
+
+
+def assert_same(found: TokenTree, expected: TokenTree) -> None:
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.parents.tolist() == expected.parents.tolist()
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    assert len(found.proposals) == len(expected.proposals)
+    for a, b in zip(found.proposals, expected.proposals, strict=True):
+        assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
+        assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
+        np.testing.assert_allclose(a.q_probabilities, b.q_probabilities, rtol=1e-4, atol=1e-7)
+
+
+LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("beam", [1, 4, 30])
+def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> None:
+    for found, expected in grow_both(GrowthShape(beam=beam), LIMITS, GREEDY, dtype):
+        assert_same(found, expected)
+
+
+def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
+    shape = GrowthShape(ExpansionVector((2, 1, 3, 1)))
+    limits = [TreeLimits(50, 8), TreeLimits(5, 2), TreeLimits(4, 4, width=1), *LIMITS[2:4]]
+    for found, expected in grow_both(shape, limits, GREEDY):
+        assert_same(found, expected)
+    chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
+    for found, expected in grow_both(GrowthShape(), chains, GREEDY):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SAMPLED,
+        SamplingParams(temperature=1.0, top_k=5, seed=2**64 - 1),
+        SamplingParams(temperature=0.6, top_p=0.7, seed=3),
+        SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=4),
+    ],
+)
+def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
+    kind: ProposalKind, sampling: SamplingParams
+) -> None:
+    """The same q and the same random numbers: numpy's Philox, reimplemented in `randomness.h`."""
+    pairs = grow_both(GrowthShape(kind=kind, q_support=24), LIMITS, sampling)
+    for found, expected in pairs:
+        assert_same(found, expected)
+    assert any(len(set(p.children)) > 1 for tree, _ in pairs for p in tree.proposals)
+
+
+def test_sampled_chains_and_expansions_are_those_of_the_reference() -> None:
+    chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
+    for found, expected in grow_both(GrowthShape(), chains, SAMPLED):
+        assert_same(found, expected)
+    for found, expected in grow_both(GrowthShape(ExpansionVector((3, 2, 1))), LIMITS, SAMPLED):
+        assert_same(found, expected)
+
+
+def test_a_batch_does_not_change_its_members() -> None:
+    shape = GrowthShape()
+    together = grow_both(shape, LIMITS, SAMPLED, "bfloat16")
+    for index, limits in enumerate(LIMITS):
+        alone = make("bfloat16")
+        sequence = alone.open()
+        task = GrowthTask(sequence, contexts(0)[index], limits, SAMPLED)
+        alone.cache.reserve(sequence, len(task.delta) + shape.scored_nodes(limits))
+        (tree,) = alone.grow([task], shape, VOCABULARY)
+        assert_same(together[index][0], tree)
+
+
+def test_greedy_and_sampled_requests_share_a_batch() -> None:
+    runner = make()
+    shape = GrowthShape()
+    tasks = [
+        GrowthTask(runner.open(), delta, TreeLimits(8, 4), sampling)
+        for delta, sampling in zip(contexts(0), [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY], strict=True)
+    ]
+    for task in tasks:
+        runner.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
+    kinds = [{p.kind for p in tree.proposals} for tree in runner.grow(tasks, shape, VOCABULARY)]
+    point, drawn = {ProposalKind.POINT}, {ProposalKind.WITHOUT_REPLACEMENT}
+    assert kinds == [point, drawn, point, drawn, point]

@@ -1,0 +1,71 @@
+"""A user's function as drafter: the documented example, and functions that misbehave."""
+
+import re
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterOptions, DraftJob, make_drafter
+from speculator_svc.drafters.custom import CustomDrafter
+from tests.trees import paths
+
+DOCS = Path(__file__).parents[3] / "docs" / "drafters.md"
+
+
+def job(context: list[int], nodes: int = 4) -> DraftJob:
+    return DraftJob("r", context, TreeLimits(nodes, 3), SamplingParams(temperature=0))
+
+
+def test_the_documented_example_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n# my_drafts\.py\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(example.strip().splitlines()) <= 10
+    (tmp_path / "my_drafts.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    drafter = make_drafter("custom", DrafterOptions(function="my_drafts:repeat_last"))
+    (tree,) = drafter.draft([job([4, 7])])
+    assert isinstance(tree, TokenTree)
+    assert paths(tree) == {(7,), (7, 7), (7, 7, 7), (7, 7, 7, 7)}
+    assert drafter.description.model == "my_drafts:repeat_last"
+
+
+def test_a_function_that_fails_costs_one_request_its_draft() -> None:
+    def moody(context: Sequence[int], limits: TreeLimits) -> TokenTree | None:
+        if context[-1] == 1:
+            raise TypeError("no ones")
+        if context[-1] == 2:
+            return types.SimpleNamespace()
+        if context[-1] == 3:
+            import numpy as np
+
+            tokens = np.array([3, 5, 5], np.int32)
+            return TokenTree(tokens, np.array([-1, 0, 0], np.int32), (), np.ones(3, np.float32))
+        return None
+
+    raised, wrong, malformed, none = CustomDrafter(moody, "moody").draft([job([n]) for n in (1, 2, 3, 4)])
+    assert isinstance(raised, SpecInferError)
+    assert "moody raised TypeError: no ones" in str(raised)
+    assert isinstance(wrong, SpecInferError)
+    assert "returned SimpleNamespace" in str(wrong)
+    assert isinstance(malformed, SpecInferError)
+    assert "two siblings" in str(malformed)
+    assert isinstance(none, TokenTree)
+    assert len(none) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("", "module:name"),
+        ("nonsense", "module:name"),
+        ("no_such_module:f", "No module"),
+        ("math:pi", "called"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(function: str, why: str) -> None:
+    with pytest.raises(SettingError, match=f"function = '{function}'.*{why}"):
+        CustomDrafter.from_options(DrafterOptions(function=function))

@@ -1,0 +1,123 @@
+"""Drafts from known texts: the suffix array against a plain search, trees by frequency, learning."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.errors import InvalidInputError, SettingError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+from speculator_svc.drafters.retrieval import (
+    LearntTexts,
+    RetrievalDrafter,
+    likely_tree,
+    read_datastore,
+)
+from speculator_svc.drafters.suffix_array import LONGEST, SuffixArray
+from tests.system import ascii_tokenizer
+from tests.trees import paths
+
+TEXTS = [[1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 7, 8], [1, 2, 3, 4, 5, 9], [0, 2, 3, 4]]
+
+
+def make(learn: bool = False, texts: list[list[int]] | None = None, least: int = 2) -> RetrievalDrafter:
+    return RetrievalDrafter(TEXTS if texts is None else texts, DrafterDescription(), least, learn)
+
+
+def draft(drafter: RetrievalDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:
+    (tree,) = drafter.draft([DraftJob(name, context, limits, SamplingParams(temperature=0))])
+    assert isinstance(tree, TokenTree)
+    tree.validate(100, limits.nodes + 1)
+    return tree
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=4), st.lists(st.integers(0, 2), max_size=24)
+)
+def test_the_longest_match_is_what_a_plain_search_finds(texts: list[list[int]], context: list[int]) -> None:
+    array = SuffixArray(texts)
+    flat = array.tokens.tolist()
+    expected: tuple[int, list[int]] = (0, [])
+    for length in range(min(LONGEST, len(context)), 0, -1):
+        end = context[len(context) - length :]
+        ends = [at + length for at in range(len(flat)) if flat[at : at + length] == end]
+        if ends:
+            expected = length, ends
+            break
+    length, found = array.longest_match(context, 1)
+    assert (length, sorted(found.tolist())) == expected
+
+
+def test_continuations_are_ranked_by_how_often_they_followed() -> None:
+    tree = draft(make(), [5, 1, 2, 3], TreeLimits(4, 3))
+    assert paths(tree) == {(3,), (3, 4), (3, 4, 5), (3, 7), (3, 7, 8)}
+    by_path = {tree.sequence_of(node): float(tree.scores[node]) for node in range(len(tree))}
+    assert by_path[(3, 4)] == pytest.approx(0.5 * 2 / 3)
+    assert by_path[(3, 7)] == pytest.approx(0.5 / 3)
+    assert by_path[(3, 4, 5)] == pytest.approx(0.5)
+
+
+def test_nothing_crosses_the_end_of_a_text() -> None:
+    tree = draft(make(), [5, 4, 5, 6], TreeLimits(8, 4))
+    assert paths(tree) == {(6,)}
+    assert len(draft(make(), [50, 51], TreeLimits(8, 4))) == 1
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=12),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 2]),
+)
+def test_trees_keep_their_limits(
+    continuations: list[list[int]], nodes: int, depth: int, width: int | None
+) -> None:
+    limits = TreeLimits(nodes, depth, width)
+    tree = likely_tree(0, [c[:depth] for c in continuations], limits, 0.5)
+    tree.validate(10, nodes + 1)
+    parents = tree.parents.tolist()
+    assert width is None or all(parents.count(node) <= width for node in range(len(tree)))
+    known = {()} | {tuple(c[:end]) for c in continuations for end in range(len(c) + 1)}
+    assert all(tree.sequence_of(node)[1:] in known for node in range(len(tree)))
+
+
+def test_finished_requests_are_learnt_only_if_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculator_svc.drafters.retrieval._LEAST_NEW", 1)
+    said = [11, 12, 13, 14, 15]
+    for learn, expected in ((True, {(13,), (13, 14), (13, 14, 15)}), (False, {(13,)})):
+        drafter = make(learn, texts=[])
+        assert len(draft(drafter, said, TreeLimits(4, 3), "first")) == 1
+        drafter.release("first")
+        assert paths(draft(drafter, [50, 11, 12, 13], TreeLimits(4, 3), "second")) == expected
+        drafter.release("unknown")
+
+
+def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculator_svc.drafters.retrieval._LEAST_NEW", 1)
+    monkeypatch.setattr("speculator_svc.drafters.retrieval._MOST_LEARNT", 25)
+    learnt = LearntTexts()
+    for number in range(20):
+        learnt.add([number] * 10)
+    assert len(learnt.array) <= 25 + 2
+    assert learnt.array.longest_match([19, 19], 1)[0] == 2
+    assert learnt.array.longest_match([3, 3], 1)[0] == 0
+
+
+def test_a_datastore_is_text_or_jsonl(tmp_path: Path) -> None:
+    tokenizer = ascii_tokenizer()
+    text, rows = tmp_path / "notes.txt", tmp_path / "rows.jsonl"
+    text.write_text("red button")
+    rows.write_text(json.dumps({"text": "lever"}) + "\n" + json.dumps({"p": [3], "o": [4, 5]}) + "\n")
+    found = list(read_datastore(f"{text}:{rows}", tokenizer))
+    assert found == [tokenizer.encode("red button"), tokenizer.encode("lever"), [3, 4, 5]]
+    rows.write_text('{"o": [1]}\n')
+    with pytest.raises(InvalidInputError, match=r"rows\.jsonl:1"):
+        list(read_datastore(str(rows), tokenizer))
+    with pytest.raises(SettingError, match="no such file"):
+        list(read_datastore("/nowhere.txt", tokenizer))
+    with pytest.raises(SettingError, match="retrieval needs files"):
+        RetrievalDrafter.from_options(DrafterOptions())

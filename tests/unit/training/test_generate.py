@@ -1,0 +1,106 @@
+"""Continuations by a tiny target: each as if it were alone, and a run that goes on where it stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from specinfer.errors import InvalidInputError
+from specinfer.model.runner import ModelRunner
+from specinfer.tokenizer import Tokenizer
+from speculator_svc.training.corpus import finished_jobs, write_continuations
+from speculator_svc.training.generate import ContinuationJob, continue_prompts
+from speculator_svc.training.prompts import chat_prompt, open_user_turn, read_prompts, usable
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+
+MODEL = tiny_transformers("llama", seed=5)
+STOP = 2
+
+
+def jobs() -> list[ContinuationJob]:
+    prompts = [(5,), (17, 3, 88), (9, 60, 71, 33, 34), (41, 11), (1, 2, 3, 4), (77,), (52, 53)]
+    return [ContinuationJob(f"j{i}", p, 0.9 if i % 2 else 0.0, 100 + i) for i, p in enumerate(prompts)]
+
+
+def run(runner: ModelRunner, which: list[ContinuationJob], batch: int) -> dict[str, tuple[int, ...]]:
+    return {job.job_id: output for job, output in continue_prompts(runner, which, batch, 9, [STOP])}
+
+
+def test_a_continuation_does_not_depend_on_its_batch_mates() -> None:
+    runner = runner_of(MODEL)
+    together = run(runner, jobs(), 3)
+    assert set(together) == {job.job_id for job in jobs()}
+    for job in jobs():
+        assert run(runner, [job], 1)[job.job_id] == together[job.job_id]
+    runner.cache.check()
+    assert runner.cache.free_tokens == runner.cache.capacity_tokens
+
+
+def test_greedy_continuations_are_those_of_transformers() -> None:
+    for job_id, output in run(runner_of(MODEL), jobs(), 4).items():
+        job = next(job for job in jobs() if job.job_id == job_id)
+        if job.temperature:
+            continue
+        tokens = list(job.prompt)
+        for token in output:
+            assert token == int(reference_logits(MODEL, tokens)[-1].argmax())
+            tokens.append(token)
+        assert len(output) == 9 or output[-1] == STOP
+
+
+def test_sampled_tokens_follow_the_tempered_distribution() -> None:
+    """400 first tokens: chi-square over the likely ones, which fails a right sampler with p = 1e-4."""
+    many = [ContinuationJob(str(seed), (17, 3, 88), 0.9, seed) for seed in range(400)]
+    firsts = [out[0] for _, out in continue_prompts(runner_of(MODEL), many, 50, 1, [STOP])]
+    p = (reference_logits(MODEL, [17, 3, 88])[-1] / 0.9).softmax(-1).double()
+    likely = p.topk(5).indices.tolist()
+    counts = [firsts.count(token) for token in likely]
+    expected = [400 * float(p[token]) for token in likely]
+    counts.append(400 - sum(counts))
+    expected.append(400 - sum(expected))
+    assert stats.chisquare(counts, expected).pvalue > 1e-4
+    assert len(set(firsts)) > 3
+
+
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    assert finished_jobs(path) == {}
+    rows = [("a", (1, 2), (3,)), ("b", (4,), (5, 6))]
+    assert write_continuations(path, rows) == 2
+    with path.open("a") as file:
+        file.write('{"id": "c", "p": [1')  # died here
+    assert list(finished_jobs(path)) == ["a", "b"]
+    write_continuations(path, [("c", (7,), (8,))])
+    done = finished_jobs(path)
+    assert list(done) == ["a", "b", "c"]
+    assert done["b"].output == (5, 6)
+
+
+def test_prompts_are_read_and_bad_lines_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"turns": ["one", "two"]}) + "\n")
+    assert read_prompts(path) == ["one"]
+    path.write_text('{"turns": []}\n')
+    with pytest.raises(InvalidInputError, match=r"prompts\.jsonl:1"):
+        read_prompts(path)
+
+
+class _Chat(Tokenizer):
+    """Spells a chat out in characters."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode_chat(self, messages: object) -> list[int]:
+        text = "<user>" + messages[0]["content"] + "</user><answer>"  # type: ignore[index]
+        return [ord(c) for c in text]
+
+
+def test_an_open_user_turn_ends_where_the_users_text_begins() -> None:
+    tokenizer = _Chat()
+    assert "".join(map(chr, open_user_turn(tokenizer))) == "<user>"
+    assert "".join(map(chr, chat_prompt(tokenizer, "hi"))) == "<user>hi</user><answer>"
+    assert usable([5, 6, 7, 8, STOP], [STOP])
+    assert not usable([5, 6, 7, 8, 9], [STOP])
+    assert not usable([5, STOP], [STOP])
