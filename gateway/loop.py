@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from gateway.calibration import Calibration
 from gateway.metrics import GatewayMetrics
 from gateway.planner import Choice, Planner, StepReport
 from gateway.request import GenerationRequest, RequestState, Speculation
@@ -18,6 +19,7 @@ from gateway.store import RequestStore
 from gateway.subscribers import Subscribers, Update
 from gateway.text import TextStream
 from gateway.verifier_client import VerifierClient
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, merge_trees
@@ -44,7 +46,7 @@ class GenerationLoop:
     ) -> None:
         self.scheduler, self.pool, self._verifier, self._store = scheduler, pool, verifier, store
         self._tokenizer, self._metrics, self._patience_s = tokenizer, metrics, verifier_patience_s
-        self._planner = planner
+        self._planner, self._calibration = planner, Calibration()
         self._choice = Choice(frozenset(), 0)
         self.subscribers = Subscribers()
         self._texts: dict[str, TextStream] = {}
@@ -110,7 +112,7 @@ class GenerationLoop:
         started = time.perf_counter()
         drafts, draft_seconds = await self.pool.draft(entries, self._choice.speculators)
         drafted = time.perf_counter()
-        trees = {e.request_id: merge_for(e, drafts.get(e.request_id, [])) for e in entries if e.final}
+        trees = {e.request_id: self._merge(e, drafts.get(e.request_id, [])) for e in entries if e.final}
         merged = time.perf_counter()
         verdicts = await self._verifier.verify(entries, trees)
         verified = time.perf_counter()
@@ -121,6 +123,35 @@ class GenerationLoop:
         done = time.perf_counter()
         self._metrics.observe_step(started, drafted, merged, verified, done)
         self._learn(entries, trees, verdicts, draft_seconds, (drafted, merged, verified, done))
+        self._calibrate(drafts, trees, verdicts)
+
+    def _merge(self, entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> TokenTree:
+        """The tree to verify for one request: corrected, merged and cut to its budget, or only the root.
+
+        Sequence speculation takes the chain of the first speculator that drafted one.
+        """
+        if not drafts:
+            return TokenTree.root_only(entry.delta[-1])
+        if entry.state.request.speculation is Speculation.SEQUENCE:
+            drafts = drafts[:1]
+        corrected = [(index, self._calibration.correct(index, tree)) for index, tree in drafts]
+        priors = {index: self._calibration.draw_priors(index) for index, _ in drafts}
+        return merge_trees(corrected, entry.limits.nodes + 1, priors)
+
+    def _calibrate(
+        self,
+        drafts: Mapping[str, Sequence[tuple[int, TokenTree]]],
+        trees: Mapping[str, TokenTree],
+        verdicts: Mapping[str, VerdictEntry],
+    ) -> None:
+        """Tells how the drafts of this step fared."""
+        for request_id, found in drafts.items():
+            verdict = verdicts.get(request_id)
+            if verdict is None or verdict.status is not EntryStatus.OK:
+                continue
+            tokens = [int(trees[request_id].token_ids[node]) for node in verdict.accepted]
+            for index, tree in found:
+                self._calibration.observe(index, tree, [*tokens, verdict.bonus])
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
@@ -229,15 +260,3 @@ class GenerationLoop:
         if now - self._verifier_lost_at > self._patience_s:
             await self._deliver(self.scheduler.fail([e.state for e in entries], str(error), now))
         await asyncio.sleep(_BACKOFF_S)
-
-
-def merge_for(entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> TokenTree:
-    """The tree to verify for one request: merged and cut to its budget, or only the root.
-
-    Sequence speculation takes the chain of the first speculator that drafted one.
-    """
-    if not drafts:
-        return TokenTree.root_only(entry.delta[-1])
-    if entry.state.request.speculation is Speculation.SEQUENCE:
-        drafts = drafts[:1]
-    return merge_trees(drafts, entry.limits.nodes + 1)

@@ -51,6 +51,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
     "gateway.budget": (set(), {"numpy"}),
     "gateway.planner": ({"specinfer.tree"}, {"numpy"}),
+    "gateway.calibration": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
         {"specinfer.tree", "specinfer.errors", "specinfer.entry_status", "gateway.request", "gateway.budget"},
         {"numpy"},

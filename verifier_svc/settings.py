@@ -17,7 +17,9 @@ class VerifierSettings(ServiceSettings):
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(
-        "converted", description="native keeps the 4- or 8-bit blocks of the model's GGUF file."
+        "converted",
+        description="native keeps the 4- or 8-bit blocks of the model's GGUF file; int8 and int4 quantise "
+        "while loading, which makes another target.",
     )
     executor: str = Field("auto", description="What runs passes: native, torch, or auto.")
     attention: str = Field("reference", description="Attention backend of the torch executor.")

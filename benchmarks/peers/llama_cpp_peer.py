@@ -2,41 +2,65 @@
 
 import json
 import sys
-import time
 from typing import Any
 
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from measure import Recorder
 
 
 def main() -> None:
     task = json.load(sys.stdin)
-    result = {
-        "plain (Q4_1)": {"1": throughput(task)},
-        "prompt lookup (Q4_1)": {"1": throughput(task, LlamaPromptLookupDecoding(num_pred_tokens=4))},
-    }
+    result = {"plain (Q4_1)": measure(task), "prompt lookup (Q4_1)": measure(task, CountingLookup())}
     json.dump(result, sys.stdout)
 
 
-def throughput(task: dict[str, Any], draft: Any = None) -> float:
-    """Tokens per second, one prompt after another; the first prompt warms up."""
-    llm = Llama(
+class CountingLookup(LlamaPromptLookupDecoding):
+    """Counts what it proposes."""
+
+    def __init__(self) -> None:
+        super().__init__(num_pred_tokens=4)
+        self.proposed = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        draft = super().__call__(*arguments, **options)
+        self.proposed += len(draft)
+        return draft
+
+
+class CountingLlama(Llama):
+    """Counts passes over the model."""
+
+    passes = 0
+
+    def eval(self, tokens: Any) -> None:
+        self.passes += 1
+        super().eval(tokens)
+
+
+def measure(task: dict[str, Any], draft: CountingLookup | None = None) -> dict[str, Any]:
+    """One prompt after another; the first warms up."""
+    llm = CountingLlama(
         task["gguf"],
         n_ctx=2048,
         n_threads=task["threads"],
+        n_threads_batch=task["threads"],
         logits_all=draft is not None,
         draft_model=draft,
         verbose=False,
     )
-    seconds = []
+    recorder = Recorder()
     for prompt in task["prompts"][: task["few"] + 1]:
         llm.reset()
-        started = time.perf_counter()
-        for count, _ in enumerate(llm.generate(prompt, temp=0.0), 1):
-            if count == task["new_tokens"]:
+        before, output = llm.passes, []
+        recorder.begin()
+        for token in llm.generate(prompt, temp=0.0):
+            recorder.tick()
+            output.append(token)
+            if len(output) == task["new_tokens"]:
                 break
-        seconds.append(time.perf_counter() - started)
-    return float(task["new_tokens"] * (len(seconds) - 1) / sum(seconds[1:]))
+        recorder.end(output, llm.passes - before)
+    return {"1": recorder.rate(task["new_tokens"]), **recorder.report(draft.proposed if draft else 0)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`transformers` on the task read from standard input: plain and prompt lookup, batch 1, and prefill."""
+"""`transformers` on the task read from standard input: plain, assisted, prompt lookup; prefill."""
 
 import json
 import statistics
@@ -7,28 +7,43 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from measure import Recorder
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+ASSISTANT_LAYERS = 4
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    f"assisted (own first {ASSISTANT_LAYERS} layers)": {"assistant_early_exit": ASSISTANT_LAYERS},
+    "prompt lookup": {"prompt_lookup_num_tokens": 6},
+}
 
 
 def main() -> None:
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     model = AutoModelForCausalLM.from_pretrained(task["model"], dtype=torch.bfloat16).eval()
-    result = {
-        "plain": {"1": throughput(model, task)},
-        "prompt lookup": {"1": throughput(model, task, prompt_lookup_num_tokens=6)},
-        "prefill_1024_ms": prefill(model, task["long_prompt"]),
-    }
-    json.dump(result, sys.stdout)
+    result = {name: measure(model, task, **options) for name, options in VARIANTS.items()}
+    json.dump({**result, "prefill_1024_ms": prefill(model, task["long_prompt"])}, sys.stdout)
+
+
+class EveryRound(StoppingCriteria):
+    """Called after every round of generation; stops nothing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        self._recorder.tick()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 @torch.inference_mode()
-def throughput(model: Any, task: dict[str, Any], **options: Any) -> float:
-    """Tokens per second, one prompt after another; the first prompt warms up."""
-    rates = []
+def measure(model: Any, task: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """One prompt after another; the first warms up."""
+    recorder = Recorder()
     for prompt in task["prompts"][: task["few"] + 1]:
-        started = time.perf_counter()
-        model.generate(
+        recorder.begin()
+        ids = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=task["new_tokens"],
@@ -36,10 +51,11 @@ def throughput(model: Any, task: dict[str, Any], **options: Any) -> float:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([EveryRound(recorder)]),
             **options,
         )
-        rates.append(time.perf_counter() - started)
-    return float(task["new_tokens"] * (len(rates) - 1) / sum(rates[1:]))
+        recorder.end(ids[0, len(prompt) :].tolist())
+    return {"1": recorder.rate(task["new_tokens"]), **recorder.report()}
 
 
 @torch.inference_mode()

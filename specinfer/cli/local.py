@@ -142,7 +142,7 @@ class LocalSystem:
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
         command = [sys.executable, "-m", module]
         for key, value in flags.items():
-            command += [f"--{key}", value]
+            command += _arguments(key, value)
         # idle threads of one service must not spin on the cores another one needs (docs/LOG.md)
         environment = {"OMP_WAIT_POLICY": "PASSIVE"}
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
@@ -162,3 +162,11 @@ class LocalSystem:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
+
+
+def _arguments(key: str, value: str) -> list[str]:
+    """One flag on a command line; switches have no value there."""
+    flag = key.replace("_", "-")
+    if value in ("true", "false"):
+        return [f"--{flag}" if value == "true" else f"--no-{flag}"]
+    return [f"--{flag}", value]

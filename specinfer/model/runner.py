@@ -12,15 +12,16 @@ from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.convert import KEPT_GGUF
-from specinfer.model.executor import EXECUTORS, Executor, make_executor
+from specinfer.model.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.growth import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
+from specinfer.model.quantise import BLOCK_TYPES, QuantisedWeights
 from specinfer.model.transformer import Weights
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
-WEIGHTS = ("converted", "native")
+WEIGHTS = ("converted", "native", *BLOCK_TYPES)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,7 +36,8 @@ class RunnerOptions:
     """Attention backend of the torch executor."""
     kv_tokens: int = 16384
     weights: str = "converted"
-    """"native" keeps the quantised blocks of the model's GGUF file (native executor, bfloat16)."""
+    """"native" keeps the quantised blocks of the model's GGUF file; "int8" and "int4" quantise while loading.
+    All three need the native executor in bfloat16."""
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
     kv_window: int = 0
@@ -54,15 +56,16 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if options.weights not in WEIGHTS:
         raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
+    blocks = options.weights != "converted"
+    if blocks and (options.dtype != "bfloat16" or options.executor not in ("auto", "native")):
+        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    if options.weights == "converted":
+    if options.weights != "native":
         return SafetensorsWeights(directory)
-    if options.dtype != "bfloat16" or options.executor not in ("auto", "native"):
-        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     path = directory / KEPT_GGUF
     if not path.is_file():
         raise SettingError(
@@ -133,10 +136,14 @@ class ModelRunner:
         dtype = DTYPES[options.dtype]
         if options.layers is not None:
             config = config.first_layers(options.layers)
+        if options.weights in BLOCK_TYPES:
+            weights = QuantisedWeights(weights, options.weights)
         num_blocks = blocks_for(options.kv_tokens)
         executor = make_executor(
             options.executor, config, weights, dtype, num_blocks, options.device, options.attention
         )
+        if options.weights != "converted" and isinstance(executor, TorchExecutor):
+            log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
         window = None
         if options.kv_window:
             window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)

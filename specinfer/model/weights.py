@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.quantise import Blocks
 
 
 class SafetensorsWeights(Mapping[str, torch.Tensor]):
@@ -109,7 +110,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
         return self._in_order(name, torch.from_numpy(array))
 
-    def blocks(self, name: str) -> tuple[str, torch.Tensor] | None:
+    def blocks(self, name: str) -> Blocks | None:
         """A matrix as it is stored: ("Q4_1" or "Q8_0", bytes [N, K / 32 blocks]); None for other types."""
         stored = self._tensors[self._names[name]]
         if stored.tensor_type.name not in ("Q4_1", "Q8_0"):

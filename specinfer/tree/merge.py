@@ -12,24 +12,32 @@ distributed as q.)
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from specinfer.errors import MalformedTreeError
 from specinfer.tree.builder import TreeBuilder
 from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
 
-FIRST_DRAW_SCORE = 0.6
-"""Assumed acceptance of a first sampled candidate; a prior used only to rank nodes under a budget."""
-DRAW_DECAY = 0.4
-"""Factor from one draw of a proposal to the next."""
+DRAW_PRIORS = (0.6, 0.24, 0.1, 0.04, 0.015)
+"""Assumed acceptance of the first, second, ... draw of a sampled proposal, the last for all that follow.
+Priors, used only to rank nodes under a budget."""
+
+DrawPriors = Mapping[int, Sequence[float]]
+"""Speculator -> measured ones, for those that have any."""
 
 
-def merge_trees(trees: Sequence[tuple[int, TokenTree]], max_nodes: int | None = None) -> TokenTree:
+def merge_trees(
+    trees: Sequence[tuple[int, TokenTree]],
+    max_nodes: int | None = None,
+    draw_priors: DrawPriors = MappingProxyType({}),
+) -> TokenTree:
     """Merges (speculator index, tree) pairs that share their root.
 
     Args:
         trees: at least one; proposals are relabelled with the speculator's index.
         max_nodes: most nodes of the result, root included; None for no limit.
+        draw_priors: see `truncate`.
 
     Raises:
         MalformedTreeError: if the roots differ.
@@ -42,7 +50,7 @@ def merge_trees(trees: Sequence[tuple[int, TokenTree]], max_nodes: int | None = 
             )
         _graft(builder, speculator, tree)
     merged = builder.build()
-    return merged if max_nodes is None else truncate(merged, max_nodes)
+    return merged if max_nodes is None else truncate(merged, max_nodes, draw_priors)
 
 
 def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:
@@ -55,11 +63,12 @@ def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:
         builder.propose(Proposal(place[p.parent], speculator, p.kind, kids, p.q_token_ids, p.q_probabilities))
 
 
-def truncate(tree: TokenTree, max_nodes: int) -> TokenTree:
+def truncate(tree: TokenTree, max_nodes: int, draw_priors: DrawPriors = MappingProxyType({})) -> TokenTree:
     """The best part of `tree` with at most `max_nodes` nodes (root included), best first.
 
     A node's priority is the product of scores along its path (Sequoia, EAGLE-2), except that a
-    sampled draw is ranked by its place in the draw order (see the module's docstring).
+    sampled draw is ranked by its place in the draw order (see the module's docstring), by `draw_priors`
+    of its speculator.
     """
     if len(tree) <= max_nodes:
         return tree
@@ -76,7 +85,7 @@ def truncate(tree: TokenTree, max_nodes: int) -> TokenTree:
     def offer(index: int, draw: int) -> None:
         p = tree.proposals[index]
         if draw < len(p.children):
-            score = draw_score(p, draw, scores)
+            score = draw_score(p, draw, scores, draw_priors.get(p.speculator, DRAW_PRIORS))
             heapq.heappush(heap, (-reach[p.parent] * score, index, draw))
 
     for index in by_parent.get(0, ()):
@@ -101,8 +110,8 @@ def truncate(tree: TokenTree, max_nodes: int) -> TokenTree:
     return builder.build()
 
 
-def draw_score(proposal: Proposal, draw: int, scores: Sequence[float]) -> float:
+def draw_score(proposal: Proposal, draw: int, scores: Sequence[float], priors: Sequence[float]) -> float:
     """Priority of one candidate given its parent is accepted; blind to the token of a sampled draw."""
     if proposal.kind is ProposalKind.POINT:
         return scores[proposal.children[draw]]
-    return float(FIRST_DRAW_SCORE * DRAW_DECAY**draw)
+    return priors[min(draw, len(priors) - 1)]

@@ -73,7 +73,7 @@ class RetrievalDrafter:
             SettingError: if there is neither a datastore nor permission to learn.
         """
         if not options.datastore and not options.retrieval_learn:
-            raise SettingError("datastore", options.datastore, "retrieval needs files, or retrieval_learn")
+            raise SettingError("datastore", options.datastore, "retrieval needs files, or retrieval-learn")
         tokenizer = Tokenizer.load(resolve_model(options.model))
         texts = list(read_datastore(options.datastore, tokenizer))
         description = DrafterDescription("", tokenizer.vocab_size, tokenizer.fingerprint())

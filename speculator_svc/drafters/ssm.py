@@ -109,6 +109,7 @@ def _runner_options(options: DrafterOptions) -> RunnerOptions:
     return RunnerOptions(
         dtype=options.dtype,
         device=options.device,
+        weights=options.weights,
         executor=options.executor,
         attention=options.attention,
         kv_tokens=options.kv_tokens,

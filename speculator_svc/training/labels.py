@@ -26,7 +26,7 @@ class Labels:
     ids: NDArray[np.int32]
     """[n, K] indices into the draft vocabulary."""
     probabilities: NDArray[np.float16]
-    """[n, K], out of the target's whole vocabulary: they sum to less than one."""
+    """[n, K] the target's probabilities, renormalised over these tokens."""
 
 
 def label_corpus(
@@ -56,9 +56,8 @@ def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64
     segment = Segment(sequence, item.prompt, chain, range(-1, len(chain) - 1), want_last=True)
     (logits,) = runner.forward([segment])
     runner.cache.release(sequence)
-    normalised = logits - logits.logsumexp(-1, keepdim=True)
-    values, ids = normalised[:, torch.from_numpy(vocabulary)].topk(width, dim=-1)
-    return Labels(ids.int().numpy(), values.exp().half().numpy())
+    values, ids = logits.index_select(1, torch.from_numpy(vocabulary)).topk(width, dim=-1)
+    return Labels(ids.int().numpy(), values.softmax(-1).half().numpy())
 
 
 def _write(path: Path, labels: Sequence[Labels]) -> None:

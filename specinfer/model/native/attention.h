@@ -24,16 +24,17 @@ template <class Kind>
 class Attention {
   using T = typename Kind::T;
   static constexpr int S = Kind::S;
+  static constexpr int MOST_ROWS = 6;
 
  public:
   Attention(Model& model, const Pass& pass, std::atomic<int>* next, int threads)
       : m_(model), s_(model.shape), p_(pass), next_(next), threads_(threads) {}
 
-  // Work is handed out in tiles of at most 6 (token, head) rows that share a KV head; fewer when there
-  // is little work, so that all threads get some.
+  // Work is handed out in tiles of (token, head) rows that share a KV head and read it once; fewer rows when
+  // there is little work, so that all threads get some. (Twelve rows with two vectors each were slower.)
   void run(int layer) {
     const int group = s_.heads / s_.kv_heads;
-    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, 6);
+    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, MOST_ROWS);
     int first = 0;
     int unit = next_[layer].fetch_add(1, std::memory_order_relaxed);
     for (int s = 0; s < p_.sequences; ++s) {
@@ -41,7 +42,7 @@ class Attention {
       const int tiles = (rows + most - 1) / most, units = tiles * s_.kv_heads;
       for (; unit < first + units; unit = next_[layer].fetch_add(1, std::memory_order_relaxed)) {
         const Range r = share(rows, (unit - first) % tiles, tiles);
-        attend_rows<6>(layer, s, (unit - first) / tiles, r.begin, r.end - r.begin);
+        attend_rows<MOST_ROWS>(layer, s, (unit - first) / tiles, r.begin, r.end - r.begin);
       }
       first += units;
     }
@@ -56,6 +57,7 @@ class Attention {
 
   template <int RT>
   void attend_tile(int layer, int s, int kv, int first) {
+    constexpr int WIDE = 4;  // blocks or vectors at a time: MOST_ROWS * WIDE sums stay in registers
     const int group = s_.heads / s_.kv_heads, d = s_.dim, steps = d / S;
     const int32_t* table = p_.blocks + p_.block_start[s];
     int token[RT], head[RT], most = 0, last = 0;
@@ -71,31 +73,35 @@ class Attention {
     const int blocks = (std::max(most, last) + BLOCK - 1) / BLOCK, width = blocks * BLOCK + 2 * LANES;
     scores_.resize(size_t(RT) * width);
     int b = 0;
-    for (; b + 4 <= blocks; b += 4) dot<RT, 4>(layer, kv, table, b, q, width);
-    for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, q, width);
+    for (; b + WIDE <= blocks; b += WIDE) dot<RT, WIDE>(layer, kv, table, b, blocks, q, width);
+    for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, blocks, q, width);
     weights_.resize(size_t(RT) * width / S);
     float scale[RT];
     for (int r = 0; r < RT; ++r)
       scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most);
-    for (int c = 0; c < d; c += 64) {
-      const int vectors = std::min(4, (d - c) / LANES);
-      if (vectors == 4) mix<RT, 4>(layer, kv, table, token, head, scale, width, most, c);
-      else
-        for (int v = 0; v < vectors; ++v) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c + v * LANES);
-    }
+    int c = 0;
+    for (; c + WIDE * LANES <= d; c += WIDE * LANES) mix<RT, WIDE>(layer, kv, table, token, head, scale, width, most, c);
+    for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c);
   }
 
   // Scores of RT rows against NB blocks of keys.
   template <int RT, int NB>
-  void dot(int layer, int kv, const int32_t* table, int b, const Unit* const* q, int width) {
-    const char* k[NB];
-    for (int i = 0; i < NB; ++i) k[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[b + i], kv));
+  void dot(int layer, int kv, const int32_t* table, int b, int blocks, const Unit* const* q, int width) {
+    const char *k[NB], *ahead[NB];
+    for (int i = 0; i < NB; ++i) {
+      k[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[b + i], kv));
+      const int next = std::min(b + NB + i, blocks - 1);
+      ahead[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[next], kv));
+    }
     __m512 acc[RT][NB];
     for (int r = 0; r < RT; ++r)
       for (int i = 0; i < NB; ++i) acc[r][i] = _mm512_setzero_ps();
     for (int step = 0; step < s_.dim / S; ++step) {
       __m512i kk[NB];
-      for (int i = 0; i < NB; ++i) kk[i] = _mm512_loadu_si512(k[i] + size_t(step) * 64);
+      for (int i = 0; i < NB; ++i) {
+        kk[i] = _mm512_loadu_si512(k[i] + size_t(step) * 64);
+        _mm_prefetch(ahead[i] + size_t(step) * 64, _MM_HINT_T0);
+      }
       for (int r = 0; r < RT; ++r)
         for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], kk[i], q[r][step]);
     }
@@ -141,10 +147,15 @@ class Attention {
     const int steps = most / S;
     for (int u = 0; u < steps; u += BLOCK / S) {
       const T* base = cache_block<T>(p_, s_, p_.values, layer, table[u * S / BLOCK], kv) + c * S;
+      const int next = std::min(u * S / BLOCK + 1, (steps - 1) * S / BLOCK);
+      const T* ahead = cache_block<T>(p_, s_, p_.values, layer, table[next], kv) + c * S;
       const int n = std::min(BLOCK / S, steps - u);
-      for (int i = 0; i < n; ++i, base += s_.dim * S) {
+      for (int i = 0; i < n; ++i, base += s_.dim * S, ahead += s_.dim * S) {
         __m512i vv[NV];
-        for (int v = 0; v < NV; ++v) vv[v] = _mm512_loadu_si512(base + v * LANES * S);
+        for (int v = 0; v < NV; ++v) {
+          vv[v] = _mm512_loadu_si512(base + v * LANES * S);
+          _mm_prefetch(reinterpret_cast<const char*>(ahead + v * LANES * S), _MM_HINT_T0);
+        }
         for (int r = 0; r < RT; ++r)
           for (int v = 0; v < NV; ++v)
             acc[r][v] = Kind::madd(acc[r][v], vv[v], weights_[size_t(r) * width / S + u + i]);

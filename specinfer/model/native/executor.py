@@ -18,8 +18,8 @@ from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.native.build import load_library
 from specinfer.model.native.growth import CacheMemory, grow_natively
+from specinfer.model.quantise import BlockWeights
 from specinfer.model.transformer import Weights, rotary_tables
-from specinfer.model.weights import GgufWeights
 from specinfer.tree import TokenTree
 
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
@@ -210,7 +210,7 @@ class NativeExecutor:
     def _matrix(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
         """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
         the same kind, else numbers."""
-        found = [weights.blocks(name) for name in names] if isinstance(weights, GgufWeights) else [None]
+        found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}
         if len(kinds) == 1 and None not in found:
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()

@@ -65,20 +65,21 @@ class Worker {
     for (int layer = 0; layer < s_.layers; ++layer) {
       Layer& l = m_.layers[layer];
       norm(l.input_norm);
-      project(l.qkv);
+      project(l.qkv, first(l.out));
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
-      add(l.out, m_.attended.data());
+      add(l.out, m_.attended.data(), first(l.gate_up));
       norm(l.post_norm);
-      gate(l.gate_up);
-      add(l.down, m_.inner.data());
+      gate(l.gate_up, first(l.down));
+      add(l.down, m_.inner.data(), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
     }
     finish();
   }
 
  private:
   Range mine(int items) const { return share(items, thread_, threads_); }
+  const char* first(const Matrix& m) const { return first_tile(m, S, thread_, threads_); }
 
   void embed() {
     const T* table = static_cast<const T*>(m_.embedding);
@@ -97,9 +98,9 @@ class Worker {
     barrier_.wait();
   }
 
-  void project(const Matrix& w) {
+  void project(const Matrix& w, const char* next) {
     float* out = m_.qkv.data();
-    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       const int n = std::min(32, w.n - col);
       float* y = out + size_t(row) * w.n + col;
       for (int i = 0; i < n; ++i) y[i] = v[i];
@@ -145,8 +146,8 @@ class Worker {
   }
 
   // x += a W^T + bias
-  void add(const Matrix& w, const Unit* a) {
-    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+  void add(const Matrix& w, const Unit* a, const char* next) {
+    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       float* y = &m_.x[size_t(row) * s_.hidden + col];
       const int n = std::min(32, w.n - col);
       for (int i = 0; i < n; ++i) y[i] += v[i];
@@ -157,9 +158,9 @@ class Worker {
   }
 
   // inner = silu(gate) * up; a tile holds 32 gate columns and the 32 up columns beside them
-  void gate(const Matrix& w) {
+  void gate(const Matrix& w, const char* next) {
     T* inner = reinterpret_cast<T*>(m_.inner.data());
-    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, [&](int row, int col, const float* v) {
+    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       const int first = col / 2, n = std::min(32, s_.inter - first);
       T* y = inner + size_t(row) * s_.inter + first;
       for (int i = 0; i < n; i += LANES) {
@@ -186,7 +187,7 @@ class Worker {
                      reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
     }
     barrier_.wait();
-    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_,
+    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
                       [&](int row, int col, const float* v) {
                         const int n = std::min(64, s_.vocab - col);
                         std::memcpy(p_.logits_out + size_t(row) * s_.vocab + col, v, n * sizeof(float));

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specinfer.model.distributions import SMALLEST_TEMPERATURE
 from specinfer.model.growth import GrowthShape, GrowthTask, point_tree
-from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
+from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 
 _JOB = np.dtype(
     [
@@ -100,12 +100,13 @@ class _Results:
         if kind is None:
             return point_tree(tokens, parents, scores, range(1, n))
         builder = TreeBuilder(root)
+        for node in range(1, n):
+            builder.add(parents[node], tokens[node], scores[node])
         for p in range(int(self.proposals[index])):
+            draws = self.draws[index, p, : self.draw_count[index, p]].tolist()
             size = int(self.q_count[index, p])
-            q = self.q_ids[index, p, :size].copy(), self.q[index, p, :size].copy()
-            draws = self.draws[index, p, : self.draw_count[index, p]]
-            drawn = [tokens[node] for node in draws.tolist()]
-            builder.propose_samples(int(self.proposal_parent[index, p]), kind, drawn, q)
+            q_ids, q = self.q_ids[index, p, :size].copy(), self.q[index, p, :size].copy()
+            builder.propose(Proposal(int(self.proposal_parent[index, p]), 0, kind, tuple(draws), q_ids, q))
         return builder.build()
 
 

@@ -150,6 +150,11 @@ struct Ahead {
   int lines, advance;
 };
 
+// The first tile a thread will need of a matrix.
+inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
+  return m.packed->data() + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
+}
+
 // MR rows times one tile: out[r][c] = sum over k in order.
 template <class Kind, int MR, int NV>
 inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
@@ -177,9 +182,11 @@ inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, in
 //
 // One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
 // the tile in the cache because the pieces of the tile before fetched it, each its part, while they
-// computed. So memory and arithmetic overlap, and sixteen rows cost little more than one.
+// computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
+// fetches `next`, the first one of the matrix that follows.
 template <class Kind, int NV, class Finish>
-void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* scratch, Finish finish) {
+void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* scratch, const char* next,
+              Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
   const size_t bytes = size_t(steps) * NV * 64;
@@ -192,10 +199,11 @@ void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unu
       w = scratch;
     }
 #endif
+    const char* following = tile + 1 < range.end ? w + bytes : next;
     for (int piece = 0; piece < pieces; ++piece) {
       const Range r = share(rows, piece, pieces);
       const Ahead ahead = m.storage != DENSE ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
-                                      : Ahead{w + bytes + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
+                                      : Ahead{following + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
       micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
       for (int i = r.begin; i < r.end; ++i)
         finish(i, tile * NV * LANES, out + (i - r.begin) * NV * LANES);

@@ -11,6 +11,7 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.config import from_transformers, load_config
+from specinfer.model.quantise import QuantisedWeights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
 from tests.tiny_models import reference_logits, tiny_transformers
@@ -101,13 +102,44 @@ def test_blocks_kept_as_they_are_give_the_same_bits_as_converted_weights(tmp_pat
     assert torch.equal(results[0], results[1])
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(("bits", "farthest"), [("int8", 0.1), ("int4", 0.6)])
+def test_quantising_while_loading_is_rounding_to_blocks(bits: str, farthest: float) -> None:
+    """Bit for bit the model whose matrices were quantised and dequantised; and not far from the original."""
+    import gguf
+
+    model = tiny_transformers(
+        "llama-untied", head_dim=32, hidden_size=96, intermediate_size=160, num_attention_heads=6
+    )
+    weights = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    quantised = QuantisedWeights(weights, bits)
+    rounded = dict(weights)
+    for name, tensor in weights.items():
+        blocks = quantised.blocks(name) if name != "model.embed_tokens.weight" else None
+        if blocks is not None:
+            kind = gguf.GGMLQuantizationType[blocks[0]]
+            rounded[name] = torch.from_numpy(gguf.dequantize(blocks[1].numpy(), kind)).to(torch.bfloat16)
+            assert blocks[1].numel() < tensor.numel() * (1.1 if bits == "int8" else 0.65)
+    assert quantised.blocks("model.norm.weight") is None
+
+    def logits(source: dict[str, torch.Tensor], weights: str) -> torch.Tensor:
+        options = RunnerOptions(kv_tokens=256, executor="native", weights=weights)
+        runner = ModelRunner.build(from_transformers(model.config), source, options)
+        return runner.forward([Segment(runner.open(), PROMPT * 4, [3, 4, 5], [-1, 0, 0], want_last=True)])[0]
+
+    found, original = logits(weights, bits), logits(weights, "converted")
+    assert torch.equal(found, logits(rounded, "converted"))
+    assert not torch.equal(found, original)
+    assert float((found - original).norm() / original.norm()) < farthest
+
+
 def test_native_weights_need_what_they_need(tmp_path: Path) -> None:
     tiny_transformers("llama").save_pretrained(tmp_path)
     with pytest.raises(SettingError, match=r"weights = 'native': .* has no source\.gguf"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native"))
     with pytest.raises(SettingError, match="weights = 'native': needs the native executor in bfloat16"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native", dtype="float32"))
-    with pytest.raises(SettingError, match="weights = 'int2': must be one of converted, native"):
+    with pytest.raises(SettingError, match="weights = 'int2': must be one of converted, native, int8, int4"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="int2"))
 
 

@@ -1,0 +1,1 @@
+"""What `make bench` measures, one part per file."""

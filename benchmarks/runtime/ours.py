@@ -1,0 +1,189 @@
+"""Our runtime alone, without services: passes, prefill, decoding, windows, long context."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peers.measure import Recorder
+from specinfer.model.batch import Segment
+from specinfer.model.kv_cache import KVSequence
+from specinfer.model.runner import ModelRunner
+
+NODES = (1, 4, 8, 16, 32, 64)
+CHUNK = 512
+REPEATS = 15
+
+
+def median_ms(work: Callable[[], None], repeats: int = REPEATS) -> dict[str, float]:
+    """Median and quartiles of the time of `work`, in milliseconds."""
+    work()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - started))
+    low, middle, high = statistics.quantiles(times, n=4)
+    return {"median": round(middle, 3), "p25": round(low, 3), "p75": round(high, 3)}
+
+
+def pass_costs(
+    runner: ModelRunner, context: int, sizes: Sequence[int] = NODES
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of a pass over one token and a binary tree of n - 1 nodes behind a context."""
+    rng = np.random.default_rng(0)
+    sequence = runner.open()
+    read(runner, sequence, rng.integers(0, 49000, context - 1).tolist())
+    works = {}
+    for size in sizes:
+        # the root is scored as a tentative node too, so that nothing is committed and all sizes see
+        # the same context
+        parents = [-1, *((node - 1) // 2 for node in range(1, size))]
+        tokens = rng.integers(0, 49000, size).tolist()
+
+        def one_pass(tokens: list[int] = tokens, parents: list[int] = parents) -> None:
+            runner.forward([Segment(sequence, (), tokens, parents)])
+            runner.cache.commit(sequence, ())
+
+        works[size] = one_pass
+    costs = interleaved(works)
+    runner.cache.release(sequence)
+    return costs
+
+
+def interleaved(works: dict[int, Callable[[], None]]) -> dict[str, dict[str, float]]:
+    """Times of several works, taken in turns: the machine's speed drifts, their ratios should not."""
+    times: dict[int, list[float]] = {size: [] for size in works}
+    for turn in range(REPEATS + 1):
+        for size, work in works.items():
+            started = time.perf_counter()
+            work()
+            if turn:
+                times[size].append(1000 * (time.perf_counter() - started))
+    costs = {}
+    for size, found in times.items():
+        low, middle, high = statistics.quantiles(found, n=4)
+        costs[str(size)] = {"median": round(middle, 3), "p25": round(low, 3), "p75": round(high, 3)}
+    return costs
+
+
+def read(runner: ModelRunner, sequence: KVSequence, tokens: Sequence[int]) -> None:
+    """Reads context in chunks."""
+    for start in range(0, len(tokens), CHUNK):
+        runner.forward([Segment(sequence, tokens[start : start + CHUNK])])
+
+
+def prefill(runner: ModelRunner, prompt: list[int]) -> float:
+    """Median milliseconds of reading one prompt that shares nothing with what was read before."""
+    times = []
+    for i in range(6):
+        sequence = runner.open()
+        fresh = [(token + i) % 49000 for token in prompt]
+        started = time.perf_counter()
+        runner.forward([Segment(sequence, fresh, want_last=True)])
+        times.append(1000 * (time.perf_counter() - started))
+        runner.cache.release(sequence)
+    return statistics.median(times[1:])
+
+
+def long_context(runner: ModelRunner, tokens: int = 8000) -> dict[str, Any]:
+    """Reading `tokens` of context in chunks, then passes behind it."""
+    rng = np.random.default_rng(1)
+    sequence = runner.open()
+    started = time.perf_counter()
+    read(runner, sequence, rng.integers(0, 49000, tokens).tolist())
+    seconds = time.perf_counter() - started
+    runner.cache.release(sequence)
+    return {"tokens": tokens, "read_s": seconds, "passes_ms": pass_costs(runner, tokens, (1, 16, 32))}
+
+
+def throughput(
+    runner: ModelRunner, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
+) -> dict[str, float]:
+    """Greedy tokens per second by batch size, prompts included, as the peers measure it."""
+    rates = {}
+    for batch in batches:
+        count = max(batch, few if batch == 1 else 2 * batch)
+        decode(runner, prompts[:batch], 8)
+        started = time.perf_counter()
+        for start in range(0, count, batch):
+            decode(runner, prompts[start : start + batch], new_tokens)
+        rates[str(batch)] = count * new_tokens / (time.perf_counter() - started)
+    return rates
+
+
+def decode(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> None:
+    """Greedy decoding of a batch."""
+    sequences = [runner.open() for _ in prompts]
+    deltas = list(prompts)
+    for _ in range(new_tokens):
+        segments = [Segment(s, d, want_last=True) for s, d in zip(sequences, deltas, strict=True)]
+        best = torch.cat(runner.forward(segments)).argmax(-1).tolist()
+        deltas = [[token] for token in best]
+    for sequence in sequences:
+        runner.cache.release(sequence)
+
+
+def single(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    """Latencies, memory and outputs of greedy requests one after another; the first warms up."""
+    recorder = Recorder()
+    for prompt in prompts:
+        recorder.begin()
+        output, _, _ = decode_one(runner, prompt, new_tokens, recorder.tick)
+        recorder.end(output)
+    return recorder.report()
+
+
+def decode_one(
+    runner: ModelRunner, prompt: list[int], new_tokens: int, tick: Callable[[], None] = lambda: None
+) -> tuple[list[int], int, int]:
+    """Greedy output of one request, cache entries it held at its end, and how often the window slid."""
+    sequence, delta = runner.open(), prompt
+    output: list[int] = []
+    slides = 0
+    while len(output) < new_tokens:
+        slides += runner.cache.slide(sequence, len(delta)) > 0
+        (logits,) = runner.forward([Segment(sequence, delta, want_last=True)])
+        output.append(int(logits[-1].argmax()))
+        delta = output[-1:]
+        tick()
+    held = len(sequence.blocks) * runner.cache.block_tokens
+    runner.cache.release(sequence)
+    return output, held, slides
+
+
+def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    """A long answer: its speed, what of the cache it needs, and the output."""
+    c = runner.config
+    entry = c.layers * 2 * c.kv_heads * c.head_dim * 2  # bytes of one token's keys and values in bfloat16
+    started = time.perf_counter()
+    found = [decode_one(runner, prompt, new_tokens) for prompt in prompts]
+    seconds = time.perf_counter() - started
+    grown = [held - len(prompt) for (_, held, _), prompt in zip(found, prompts, strict=True)]
+    return {
+        "tokens_per_second": len(prompts) * new_tokens / seconds,
+        "kv_growth_mib": statistics.mean(grown) * entry / 2**20,
+        "compressions": sum(slides for _, _, slides in found),
+        "outputs": [output for output, _, _ in found],
+    }
+
+
+def perplexity(runner: ModelRunner, prompts: list[list[int]], outputs: list[list[int]]) -> float:
+    """Of outputs under the (whole) target: e to the mean negative log-probability of a token."""
+    losses: list[float] = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        sequence = runner.open()
+        read(runner, sequence, prompt[:-1])
+        for start in range(0, len(output), CHUNK):
+            fed = [prompt[-1], *output][start : start + min(CHUNK, len(output) - start)]
+            chain = Segment(sequence, fed[:1], fed[1:], range(-1, len(fed) - 2), want_last=True)
+            (logits,) = runner.forward([chain])
+            runner.cache.commit(sequence, range(len(fed) - 1))
+            wanted = torch.tensor(output[start : start + len(fed)])[:, None]
+            losses += (-logits.log_softmax(-1).gather(-1, wanted)[:, 0]).tolist()
+        runner.cache.release(sequence)
+    return math.exp(statistics.mean(losses))

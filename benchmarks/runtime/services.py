@@ -1,0 +1,78 @@
+"""The same requests through the real services: plain decoding and merged trees."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from specinfer.cli.client import Answer, GatewayClient, acceptance_length
+from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.v1 import common_pb2, generation_pb2
+
+MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULATION_TREE}
+
+
+def measure(
+    prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
+) -> dict[str, dict[str, Any]]:
+    """Per mode: tokens per second by batch size, and what single requests look like."""
+    flags = {"max-batch": str(max(batches))}
+    with LocalSystem(LocalOptions(gateway=flags)) as system:
+        return asyncio.run(_measure(system.address, prompts, batches, few, new_tokens))
+
+
+async def _measure(
+    address: str, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
+) -> dict[str, dict[str, Any]]:
+    client = GatewayClient(address)
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for mode, speculation in MODES.items():
+            result: dict[str, Any] = {}
+            for batch in batches:
+                first = int(batch == 1)  # like the peers, batch 1 leaves out the first prompt
+                count = max(batch, few if batch == 1 else 2 * batch)
+                await _run(client, prompts[:batch], batch, speculation, new_tokens)
+                started = time.perf_counter()
+                answers = await _run(client, prompts[first : first + count], batch, speculation, new_tokens)
+                result[str(batch)] = count * new_tokens / (time.perf_counter() - started)
+                if batch == 1:
+                    result |= _single(answers)
+            found[mode] = result
+    finally:
+        await client.close()
+    return found
+
+
+async def _run(
+    client: GatewayClient, prompts: list[list[int]], batch: int, speculation: int, new_tokens: int
+) -> list[Answer]:
+    slots = asyncio.Semaphore(batch)
+
+    async def one(prompt: list[int]) -> Answer:
+        async with slots:
+            return await client.generate(
+                generation_pb2.GenerateRequest(
+                    tokens=generation_pb2.TokenIds(ids=prompt),
+                    max_new_tokens=new_tokens,
+                    sampling=common_pb2.SamplingParams(temperature=0.0),
+                    speculation=speculation,
+                    ignore_eos=True,
+                )
+            )
+
+    return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+def _single(answers: Sequence[Answer]) -> dict[str, Any]:
+    steps = sum(a.summary.stats.steps for a in answers)
+    accepted = sum(a.summary.stats.accepted for a in answers)
+    drafted = sum(a.summary.stats.drafted for a in answers)
+    return {
+        "ttft_ms": 1000 * statistics.median(a.ttft_s for a in answers),
+        "tpot_ms": 1000 * statistics.median(a.tpot_s for a in answers),
+        "tokens_per_round": acceptance_length(steps, accepted),
+        **({"acceptance_rate": accepted / drafted} if drafted else {}),
+        "outputs": [list(a.token_ids) for a in answers],
+    }

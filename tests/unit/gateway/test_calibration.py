@@ -1,0 +1,87 @@
+"""Scores that mean what they say: boasting speculators are corrected, modest ones raised."""
+
+import numpy as np
+import pytest
+
+from gateway.calibration import Calibration
+from specinfer.tree import DRAW_PRIORS, ProposalKind, TokenTree, TreeBuilder, merge_trees
+from specinfer.tree.token_tree import distribution
+from tests.trees import paths
+
+
+def chain(tokens: list[int], score: float) -> TokenTree:
+    builder, node = TreeBuilder(0), 0
+    for token in tokens:
+        (node,) = builder.propose_points(node, [token], [score])
+    return builder.build()
+
+
+def siblings(scores: dict[int, float]) -> TokenTree:
+    builder = TreeBuilder(0)
+    builder.propose_points(0, list(scores), list(scores.values()))
+    return builder.build()
+
+
+def test_without_outcomes_scores_are_believed() -> None:
+    tree = chain([1, 2], 0.7)
+    assert Calibration().correct(3, tree) is tree
+    assert Calibration().draw_priors(3) == DRAW_PRIORS
+
+
+def test_scores_become_the_measured_share_of_acceptance() -> None:
+    """Score 0.75 but accepted once in five; score 0.15 but accepted two times in five."""
+    calibration = Calibration()
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        token = int(rng.choice([1, 2, 3], p=[0.2, 0.4, 0.4]))
+        calibration.observe(0, siblings({1: 0.75, 2: 0.15}), [token])
+    found = calibration.correct(0, siblings({1: 0.75, 2: 0.15, 3: 0.72})).scores
+    assert found[1] == pytest.approx(0.2, abs=0.04)
+    assert found[2] == pytest.approx(0.4, abs=0.06)
+    assert found[3] == pytest.approx(found[1] * 0.72 / 0.75), "the order within a bin is the speculator's own"
+    assert calibration.correct(1, siblings({1: 0.75})).scores[1] == pytest.approx(0.75), (
+        "others are not touched"
+    )
+
+
+def test_nothing_below_a_wrong_turn_counts() -> None:
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(0, chain([5, 6, 7], 0.5), [5, 9, 9])  # right, wrong, never reached
+    assert calibration.correct(0, chain([5], 0.5)).scores[1] == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_boasting_speculator_loses_its_place_under_a_budget() -> None:
+    calibration = Calibration()
+    honest, boasting = chain([1, 2], 0.5), chain([8, 9], 0.9)
+    before = merge_trees([(0, honest), (1, boasting)], 3)
+    assert paths(before) == {(0,), (0, 8), (0, 8, 9)}
+    for step in range(200):
+        for index, tree in ((0, honest), (1, boasting)):
+            calibration.observe(index, tree, [1, 2, 3] if step % 2 else [4])
+    corrected = [(i, calibration.correct(i, tree)) for i, tree in ((0, honest), (1, boasting))]
+    assert paths(merge_trees(corrected, 3)) == {(0,), (0, 1), (0, 1, 2)}
+
+
+def test_draws_are_ranked_by_what_their_place_is_worth() -> None:
+    q = distribution([1, 2, 3], [0.5, 0.3, 0.2])
+    builder = TreeBuilder(0)
+    builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, [2, 1, 3], q)
+    calibration = Calibration()
+    for step in range(1000):
+        calibration.observe(4, builder.build(), [1 if step % 4 else 7])
+    first, second, third = calibration.draw_priors(4)[:3]
+    assert first < 0.05
+    assert second == pytest.approx(0.75, abs=0.05)
+    assert third < DRAW_PRIORS[2], "tried in one step of four, and never right"
+    # a cut knows only the places: the worthless first draw is taken before the second may be
+    (proposal,) = merge_trees([(4, builder.build())], 3, {4: (first, second, third)}).proposals
+    assert len(proposal.children) == 2
+
+
+def test_a_change_of_text_is_noticed() -> None:
+    calibration = Calibration()
+    for right in (True, False):
+        for _ in range(6000):
+            calibration.observe(0, chain([1], 0.5), [1 if right else 2])
+    assert calibration.correct(0, chain([1], 0.5)).scores[1] < 0.15
