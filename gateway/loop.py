@@ -22,7 +22,7 @@ from gateway.verifier_client import VerifierClient
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
-from specinfer.tree import TokenTree, merge_trees
+from specinfer.tree import TokenTree, cut_trees, merge_trees
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -112,7 +112,7 @@ class GenerationLoop:
         started = time.perf_counter()
         drafts, draft_seconds = await self.pool.draft(entries, self._choice.speculators)
         drafted = time.perf_counter()
-        trees = {e.request_id: self._merge(e, drafts.get(e.request_id, [])) for e in entries if e.final}
+        trees = self._merge(entries, drafts)
         merged = time.perf_counter()
         verdicts = await self._verifier.verify(entries, trees)
         verified = time.perf_counter()
@@ -125,18 +125,31 @@ class GenerationLoop:
         self._learn(entries, trees, verdicts, draft_seconds, (drafted, merged, verified, done))
         self._calibrate(drafts, trees, verdicts)
 
-    def _merge(self, entry: StepEntry, drafts: Sequence[tuple[int, TokenTree]]) -> TokenTree:
-        """The tree to verify for one request: corrected, merged and cut to its budget, or only the root.
+    def _merge(
+        self, entries: Sequence[StepEntry], drafts: Mapping[str, Sequence[tuple[int, TokenTree]]]
+    ) -> dict[str, TokenTree]:
+        """The trees to verify: corrected, merged, and cut over the whole batch; or only roots.
 
-        Sequence speculation takes the chain of the first speculator that drafted one.
+        Sequence speculation takes the chain of the first speculator that drafted one, whole.
         """
-        if not drafts:
-            return TokenTree.root_only(entry.delta[-1])
-        if entry.state.request.speculation is Speculation.SEQUENCE:
-            drafts = drafts[:1]
-        corrected = [(index, self._calibration.correct(index, tree)) for index, tree in drafts]
-        priors = {index: self._calibration.draw_priors(index) for index, _ in drafts}
-        return merge_trees(corrected, entry.limits.nodes + 1, priors)
+        final = [entry for entry in entries if entry.final]
+        trees = {e.request_id: TokenTree.root_only(e.delta[-1]) for e in final}
+        open_to_cut = []
+        for entry in final:
+            found = drafts.get(entry.request_id, ())
+            if entry.state.request.speculation is Speculation.SEQUENCE:
+                found = found[:1]
+            elif found:
+                open_to_cut.append(entry)
+            if found:
+                corrected = [(index, self._calibration.correct(index, tree)) for index, tree in found]
+                trees[entry.request_id] = merge_trees(corrected)
+        names = [entry.request_id for entry in open_to_cut]
+        limits = [entry.limits.nodes + 1 for entry in open_to_cut]
+        priors = {index: self._calibration.draw_priors(index) for index in self._choice.speculators}
+        worth = self._planner.worth(len(entries), self._choice)
+        cut = cut_trees([trees[name] for name in names], limits, priors, worth)
+        return trees | dict(zip(names, cut, strict=True))
 
     def _calibrate(
         self,

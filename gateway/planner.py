@@ -15,9 +15,9 @@ What is chosen depends only on committed tokens and on time, so it never biases 
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from specinfer.tree import TokenTree
 
@@ -27,7 +27,13 @@ _GAIN_SMOOTHING = 0.03
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
 _FULL_LOOKS = 5
+_ENOUGH, _FAR = 12, 0.85
+"""The first looks end early after so many outcomes if speculation reaches only this share of plain speed."""
 _FIRST_INTERVAL, _LAST_INTERVAL = 32, 192
+_SLOPE = 4
+"""Nodes over which the cost of one more is averaged: a pass grows in steps."""
+DRAFT_FACTOR = 2
+"""Nodes drafted per node that may be verified: the cut over the batch chooses among them."""
 _MARGIN = 1.05
 """Speculation must promise this much more than plain decoding: estimates err, and plain ones least."""
 _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
@@ -141,7 +147,8 @@ class Planner:
         memory.steps += 1
         if memory.steps <= _PLAIN_LOOKS:
             return Choice(frozenset(), 0)
-        if memory.steps <= _PLAIN_LOOKS + _FULL_LOOKS:
+        looks = memory.steps - _PLAIN_LOOKS
+        if looks <= _FULL_LOOKS and not (looks * batch > _ENOUGH and self._hopeless(batch, full)):
             memory.next_look = memory.steps + memory.interval
             return full
         best = self._best(batch)
@@ -179,6 +186,21 @@ class Planner:
         seconds = self._overhead.value + slowest + self._pass.at(batch * (1 + nodes))
         return batch * (1 + gain) / seconds if seconds else 0.0
 
+    def worth(self, batch: int, choice: Choice) -> Callable[[int, float], bool]:
+        """Whether one more node pays in this step, given those kept and its chance of acceptance.
+
+        It does if it brings tokens at least as fast as the step does without it: its probability over
+        what it adds to the pass, against the expected speed. So confident requests get many nodes and
+        hopeless ones few, and the more a pass costs the choosier it gets.
+        """
+        if not self._adaptive:
+            return lambda kept, _: kept < self._step_nodes
+        plain = self.expected_speed(batch, Choice(frozenset(), 0))
+        speed = max(plain, self.expected_speed(batch, choice))
+        cost = [self._pass.at(batch + n) for n in range(0, self._step_nodes + _SLOPE + 1, _SLOPE)]
+        least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
+        return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
+
     def _best(self, batch: int) -> Choice:
         choices = [Choice(frozenset(), 0)]
         for subset in self._subsets:
@@ -187,8 +209,13 @@ class Planner:
         worth = self.expected_speed(batch, best) > _MARGIN * self.expected_speed(batch, choices[0])
         return best if worth else choices[0]
 
+    def _hopeless(self, batch: int, full: Choice) -> bool:
+        """Whether the first looks have shown already that speculation is far from paying."""
+        plain = self.expected_speed(batch, Choice(frozenset(), 0))
+        return self._best(batch).nodes == 0 and self.expected_speed(batch, full) < _FAR * plain
+
     def _nodes_for(self, batch: int, nodes: int) -> int:
-        return min(nodes, self._step_nodes // max(batch, 1))
+        return min(nodes, max(1, DRAFT_FACTOR * self._step_nodes // max(batch, 1)))
 
     def _memory(self, batch: int) -> _Memory:
         return self._memories.setdefault((batch - 1).bit_length(), _Memory())

@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from gateway.budget import BudgetPolicy
+from gateway.planner import DRAFT_FACTOR
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 
@@ -24,9 +25,9 @@ class GatewaySettings(ServiceSettings):
     max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
-    tree_nodes: int = Field(12, ge=1, description="Most nodes of one request's tree, root excluded.")
-    step_nodes: int = Field(32, ge=1, description="Most nodes of all trees of an iteration together.")
-    tree_depth: int = Field(5, ge=1, description="Deepest tree.")
+    tree_nodes: int = Field(16, ge=1, description="Most nodes of one request's tree, root excluded.")
+    step_nodes: int = Field(48, ge=1, description="Most nodes verified in one iteration, all trees together.")
+    tree_depth: int = Field(7, ge=1, description="Deepest tree.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
@@ -41,4 +42,4 @@ class GatewaySettings(ServiceSettings):
     @property
     def budget(self) -> BudgetPolicy:
         """The node budget."""
-        return BudgetPolicy(self.tree_nodes, self.step_nodes)
+        return BudgetPolicy(self.tree_nodes, DRAFT_FACTOR * self.step_nodes)

@@ -63,6 +63,8 @@ class Speculator:
     refused: set[str] = field(default_factory=set)
     """Requests this speculator answered with an error."""
     busy: bool = False
+    last_seconds: float = 0.0
+    """How long its last answer took."""
     counters: SpeculatorCounters = field(default_factory=SpeculatorCounters)
 
     @property
@@ -118,7 +120,8 @@ class SpeculatorPool:
         seconds: dict[int, float] = {}
         running = [
             self._spawn(self._ask(speculator, asked[speculator.index], trees, seconds))
-            for speculator in self.speculators
+            # whoever takes longest is asked first
+            for speculator in sorted(self.speculators, key=lambda s: -s.last_seconds)
             if asked[speculator.index] and self._available(speculator)
         ]
         if running:
@@ -174,7 +177,7 @@ class SpeculatorPool:
         finally:
             speculator.busy = False
         in_time = step == self._steps
-        seconds[speculator.index] = time.perf_counter() - started
+        speculator.last_seconds = seconds[speculator.index] = time.perf_counter() - started
         speculator.counters.answered += in_time
         speculator.counters.missed += not in_time
         for result in reply.entries:

@@ -99,8 +99,9 @@ class LogitsTarget:
         Raises:
             BrokenModelError: if the node's logits are not finite.
         """
-        self.best(node)
-        p: Float64 = probabilities(self.logits[node], self._sampling).cpu().numpy()
+        p = probabilities(self.logits[node], self._sampling)
+        if not math.isfinite(p[0]):  # one NaN makes all of them NaN
+            raise BrokenModelError("the model produced non-finite logits")
         return p
 
 

@@ -1,6 +1,8 @@
 """Turns logits into the distribution a token is really drawn from: temperature, then top-k, then top-p.
 
-Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere.
+Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
+on single rows in numpy: most rows of a tree are never looked at, and one of 50,000 numbers is too short for
+torch to be worth waking its threads (docs/LOG.md).
 """
 
 import numpy as np
@@ -11,31 +13,42 @@ from specinfer.sampling import SamplingParams, StreamDomain, stream_key
 
 Float64 = NDArray[np.float64]
 SMALLEST_TEMPERATURE = 1e-4
+_DRAW_BLOCK = 256
+_LIKELY = 1024
 
 
-def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """[..., V] float64 probabilities of logits [..., V] under the sampling parameters.
+def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> Float64:
+    """[V] float64 probabilities of logits [V] under the sampling parameters.
 
-    Greedy sampling gives all probability to the first most probable token.
+    Greedy sampling gives all probability to the first most probable token. A row with a NaN gives NaNs.
     """
+    row = logits.float().cpu().numpy()
     if sampling.greedy:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros(logits.shape, dtype=torch.float64).scatter_(-1, best.cpu(), 1.0)
-    scaled = logits.double() / max(sampling.temperature, SMALLEST_TEMPERATURE)
-    if sampling.top_k and sampling.top_k < logits.shape[-1]:
-        smallest = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
-    p = scaled.softmax(-1)
+        one_hot = np.zeros(len(row))
+        one_hot[row.argmax()] = 1.0
+        return one_hot
+    p: Float64 = row.astype(np.float64)
+    p -= p.max()
+    p /= max(sampling.temperature, SMALLEST_TEMPERATURE)
+    if sampling.top_k and sampling.top_k < len(p):
+        p[p < np.partition(p, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    np.exp(p, out=p)
+    p /= p.sum()
     return _nucleus(p, sampling.top_p) if sampling.top_p < 1 else p
 
 
-def _nucleus(p: torch.Tensor, top_p: float) -> torch.Tensor:
+def _nucleus(p: Float64, top_p: float) -> Float64:
     """Keeps the most probable tokens up to the one at which their sum reaches top_p."""
-    ordered, index = p.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    kept = ordered.masked_fill(before >= top_p, 0.0)
-    kept = kept / kept.sum(-1, keepdim=True)
-    return torch.zeros_like(p).scatter_(-1, index, kept)
+    likely = np.argpartition(p, -_LIKELY)[-_LIKELY:] if len(p) > _LIKELY else np.arange(len(p))
+    if p[likely].sum() < top_p:  # a flat distribution: look at all of it
+        likely = np.arange(len(p))
+    order = likely[np.lexsort((likely, -p[likely]))]  # the first of equals comes first
+    before = np.cumsum(p[order]) - p[order]
+    kept = np.zeros_like(p)
+    chosen = order[before < top_p]
+    kept[chosen] = p[chosen]
+    kept /= kept.sum()
+    return kept
 
 
 def generator(
@@ -48,7 +61,15 @@ def generator(
 
 def draw(p: Float64, rng: np.random.Generator) -> int:
     """One index drawn from unnormalised probabilities p [V] by inversion."""
-    cumulative = np.cumsum(p)
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    # rounding can point behind the last token that has any probability
-    return index if index < len(p) and p[index] > 0 else int(np.flatnonzero(p)[-1])
+    starts = np.arange(0, len(p), _DRAW_BLOCK)
+    sums = np.cumsum(np.add.reduceat(p, starts))
+    at = rng.random() * sums[-1]
+    block = min(int(np.searchsorted(sums, at, side="right")), len(starts) - 1)
+    part = p[starts[block] : starts[block] + _DRAW_BLOCK]
+    within = np.cumsum(part)
+    index = int(np.searchsorted(within, at - (sums[block - 1] if block else 0.0), side="right"))
+    if index < len(part) and part[index] > 0:
+        return int(starts[block]) + index
+    # rounding can point between two blocks, or behind the last token that has any probability
+    likely = np.flatnonzero(p)
+    return int(likely[min(np.searchsorted(likely, starts[block] + index), len(likely) - 1)])

@@ -211,10 +211,11 @@ def draft_distribution(logits: torch.Tensor, sampling: SamplingParams, support: 
 
     It is cut *before* anything is drawn; what is sent is what was sampled from.
     """
-    values, ids = probabilities(logits, sampling).topk(min(support, logits.shape[-1]))
-    keep = values > 0
-    q = (values[keep] / values[keep].sum()).float()
-    return ids[keep].int().cpu().numpy(), q.cpu().numpy()
+    p = probabilities(logits, sampling)
+    ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
+    ids = ids[np.lexsort((ids, -p[ids]))]
+    ids = ids[p[ids] > 0]
+    return ids.astype(np.int32), (p[ids] / p[ids].sum()).astype(np.float32)
 
 
 def point_tree(

@@ -1,6 +1,7 @@
 """Runs a gRPC server with health and reflection until SIGTERM or SIGINT, then drains it."""
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -61,6 +62,7 @@ async def run_until_signalled(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await server.start()
+    gc.freeze()  # what was loaded so far stays: looking at it again and again would only take time
     await stopped.wait()
     log.info("draining")
     if before_stop is not None:

@@ -12,7 +12,7 @@ distributed as q.)
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from specinfer.errors import MalformedTreeError
@@ -25,6 +25,8 @@ Priors, used only to rank nodes under a budget."""
 
 DrawPriors = Mapping[int, Sequence[float]]
 """Speculator -> measured ones, for those that have any."""
+
+Worth = Callable[[int, float], bool]
 
 
 def merge_trees(
@@ -70,44 +72,100 @@ def truncate(tree: TokenTree, max_nodes: int, draw_priors: DrawPriors = MappingP
     sampled draw is ranked by its place in the draw order (see the module's docstring), by `draw_priors`
     of its speculator.
     """
-    if len(tree) <= max_nodes:
-        return tree
-    tokens, scores = tree.token_ids.tolist(), tree.scores.tolist()
-    by_parent: dict[int, list[int]] = {}
-    for index, proposal in enumerate(tree.proposals):
-        by_parent.setdefault(proposal.parent, []).append(index)
-    builder = TreeBuilder(tokens[0])
-    place = {0: 0}
-    reach = {0: 1.0}  # product of scores along the path
-    taken = [0] * len(tree.proposals)
-    heap: list[tuple[float, int, int]] = []
+    return cut_trees([tree], [max_nodes], draw_priors)[0]
 
-    def offer(index: int, draw: int) -> None:
-        p = tree.proposals[index]
-        if draw < len(p.children):
-            score = draw_score(p, draw, scores, draw_priors.get(p.speculator, DRAW_PRIORS))
-            heapq.heappush(heap, (-reach[p.parent] * score, index, draw))
 
-    for index in by_parent.get(0, ()):
-        offer(index, 0)
-    while heap and len(builder) < max_nodes:
-        _, index, draw = heapq.heappop(heap)
-        p = tree.proposals[index]
-        child = p.children[draw]
-        taken[index] = draw + 1
-        if child not in place:
-            place[child] = builder.add(place[p.parent], tokens[child], scores[child])
-            reach[child] = reach[p.parent] * scores[child]
-            for below in by_parent.get(child, ()):
-                offer(below, 0)
-        offer(index, draw + 1)
-    for count, p in zip(taken, tree.proposals, strict=True):
-        if count:
-            kids = tuple([place[child] for child in p.children[:count]])
-            builder.propose(
-                Proposal(place[p.parent], p.speculator, p.kind, kids, p.q_token_ids, p.q_probabilities)
-            )
-    return builder.build()
+def cut_trees(
+    trees: Sequence[TokenTree],
+    max_nodes: Sequence[int],
+    draw_priors: DrawPriors = MappingProxyType({}),
+    worth: Worth = lambda kept, priority: True,
+) -> list[TokenTree]:
+    """The best parts of several trees: one ranking over all, so that nodes go where they are worth most.
+
+    Args:
+        max_nodes: per tree, most nodes kept, root included.
+        worth: called as `worth(nodes kept so far in all trees, priority of the next)`; the first no ends
+            the cut. It is asked in order and before a candidate is looked at, so that a sampled
+            candidate stays or goes whatever its token is.
+    """
+    cuts = [_Cut(tree, most, draw_priors) for tree, most in zip(trees, max_nodes, strict=True)]
+    heap = [(-priority, i, index, draw) for i, c in enumerate(cuts) for priority, index, draw in c.first()]
+    heapq.heapify(heap)
+    kept = 0
+    while heap and worth(kept, -heap[0][0]):
+        _, i, index, draw = heapq.heappop(heap)
+        if cuts[i].full:
+            continue
+        before = cuts[i].nodes
+        for priority, below, first in cuts[i].take(index, draw):
+            heapq.heappush(heap, (-priority, i, below, first))
+        kept += cuts[i].nodes - before
+    return [cut.build() for cut in cuts]
+
+
+class _Cut:
+    """The kept part of one tree. Candidates are (priority, index of the proposal, draw)."""
+
+    def __init__(self, tree: TokenTree, most: int, priors: DrawPriors) -> None:
+        self._tree, self._most, self._priors = tree, most, priors
+        self._tokens, self._scores = tree.token_ids.tolist(), tree.scores.tolist()
+        self._below: dict[int, list[int]] = {}
+        for index, proposal in enumerate(tree.proposals):
+            self._below.setdefault(proposal.parent, []).append(index)
+        self._builder = TreeBuilder(self._tokens[0])
+        self._place = {0: 0}
+        self._reach = {0: 1.0}  # product of scores along the path
+        self._taken = [0] * len(tree.proposals)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes kept, root included."""
+        return len(self._builder)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may be kept."""
+        return len(self._builder) >= self._most
+
+    def first(self) -> list[tuple[float, int, int]]:
+        """The candidates right below the root."""
+        return [offer for index in self._below.get(0, ()) for offer in self._offer(index, 0)]
+
+    def take(self, index: int, draw: int) -> list[tuple[float, int, int]]:
+        """Keeps a candidate; returns those that it uncovers."""
+        proposal = self._tree.proposals[index]
+        child = proposal.children[draw]
+        self._taken[index] = draw + 1
+        offers = self._offer(index, draw + 1)
+        if child not in self._place:
+            place = self._place[proposal.parent]
+            self._place[child] = self._builder.add(place, self._tokens[child], self._scores[child])
+            self._reach[child] = self._reach[proposal.parent] * self._scores[child]
+            offers += [offer for below in self._below.get(child, ()) for offer in self._offer(below, 0)]
+        return offers
+
+    def build(self) -> TokenTree:
+        """The kept part as a tree."""
+        if len(self._builder) == len(self._tree) and all(
+            count == len(p.children) for count, p in zip(self._taken, self._tree.proposals, strict=True)
+        ):
+            return self._tree
+        for count, p in zip(self._taken, self._tree.proposals, strict=True):
+            if count:
+                parent = self._place[p.parent]
+                kids = tuple([self._place[child] for child in p.children[:count]])
+                self._builder.propose(
+                    Proposal(parent, p.speculator, p.kind, kids, p.q_token_ids, p.q_probabilities)
+                )
+        return self._builder.build()
+
+    def _offer(self, index: int, draw: int) -> list[tuple[float, int, int]]:
+        p = self._tree.proposals[index]
+        if draw >= len(p.children):
+            return []
+        score = draw_score(p, draw, self._scores, self._priors.get(p.speculator, DRAW_PRIORS))
+        return [(self._reach[p.parent] * score, index, draw)]
 
 
 def draw_score(proposal: Proposal, draw: int, scores: Sequence[float], priors: Sequence[float]) -> float:

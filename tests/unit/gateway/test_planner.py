@@ -97,7 +97,10 @@ def test_it_notices_when_text_becomes_predictable() -> None:
 def test_without_adaptation_everybody_is_asked_always() -> None:
     planner = Planner(2, 16, 64, adaptive=False)
     assert planner.choose(1, 1) == Choice(frozenset({0, 1}), 16)
-    assert planner.choose(8, 8) == Choice(frozenset({0, 1}), 8)
+    assert planner.choose(32, 32) == Choice(frozenset({0, 1}), 4), "two drafted for one verified"
+    worth = planner.worth(8, Choice(frozenset({0, 1}), 16))
+    assert worth(63, 0.0)
+    assert not worth(64, 1.0)
     assert Planner(0, 16, 64, adaptive=False).choose(3, 3) == Choice(NOBODY, 0)
 
 
@@ -135,3 +138,22 @@ def test_one_outlier_does_not_change_its_mind() -> None:
     before = planner.expected_speed(1, Choice(frozenset({0}), 4))
     planner._pass.add(5, 10.0)
     assert planner.expected_speed(1, Choice(frozenset({0}), 4)) > 0.8 * before
+
+
+def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
+    """200 tokens a second, 0.5 ms a node: a node must be accepted in one step of ten at least."""
+    planner = Planner(1, 16, 32)
+    plain = Choice(NOBODY, 0)
+    for tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
+        report = StepReport(plain, 1, tokens, 0.005 + 0.0005 * (tokens - 1), {}, 0.0, [])
+        planner.observe(report)
+    worth = planner.worth(1, plain)
+    assert worth(5, 0.13)
+    assert not worth(5, 0.07)
+    assert not worth(32, 1.0), "never more than a step may hold"
+
+
+def test_hopeless_first_looks_end_early() -> None:
+    planner = Planner(1, 16, 64)
+    choices, _ = simulate(planner, 20, 16, {0: 0}, {0: 6.0}, node_ms=0.3)
+    assert sum(choice.nodes > 0 for choice in choices) <= 2

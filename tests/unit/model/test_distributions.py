@@ -13,18 +13,18 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
 
 def test_temperature_divides_the_logits() -> None:
     p = probabilities(LOGITS, SamplingParams(temperature=0.5))
-    torch.testing.assert_close(p, (LOGITS.double() / 0.5).softmax(-1))
+    np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1))
 
 
 def test_top_k_keeps_the_most_probable() -> None:
     p = probabilities(LOGITS, SamplingParams(top_k=2))
-    torch.testing.assert_close(p, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).double().softmax(-1))
+    np.testing.assert_allclose(p, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).double().softmax(-1))
 
 
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
     full = LOGITS.double().softmax(-1)  # .64 .24 .09 .03
     p = probabilities(LOGITS, SamplingParams(top_p=0.7))
-    torch.testing.assert_close(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]))
+    np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]))
     only_first = probabilities(LOGITS, SamplingParams(top_p=1e-6))
     assert only_first.tolist() == [1, 0, 0, 0]
 
@@ -45,6 +45,42 @@ def test_draw_follows_the_probabilities_and_never_takes_the_impossible() -> None
     counts = np.bincount([draw(p, rng) for _ in range(4000)], minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
     assert abs(counts[1] / 4000 - 0.5) < 0.04  # five standard deviations
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+def test_a_nucleus_of_a_large_vocabulary_is_the_smallest_that_reaches_the_mass(
+    seed: int, top_p: float
+) -> None:
+    """Peaked rows, where only likely tokens are sorted, and flat ones, where all are."""
+    scale = 0.1 if seed % 2 else 4.0
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(seed)) * scale
+    p = probabilities(logits, SamplingParams(top_p=top_p))
+    ordered, index = logits.double().softmax(-1).sort(descending=True)
+    count = int((ordered.cumsum(-1) < top_p).sum()) + 1
+    assert set(np.flatnonzero(p)) == set(index[:count].tolist())
+    np.testing.assert_allclose(p[index[:count]], ordered[:count] / ordered[:count].sum())
+
+
+def test_draws_from_a_large_vocabulary_invert_its_distribution() -> None:
+    """Every draw is where the cumulative sum passes the random number; rows with gaps and spikes."""
+    rng = np.random.default_rng(0)
+    for case in range(30):
+        p = rng.random(3000) ** 12
+        p[rng.random(3000) < 0.9] = 0.0
+        if case % 3 == 0:
+            p[:600] = 0.0
+        if case % 3 == 1:
+            p[-700:] = 0.0
+        number = float(np.random.default_rng(case).random())
+        index = draw(p, np.random.default_rng(case))
+        cumulative = np.cumsum(p) / p.sum()
+        assert p[index] > 0
+        assert cumulative[index] >= number - 1e-9
+        assert (cumulative[index - 1] if index else 0.0) <= number + 1e-9
+    only = np.zeros(1000)
+    only[777] = 0.5
+    assert draw(only, np.random.default_rng(1)) == 777
 
 
 def test_streams_are_keyed_by_seed_position_and_use() -> None:

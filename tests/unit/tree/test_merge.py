@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
@@ -126,3 +126,33 @@ def test_scores_of_a_node_proposed_twice_take_the_higher() -> None:
     b.propose_points(0, [CAT], [0.7])
     merged = merge_trees([(0, a.build()), (1, b.build())])
     assert np.isclose(merged.scores[1], 0.7)
+
+
+def test_a_batch_is_cut_by_one_ranking() -> None:
+    """Nodes go to the request whose drafts are likelier, up to what each may have."""
+    sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
+    node = 0
+    for token in (CAT, SAT, RAN):
+        (node,) = sure.propose_points(node, [token], [0.9])
+    unsure.propose_points(0, [DOG, CAT], [0.75, 0.1])
+    trees = [sure.build(), unsure.build()]
+    asked: list[tuple[int, float]] = []
+
+    def worth(kept: int, chance: float) -> bool:
+        asked.append((kept, round(chance, 3)))
+        return chance > 0.5
+
+    first, second = cut_trees(trees, [9, 9], worth=worth)
+    assert (len(first), len(second)) == (4, 2)
+    assert asked == [(0, 0.9), (1, 0.81), (2, 0.75), (3, 0.729), (4, 0.1)]
+    first, second = cut_trees(trees, [2, 9])
+    assert (len(first), len(second)) == (2, 3)
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 30))
+def test_a_batch_cut_keeps_its_budget_and_valid_trees(found: list[TokenTree], budget: int) -> None:
+    cut = cut_trees(found, [12] * len(found), worth=lambda kept, _: kept < budget)
+    assert sum(len(tree) - 1 for tree in cut) <= budget
+    for part, whole in zip(cut, found, strict=True):
+        part.validate(VOCABULARY, max_nodes=12)
+        assert paths(part) <= paths(whole)

@@ -5,7 +5,7 @@ generates three tokens through the real merge, cut and acceptance code; the 64 o
 with their exact probabilities by a chi-square test.
 
 False alarms: every test uses a fixed seed and fails for p < 1e-4. If the code is right, a fresh seed
-would fail one of the 17 cases with probability 17e-4 at most. The negative controls must reach
+would fail one of the 20 cases with probability 20e-4 at most. The negative controls must reach
 p < 1e-9.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from scipy import stats
 
 from specinfer.model.distributions import draw
-from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
 from verifier_svc.acceptance import AcceptanceRule, Float64, find_rule
 
 pytestmark = pytest.mark.statistical
@@ -27,6 +27,7 @@ POINT, WITH, WITHOUT = ProposalKind
 ALPHA, CERTAIN = 1e-4, 1e-9
 Context = tuple[int, ...]
 Draft = Callable[[Context, np.random.Generator], TokenTree]
+Cut = Callable[[TokenTree, np.random.Generator], TokenTree]
 
 
 def _table(seed: int, sharpness: float) -> Float64:
@@ -111,13 +112,11 @@ def _mistaken_top_k(table: Float64) -> Draft:
     return draft
 
 
-def _generate(
-    rule: AcceptanceRule, drafts: Sequence[Draft], budget: int | None, rng: np.random.Generator
-) -> Context:
+def _generate(rule: AcceptanceRule, drafts: Sequence[Draft], cut: Cut, rng: np.random.Generator) -> Context:
     context: Context = START
     while len(context) < len(START) + LENGTH:
         trees = [(i, draft(context, rng)) for i, draft in enumerate(drafts)]
-        tree = merge_trees(trees, budget)
+        tree = cut(merge_trees(trees), rng)
         verdict = rule(tree, TableTarget(context, tree), lambda depth: rng)
         accepted = tuple(int(tree.token_ids[v]) for v in verdict.accepted)
         context = (*context, *accepted, verdict.bonus)
@@ -135,13 +134,17 @@ def _exact() -> dict[Context, float]:
     return result
 
 
-def p_value(rule: str, drafts: Sequence[Draft], budget: int | None = None, seed: int = 0) -> float:
+def _whole(tree: TokenTree, rng: np.random.Generator) -> TokenTree:
+    return tree
+
+
+def p_value(rule: str, drafts: Sequence[Draft], cut: Cut = _whole, seed: int = 0) -> float:
     """Probability of a deviation at least this large if the output were the target's."""
     rng = np.random.default_rng(seed)
     exact = _exact()
     counts = dict.fromkeys(exact, 0)
     for _ in range(SAMPLES):
-        counts[_generate(find_rule(rule), drafts, budget, rng)] += 1
+        counts[_generate(find_rule(rule), drafts, cut, rng)] += 1
     common = [k for k in exact if exact[k] * SAMPLES >= 5]  # the usual condition of the test
     rare = [k for k in exact if k not in common]
     observed = [counts[k] for k in common] + [sum(counts[k] for k in rare)]
@@ -164,7 +167,23 @@ def test_two_merged_speculators(rule: str, kinds: tuple[ProposalKind, ProposalKi
 @pytest.mark.parametrize("kinds", [(WITH, WITHOUT), (WITHOUT, POINT), (WITH, WITH)])
 def test_two_merged_speculators_cut_to_a_budget(kinds: tuple[ProposalKind, ProposalKind]) -> None:
     drafts = [_drafter(t, k) for t, k in zip(DRAFTS, kinds, strict=True)]
-    assert p_value("multi_step", drafts, budget=4) > ALPHA
+    assert p_value("multi_step", drafts, lambda tree, rng: truncate(tree, 4)) > ALPHA
+
+
+@pytest.mark.parametrize("kinds", [(WITH, WITHOUT), (WITHOUT, POINT), (WITHOUT, WITHOUT)])
+def test_two_merged_speculators_cut_together_with_a_batch_mate(
+    kinds: tuple[ProposalKind, ProposalKind],
+) -> None:
+    """The node budget of a batch: what another request's tree leaves, while it is worth its price."""
+    drafts = [_drafter(t, k) for t, k in zip(DRAFTS, kinds, strict=True)]
+    mate = _drafter(DRAFTS[1], WITHOUT, (3, 1))
+
+    def cut(tree: TokenTree, rng: np.random.Generator) -> TokenTree:
+        trees = [tree, mate((2, 3), rng)]
+        priors = {0: (0.7, 0.1), 1: (0.3, 0.25, 0.2)}
+        return cut_trees(trees, [6, 5], priors, lambda kept, chance: kept < 7 and chance > 0.02 * kept)[0]
+
+    assert p_value("multi_step", drafts, cut) > ALPHA
 
 
 def test_negative_control_top_k_children_against_softmax() -> None:
