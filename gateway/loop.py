@@ -54,6 +54,8 @@ class GenerationLoop:
         self._deliveries: asyncio.Queue[list[tuple[Progress, str]]] = asyncio.Queue(_MOST_DELIVERIES)
         self._background: set[asyncio.Task[None]] = set()
         self._verifier_lost_at: float | None = None
+        self._last_done = 0.0
+        """When the last step ended; 0 after a pause."""
         self.steps = 0
         self.new_tokens = 0
 
@@ -106,6 +108,7 @@ class GenerationLoop:
             if entries:
                 return entries
             await self._wake.wait()
+            self._last_done = 0.0
 
     async def _iterate(self, entries: list[StepEntry]) -> None:
         await self._release_preempted()
@@ -122,7 +125,10 @@ class GenerationLoop:
         self.steps += 1
         done = time.perf_counter()
         self._metrics.observe_step(started, drafted, merged, verified, done)
-        self._learn(entries, trees, verdicts, draft_seconds, (drafted, merged, verified, done))
+        began = self._last_done or started
+        self._last_done = done
+        times = (began, started, drafted, merged, verified, done)
+        self._learn(entries, trees, verdicts, draft_seconds, times)
         self._calibrate(drafts, trees, verdicts)
 
     def _merge(
@@ -180,20 +186,20 @@ class GenerationLoop:
         trees: Mapping[str, TokenTree],
         verdicts: Mapping[str, VerdictEntry],
         draft_seconds: Mapping[int, float],
-        times: tuple[float, float, float, float],
+        times: tuple[float, float, float, float, float, float],
     ) -> None:
         """Tells the planner what a step brought and cost; prompts and chains are not its business."""
         modes = {entry.state.request.speculation for entry in entries}
         if Speculation.SEQUENCE in modes or not all(entry.final for entry in entries):
             return
-        drafted, merged, verified, done = times
+        began, started, drafted, merged, verified, done = times
         report = StepReport(
             choice=self._choice,
             batch=len(entries),
             tokens=sum(len(entry.delta) - 1 + len(trees[entry.request_id]) for entry in entries),
             verify_s=verified - merged,
             draft_s=draft_seconds,
-            overhead_s=merged - drafted + done - verified,
+            overhead_s=started - began + merged - drafted + done - verified,
             outcomes=[
                 (trees[entry.request_id], verdicts[entry.request_id].accepted)
                 for entry in entries

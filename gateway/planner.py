@@ -1,15 +1,16 @@
-"""Decides per step which speculators are asked and how many nodes are verified. Pure: told, never asks.
+"""Decides per step which speculators are asked, and which nodes are worth verifying. Pure: told, never asks.
 
-The expected speed of a choice (speculators S, nodes n per request) at batch size b is
+The expected speed of asking the speculators S at batch size b is
 
-    b * (1 + gain(S, n)) / (overhead + slowest draft of S + pass(b * (1 + nodes really drafted)))
+    b * (1 + gain(S)) / (overhead + slowest draft of S + pass(b * (1 + nodes of S that were verified)))
 
 and every term is measured while serving: the time of a pass by its tokens, the time of each
-speculator's drafts by batch size, and the gain. A step with all speculators and the full budget tells
-the gain of every smaller choice: who proposed an accepted node is known, and cutting is nested, so it is
-known whether the node would have survived a smaller budget. Such steps are repeated now and then, less
-and less often while they do not pay. The empty choice is plain decoding: hopeless text or a large batch
-ends there, at the cost of the rare look.
+speculator's drafts and the gain by batch size. A step with all speculators tells the gain of every subset,
+because who proposed an accepted node is known. Such steps are repeated now and then, less and less
+often while they do not pay. The empty set is plain decoding: hopeless text or a large batch ends there, at
+the cost of the rare look.
+
+How many nodes a tree gets is decided node by node, over the whole batch (`worth`).
 
 What is chosen depends only on committed tokens and on time, so it never biases the output.
 """
@@ -26,10 +27,11 @@ _GAIN_SMOOTHING = 0.03
 """Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged over more steps than times."""
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
-_FULL_LOOKS = 5
-_ENOUGH, _FAR = 12, 0.85
-"""The first looks end early after so many outcomes if speculation reaches only this share of plain speed."""
+_FIRST_OUTCOMES = 16
+"""Trees that are looked at in full, at whatever batch size, before gains are believed."""
 _FIRST_INTERVAL, _LAST_INTERVAL = 32, 192
+_DRAFT_GROWTH = 0.7
+"""Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 _SLOPE = 4
 """Nodes over which the cost of one more is averaged: a pass grows in steps."""
 DRAFT_FACTOR = 2
@@ -45,7 +47,7 @@ class Choice:
 
     speculators: frozenset[int]
     nodes: int
-    """Most nodes per request; 0 with no speculators is plain decoding."""
+    """Most nodes drafted per request; 0 with no speculators is plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class StepReport:
     draft_s: Mapping[int, float]
     """Per speculator that answered."""
     overhead_s: float
+    """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Sequence[tuple[TokenTree, Sequence[int]]]
     """Per request that wanted a tree: its tree and the accepted nodes."""
 
@@ -115,8 +118,11 @@ class _Memory:
     """What is known at one batch size (rounded up to a power of two)."""
 
     drafts: dict[int, Average] = field(default_factory=dict)
+    gains: dict[frozenset[int], Average] = field(default_factory=dict)
+    nodes: dict[frozenset[int], Average] = field(default_factory=dict)
+    """Nodes verified per request."""
     steps: int = 0
-    next_look: int = 0
+    next_look: int = _FIRST_INTERVAL
     interval: int = _FIRST_INTERVAL
 
 
@@ -126,19 +132,17 @@ class Planner:
     def __init__(self, speculators: int, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
         self._everybody = frozenset(range(speculators))
         self._most_nodes, self._step_nodes, self._adaptive = most_nodes, step_nodes, adaptive
-        sizes = [n for n in (2, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n < most_nodes]
-        self._sizes = [*sizes, most_nodes]
         self._subsets = [
             frozenset(s) for k in range(1, speculators + 1) for s in combinations(range(speculators), k)
         ]
-        self._pass, self._overhead = CostCurve(), Average()
-        self._gain: dict[tuple[frozenset[int], int], Average] = {}
-        self._drafted: dict[tuple[frozenset[int], int], Average] = {}
+        self._pass = CostCurve()
+        self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._memories: dict[int, _Memory] = {}
+        self._outcomes = 0
 
     def choose(self, batch: int, wanting: int) -> Choice:
         """What the next step should do for a batch of this size, `wanting` of which want trees."""
-        full = Choice(self._everybody, self._nodes_for(batch, self._most_nodes))
+        full = Choice(self._everybody, self._nodes_for(batch))
         if not self._everybody or wanting == 0:
             return Choice(frozenset(), 0)
         if not self._adaptive:
@@ -147,11 +151,12 @@ class Planner:
         memory.steps += 1
         if memory.steps <= _PLAIN_LOOKS:
             return Choice(frozenset(), 0)
-        looks = memory.steps - _PLAIN_LOOKS
-        if looks <= _FULL_LOOKS and not (looks * batch > _ENOUGH and self._hopeless(batch, full)):
+        if self._outcomes < _FIRST_OUTCOMES:
             memory.next_look = memory.steps + memory.interval
             return full
         best = self._best(batch)
+        if memory.steps == _PLAIN_LOOKS + 1 and not best.speculators:  # other batch sizes say it is no use
+            memory.next_look = memory.steps + _LAST_INTERVAL
         if memory.steps >= memory.next_look:
             pays = best.speculators == self._everybody
             memory.interval = _FIRST_INTERVAL if pays else min(2 * memory.interval, _LAST_INTERVAL)
@@ -164,26 +169,28 @@ class Planner:
         if not self._adaptive:
             return
         self._pass.add(report.tokens, report.verify_s)
-        self._overhead.add(report.overhead_s, clip=True)
-        drafts = self._memory(report.batch).drafts
+        self._overhead[bool(report.choice.speculators)].add(report.overhead_s, clip=True)
+        memory = self._memory(report.batch)
         for speculator, seconds in report.draft_s.items():
-            drafts.setdefault(speculator, Average()).add(seconds, clip=True)
+            memory.drafts.setdefault(speculator, Average()).add(seconds, clip=True)
         asked = report.choice.speculators
         if not asked or not report.outcomes:
             return
-        ranks = [_ranks(tree) for tree, _ in report.outcomes]
+        self._outcomes += len(report.outcomes)
         for subset in self._subsets:
             if subset <= asked:
-                self._learn_gain(subset, report, ranks)
+                gain, nodes = _gain(subset, report.outcomes)
+                memory.gains.setdefault(subset, Average(_GAIN_SMOOTHING)).add(gain)
+                memory.nodes.setdefault(subset, Average(_GAIN_SMOOTHING)).add(nodes)
 
     def expected_speed(self, batch: int, choice: Choice) -> float:
         """Tokens per second expected of a choice; 0 before anything was measured."""
-        key = (choice.speculators, choice.nodes)
-        gain = self._gain[key].value if key in self._gain else 0.0
-        nodes = self._drafted[key].value if key in self._drafted else float(choice.nodes)
-        drafts = self._memory(batch).drafts
-        slowest = max((drafts[s].value for s in choice.speculators if s in drafts), default=0.0)
-        seconds = self._overhead.value + slowest + self._pass.at(batch * (1 + nodes))
+        who = choice.speculators
+        gain, _ = self._known(batch, lambda memory: memory.gains.get(who))
+        nodes, _ = self._known(batch, lambda memory: memory.nodes.get(who))
+        slowest = max((self._draft_seconds(batch, s) for s in who), default=0.0)
+        overhead = self._overhead[bool(who)]
+        seconds = overhead.value + slowest + self._pass.at(batch * (1 + nodes))
         return batch * (1 + gain) / seconds if seconds else 0.0
 
     def worth(self, batch: int, choice: Choice) -> Callable[[int, float], bool]:
@@ -201,56 +208,49 @@ class Planner:
         least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
         return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
 
+    def _draft_seconds(self, batch: int, speculator: int) -> float:
+        """Time of a speculator's drafts; a new batch size is judged by the nearest one known."""
+        seconds, doublings = self._known(batch, lambda memory: memory.drafts.get(speculator))
+        return seconds * float(2.0 ** (_DRAFT_GROWTH * doublings))
+
+    def _known(self, batch: int, pick: Callable[[_Memory], Average | None]) -> tuple[float, int]:
+        """A value at the nearest batch size that has one, and how many doublings away that is."""
+        size = _size(batch)
+        found = [(abs(other - size), other, pick(memory)) for other, memory in self._memories.items()]
+        known = [(distance, other, value) for distance, other, value in found if value is not None]
+        if not known:
+            return 0.0, 0
+        _, other, average = min(known, key=lambda item: item[:2])
+        return average.value, size - other
+
     def _best(self, batch: int) -> Choice:
-        choices = [Choice(frozenset(), 0)]
-        for subset in self._subsets:
-            choices += [Choice(subset, n) for n in self._sizes if n <= self._nodes_for(batch, n)]
+        nodes = self._nodes_for(batch)
+        plain = Choice(frozenset(), 0)
+        choices = [plain, *(Choice(subset, nodes) for subset in self._subsets)]
         best = max(choices, key=lambda choice: self.expected_speed(batch, choice))
-        worth = self.expected_speed(batch, best) > _MARGIN * self.expected_speed(batch, choices[0])
-        return best if worth else choices[0]
+        worth = self.expected_speed(batch, best) > _MARGIN * self.expected_speed(batch, plain)
+        return best if worth else plain
 
-    def _hopeless(self, batch: int, full: Choice) -> bool:
-        """Whether the first looks have shown already that speculation is far from paying."""
-        plain = self.expected_speed(batch, Choice(frozenset(), 0))
-        return self._best(batch).nodes == 0 and self.expected_speed(batch, full) < _FAR * plain
-
-    def _nodes_for(self, batch: int, nodes: int) -> int:
-        return min(nodes, max(1, DRAFT_FACTOR * self._step_nodes // max(batch, 1)))
+    def _nodes_for(self, batch: int) -> int:
+        return min(self._most_nodes, max(1, DRAFT_FACTOR * self._step_nodes // max(batch, 1)))
 
     def _memory(self, batch: int) -> _Memory:
-        return self._memories.setdefault((batch - 1).bit_length(), _Memory())
+        return self._memories.setdefault(_size(batch), _Memory())
 
-    def _learn_gain(self, subset: frozenset[int], report: StepReport, ranks: Sequence[Sequence[int]]) -> None:
-        """What this subset alone would have gained in this step, for every budget it covers."""
-        paths, counts = [], []
-        for (tree, accepted), rank in zip(report.outcomes, ranks, strict=True):
-            own = {child for p in tree.proposals if p.speculator in subset for child in p.children}
-            # positions among the subset's own nodes, in the order in which a cut would keep them
-            place = {node: i for i, node in enumerate(sorted(own, key=lambda node: rank[node]), 1)}
-            path = []
-            for node in accepted:
-                if node not in own:
-                    break
-                path.append(place[node])
-            paths.append(path)
-            counts.append(len(own))
-        for nodes in self._sizes:
-            if nodes > report.choice.nodes:
+
+def _gain(subset: frozenset[int], outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> tuple[float, float]:
+    """Per request: accepted nodes that this subset alone would have brought, and the nodes it had."""
+    gained = had = 0
+    for tree, accepted in outcomes:
+        own = {child for p in tree.proposals if p.speculator in subset for child in p.children}
+        had += len(own)
+        for node in accepted:
+            if node not in own:
                 break
-            kept = [sum(1 for place in path if place <= nodes) for path in paths]
-            drafted = [min(count, nodes) for count in counts]
-            key = (subset, nodes)
-            self._gain.setdefault(key, Average(_GAIN_SMOOTHING)).add(sum(kept) / len(kept))
-            self._drafted.setdefault(key, Average(_GAIN_SMOOTHING)).add(sum(drafted) / len(drafted))
+            gained += 1
+    return gained / len(outcomes), had / len(outcomes)
 
 
-def _ranks(tree: TokenTree) -> list[int]:
-    """Place of every node in the order in which a cut to a budget would keep them, about."""
-    scores, parents = tree.scores.tolist(), tree.parents.tolist()
-    reach = [1.0] * len(scores)
-    for node in range(1, len(scores)):
-        reach[node] = reach[parents[node]] * min(scores[node], 0.999)
-    ranks = [0] * len(scores)
-    for place, node in enumerate(sorted(range(len(scores)), key=lambda node: -reach[node])):
-        ranks[node] = place
-    return ranks
+def _size(batch: int) -> int:
+    """Batch sizes are told apart by powers of two."""
+    return (batch - 1).bit_length()

@@ -161,11 +161,12 @@ class SpeculatorPool:
         seconds: dict[int, float],
     ) -> None:
         """One exchange with one speculator; adds its trees, and its time, when they arrive."""
+        started = time.perf_counter()
         request, asked = self._request(speculator, entries)
         if not asked:
             return
         speculator.busy = True
-        step, started = self._steps, time.perf_counter()
+        step = self._steps
         try:
             reply = await speculator.stream.exchange(request)
         except UnavailableError as error:
@@ -177,13 +178,13 @@ class SpeculatorPool:
         finally:
             speculator.busy = False
         in_time = step == self._steps
-        speculator.last_seconds = seconds[speculator.index] = time.perf_counter() - started
         speculator.counters.answered += in_time
         speculator.counters.missed += not in_time
         for result in reply.entries:
             tree = self._accept(speculator, asked, result)
             if tree is not None and in_time:
                 trees.setdefault(result.request_id, []).append((speculator.index, tree))
+        speculator.last_seconds = seconds[speculator.index] = time.perf_counter() - started
 
     def _request(
         self, speculator: Speculator, entries: list[StepEntry]

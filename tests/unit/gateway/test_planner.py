@@ -4,7 +4,7 @@ looks at worse ones cost little."""
 import pytest
 
 from gateway.planner import Choice, CostCurve, Planner, StepReport
-from specinfer.tree import TokenTree, TreeBuilder, merge_trees
+from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 
 NOBODY: frozenset[int] = frozenset()
@@ -27,18 +27,22 @@ def simulate(
     for _ in range(steps):
         choice = planner.choose(batch, batch)
         choices.append(choice)
-        outcomes = [_outcome(choice, accepts) for _ in range(batch)]
+        worth = planner.worth(batch, choice)
+        drafts = [_draft(choice, accepts) for _ in range(batch)]
+        outcomes = [
+            (tree, _accepted(tree)) for tree in cut_trees(drafts, [choice.nodes + 1] * batch, worth=worth)
+        ]
         in_pass = sum(len(tree) for tree, _ in outcomes)
         verify_ms = 5.0 + node_ms * (in_pass - batch)
         slowest = max((draft_ms[s] for s in choice.speculators), default=0.0)
         total_ms += 1.0 + slowest + verify_ms
         tokens += sum(1 + len(accepted) for _, accepted in outcomes)
-        drafts = {s: draft_ms[s] / 1000 for s in choice.speculators}
-        planner.observe(StepReport(choice, batch, in_pass, verify_ms / 1000, drafts, 0.001, outcomes))
+        took = {s: draft_ms[s] / 1000 for s in choice.speculators}
+        planner.observe(StepReport(choice, batch, in_pass, verify_ms / 1000, took, 0.001, outcomes))
     return choices, tokens / total_ms
 
 
-def _outcome(choice: Choice, accepts: dict[int, int]) -> tuple[TokenTree, list[int]]:
+def _draft(choice: Choice, accepts: dict[int, int]) -> TokenTree:
     """Every chosen speculator drafts a right chain and fills its budget with wrong siblings."""
     trees = []
     for s in sorted(choice.speculators):
@@ -48,12 +52,11 @@ def _outcome(choice: Choice, accepts: dict[int, int]) -> tuple[TokenTree, list[i
         wrong = range(50 + 20 * s, 50 + 20 * s + choice.nodes - len(builder) + 1)
         builder.propose_points(0, list(wrong), [0.01] * len(wrong))
         trees.append((s, builder.build()))
-    if not trees:
-        return TokenTree.root_only(ROOT), []
-    tree = merge_trees(trees, choice.nodes + 1)
-    path = [n for n in range(1, len(tree)) if tree.token_ids[n] < 50]
-    longest = max((accepts[s] for s in choice.speculators), default=0)
-    return tree, path[: min(longest, choice.nodes)]
+    return merge_trees(trees) if trees else TokenTree.root_only(ROOT)
+
+
+def _accepted(tree: TokenTree) -> list[int]:
+    return [node for node in range(1, len(tree)) if tree.token_ids[node] < 50]
 
 
 def usual(choices: list[Choice]) -> Choice:
@@ -63,8 +66,12 @@ def usual(choices: list[Choice]) -> Choice:
 
 
 def test_good_and_cheap_speculators_are_used_with_no_more_nodes_than_pay() -> None:
-    choices, _ = simulate(Planner(1, 16, 64), 300, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
-    assert usual(choices) == Choice(frozenset({0}), 4)
+    planner = Planner(1, 16, 64)
+    choices, _ = simulate(planner, 300, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
+    choice = usual(choices)
+    assert choice.speculators == frozenset({0})
+    (tree,) = cut_trees([_draft(choice, {0: 4})], [17], worth=planner.worth(1, choice))
+    assert len(tree) == 5, "the four that are accepted, none of the wrong ones"
 
 
 def test_hopeless_drafts_end_in_plain_decoding_at_little_cost() -> None:
@@ -109,16 +116,34 @@ def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     for _ in range(500):
         assert planner.choose(2, 0) == Choice(NOBODY, 0)
     choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
-    assert usual(choices).nodes == 4
+    assert usual(choices).speculators == frozenset({0})
 
 
-def test_gain_of_a_smaller_budget_is_learnt_from_a_larger_one() -> None:
-    planner = Planner(1, 8, 64)
-    tree = chain(ROOT, [1, 2, 3, 4, 5, 6, 7, 8])
-    full = Choice(frozenset({0}), 8)
-    planner.observe(StepReport(full, 1, 9, 0.01, {0: 0.001}, 0.0, [(tree, [1, 2, 3, 4, 5])]))
-    gains = {nodes: planner._gain[frozenset({0}), nodes].value for nodes in (2, 4, 6, 8)}
-    assert gains == {2: 2, 4: 4, 6: 5, 8: 5}
+def test_the_gain_of_a_part_of_the_pool_is_learnt_from_the_whole() -> None:
+    """Speculator 0 brought the first two accepted nodes, 1 all of them; 0 alone would have stopped there."""
+    planner = Planner(2, 8, 64)
+    tree = merge_trees([(0, chain(ROOT, [1, 2, 9])), (1, chain(ROOT, [1, 2, 3, 4]))])
+    accepted = [node for node in range(1, len(tree)) if tree.token_ids[node] != 9]
+    full = Choice(frozenset({0, 1}), 8)
+    planner.observe(StepReport(full, 1, len(tree), 0.01, {0: 0.001, 1: 0.001}, 0.0, [(tree, accepted)]))
+    memory = planner._memory(1)
+    gains = {tuple(sorted(who)): gain.value for who, gain in memory.gains.items()}
+    assert gains == {(0,): 2, (1,): 4, (0, 1): 4}
+    assert {tuple(sorted(who)): nodes.value for who, nodes in memory.nodes.items()} == {
+        (0,): 3,
+        (1,): 4,
+        (0, 1): 5,
+    }
+
+
+def test_a_new_batch_size_is_judged_by_the_nearest_one() -> None:
+    """Hopeless drafts need not be tried again at every batch size."""
+    planner = Planner(1, 16, 64)
+    simulate(planner, 200, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
+    choices, _ = simulate(planner, 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
+    assert all(choice.nodes == 0 for choice in choices)
+    fresh, _ = simulate(Planner(1, 16, 64), 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
+    assert sum(choice.nodes > 0 for choice in fresh) == 1
 
 
 def test_the_cost_curve_interpolates_and_never_falls() -> None:
@@ -151,9 +176,3 @@ def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     assert worth(5, 0.13)
     assert not worth(5, 0.07)
     assert not worth(32, 1.0), "never more than a step may hold"
-
-
-def test_hopeless_first_looks_end_early() -> None:
-    planner = Planner(1, 16, 64)
-    choices, _ = simulate(planner, 20, 16, {0: 0}, {0: 6.0}, node_ms=0.3)
-    assert sum(choice.nodes > 0 for choice in choices) <= 2
