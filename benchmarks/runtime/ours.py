@@ -38,7 +38,7 @@ def pass_costs(
     rng = np.random.default_rng(0)
     sequence = runner.open()
     read(runner, sequence, rng.integers(0, 49000, context - 1).tolist())
-    works = {}
+    works: dict[int, Callable[[], None]] = {}
     for size in sizes:
         # the root is scored as a tentative node too, so that nothing is committed and all sizes see
         # the same context

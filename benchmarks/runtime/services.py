@@ -46,7 +46,11 @@ async def _measure(
 
 
 async def _run(
-    client: GatewayClient, prompts: list[list[int]], batch: int, speculation: int, new_tokens: int
+    client: GatewayClient,
+    prompts: list[list[int]],
+    batch: int,
+    speculation: generation_pb2.Speculation,
+    new_tokens: int,
 ) -> list[Answer]:
     slots = asyncio.Semaphore(batch)
 

@@ -1,0 +1,1 @@
+"""What `make bench-acceptance` measures, one part per file."""

@@ -1,0 +1,129 @@
+"""Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.drafts.prompts import Prompt
+from gateway.calibration import Calibration
+from specinfer.model.runner import ModelRunner
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits, merge_trees
+from speculator_svc.drafters import Drafter, DraftJob
+from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to decode."""
+
+    nodes: int
+    depth: int
+    temperature: float
+    new_tokens: int
+    batch: int = 8
+    rule: str = "multi_step"
+    calibrated: bool = False
+    """Whether scores are corrected as the gateway does it."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it."""
+
+    per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
+    """(source, steps, tokens) of every prompt."""
+    seconds: float = 0.0
+
+    def tokens_per_step(self, source: str | None = None) -> float:
+        """Acceptance length, of one source or of all."""
+        rows = [(steps, tokens) for name, steps, tokens in self.per_prompt if source in (None, name)]
+        return sum(tokens for _, tokens in rows) / max(1, sum(steps for steps, _ in rows))
+
+    def distribution(self) -> list[float]:
+        """Tokens per step of every prompt."""
+        return [tokens / steps for _, steps, tokens in self.per_prompt]
+
+    def ms_per_token(self, batch: int) -> float:
+        """Of one request: `batch` of them share every step."""
+        return 1000 * batch * self.seconds / sum(tokens for _, _, tokens in self.per_prompt)
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: Prompt
+    name: str
+    sampling: SamplingParams
+    context: list[int]
+    held: int = 0
+    steps: int = 0
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.context) - len(self.prompt.tokens)
+
+
+class Decoding:
+    """A target, and drafters that share one budget."""
+
+    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: Plan) -> None:
+        self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
+        self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
+
+    def run(self, prompts: Sequence[Prompt]) -> Result:
+        """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
+        result = Result()
+        for start in range(0, len(prompts), self._plan.batch):
+            requests = [
+                _Request(p, f"r{i}", SamplingParams(self._plan.temperature, seed=i), list(p.tokens))
+                for i, p in enumerate(prompts[start : start + self._plan.batch], start)
+            ]
+            started = time.perf_counter()
+            running = requests
+            while running:
+                self._step(running)
+                running = [r for r in running if r.new_tokens < self._plan.new_tokens]
+            result.seconds += time.perf_counter() - started
+            names = [r.name for r in requests]
+            self._engine.release(names)
+            for drafter in self._drafters:
+                for name in names:
+                    drafter.release(name)
+            result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
+        return result
+
+    def _step(self, requests: Sequence[_Request]) -> None:
+        trees, drafts = self._draft(requests)
+        jobs = [
+            VerifyJob(r.name, r.held, r.context[r.held :], tree, r.sampling)
+            for r, tree in zip(requests, trees, strict=True)
+        ]
+        for i, outcome in enumerate(self._engine.verify(jobs)):
+            assert outcome.verdict is not None, outcome.message
+            tokens = [int(trees[i].token_ids[v]) for v in outcome.verdict.accepted]
+            tokens.append(outcome.verdict.bonus)
+            for index, tree in enumerate(drafts[i]):
+                self._calibration.observe(index, tree, tokens)
+            requests[i].context += tokens
+            requests[i].held = outcome.held_len
+            requests[i].steps += 1
+
+    def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
+        """The merged and cut tree of every request, and what each drafter said."""
+        limits = TreeLimits(self._plan.nodes, self._plan.depth)
+        jobs = [DraftJob(r.name, r.context, limits, r.sampling) for r in requests]
+        found = [drafter.draft(jobs) for drafter in self._drafters]
+        drafts: list[list[TokenTree]] = []
+        merged = []
+        for r, of_request in zip(requests, zip(*found, strict=True), strict=True):
+            trees = []
+            for tree in of_request:
+                assert isinstance(tree, TokenTree), tree
+                trees.append(tree)
+            drafts.append(trees)
+            correct = self._calibration.correct if self._plan.calibrated else lambda _, tree: tree
+            pairs = [(index, correct(index, tree)) for index, tree in enumerate(trees)]
+            priors = {i: self._calibration.draw_priors(i) for i, _ in pairs} if self._plan.calibrated else {}
+            root = TokenTree.root_only(r.context[-1])
+            merged.append(merge_trees(pairs, limits.nodes + 1, priors) if pairs else root)
+        return merged, drafts

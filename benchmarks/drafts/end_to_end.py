@@ -1,0 +1,96 @@
+"""Tokens per second through the real services: plain, sequences of 4 to 8, trees; by batch and source."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.drafts.prompts import Prompt
+from specinfer.cli.client import Answer, GatewayClient, acceptance_length
+from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.v1 import common_pb2, generation_pb2
+
+SEQUENCES = range(4, 9)
+Speculation = generation_pb2.Speculation
+
+
+def end_to_end(
+    prompts: Sequence[Prompt],
+    batches: Sequence[int],
+    temperature: float,
+    new_tokens: int,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """Per mode and batch: tokens per second, over all prompts and by source."""
+    found: dict[str, dict[str, Any]] = {}
+    for length in SEQUENCES:
+        modes = {f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE}
+        if length == SEQUENCES[0]:
+            modes = {
+                "plain": generation_pb2.SPECULATION_OFF,
+                "tree": generation_pb2.SPECULATION_TREE,
+                **modes,
+                "plain again": generation_pb2.SPECULATION_OFF,
+            }
+        flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}
+        with LocalSystem(LocalOptions(gateway=flags)) as system:
+            for mode, speculation in modes.items():
+                for batch in batches:
+                    say(f"{mode}, batch {batch}")
+                    run = _run(system.address, prompts, batch, speculation, temperature, new_tokens)
+                    found.setdefault(mode, {})[str(batch)] = asyncio.run(run)
+    return found
+
+
+async def _run(
+    address: str,
+    prompts: Sequence[Prompt],
+    batch: int,
+    speculation: generation_pb2.Speculation,
+    temperature: float,
+    new_tokens: int,
+) -> dict[str, Any]:
+    client = GatewayClient(address)
+    slots = asyncio.Semaphore(batch)
+
+    async def one(prompt: Prompt, tokens: int) -> Answer:
+        async with slots:
+            return await client.generate(
+                generation_pb2.GenerateRequest(
+                    tokens=generation_pb2.TokenIds(ids=prompt.tokens),
+                    max_new_tokens=tokens,
+                    sampling=common_pb2.SamplingParams(temperature=temperature, seed=1),
+                    speculation=speculation,
+                    ignore_eos=True,
+                )
+            )
+
+    try:
+        await asyncio.gather(*(one(prompt, 24) for prompt in prompts[:batch]))  # warm-up
+        started = time.perf_counter()
+        answers = await asyncio.gather(*(one(prompt, new_tokens) for prompt in prompts))
+        seconds = time.perf_counter() - started
+    finally:
+        await client.close()
+    return {
+        "tokens_per_second": len(prompts) * new_tokens / seconds,
+        "acceptance_length": _length(answers),
+        "by_source": {
+            source: _of_source([a for p, a in zip(prompts, answers, strict=True) if p.source == source])
+            for source in dict.fromkeys(p.source for p in prompts)
+        },
+    }
+
+
+def _of_source(answers: Sequence[Answer]) -> dict[str, float]:
+    """A request's own pace, its prompt included: at batch 1 the reciprocal of its time."""
+    seconds = sum(a.ttft_s + a.tpot_s * (len(a.token_ids) - 1) for a in answers)
+    return {
+        "tokens_per_second": sum(len(a.token_ids) for a in answers) / seconds,
+        "acceptance_length": _length(answers),
+    }
+
+
+def _length(answers: Sequence[Answer]) -> float:
+    steps = sum(a.summary.stats.steps for a in answers)
+    return acceptance_length(steps, sum(a.summary.stats.accepted for a in answers))
