@@ -12,6 +12,7 @@ import torch
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.sampling import SamplingParams
 from specinfer.tokenizer import Tokenizer
@@ -153,3 +154,21 @@ def test_batched_plain_decoding_is_the_same(
     engine: VerifierEngine, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
     assert decode(engine, prompts, batch=8) == plain
+
+
+def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[list[int]]) -> None:
+    """Read in chunks; behind them a chain scored in one pass says what single steps say."""
+    runner = ModelRunner.load(default_model, RunnerOptions(kv_tokens=2 * 8192))
+    context = [token for prompt in prompts for token in prompt] * 3
+    context, chain = context[:8000], context[8000:8006]
+    for chunk in (512, 1000):
+        sequence = runner.open()
+        for start in range(0, len(context), chunk):
+            runner.forward([Segment(sequence, context[start : start + chunk])])
+        (at_once,) = runner.forward([Segment(sequence, (), chain, range(-1, len(chain) - 1))])
+        runner.cache.commit(sequence, ())
+        singly = [runner.forward([Segment(sequence, [token], want_last=True)])[0] for token in chain]
+        torch.testing.assert_close(at_once, torch.cat(singly), rtol=0.05, atol=0.5)
+        assert at_once.argmax(-1).tolist() == torch.cat(singly).argmax(-1).tolist()
+        runner.cache.release(sequence)
+    runner.cache.check()

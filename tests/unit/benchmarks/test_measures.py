@@ -1,0 +1,95 @@
+"""What the benchmarks compute from what they measure, on a tiny model where the answer is known."""
+
+import math
+from pathlib import Path
+
+from benchmarks.drafts.decoding import Decoding, Plan
+from benchmarks.drafts.plots import plot_distribution, plot_latency
+from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.success import success
+from benchmarks.peers.measure import Recorder
+from benchmarks.runtime import ours
+from specinfer.model.growth import GrowthShape
+from specinfer.tree import ExpansionVector
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.ngram import NgramDrafter
+from speculator_svc.drafters.ssm import SsmDrafter
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+
+MODEL = tiny_transformers("llama", seed=3)
+PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("b", (60, 2, 71, 33))]
+
+
+def twin(*widths: int) -> SsmDrafter:
+    """A drafter that is the target itself: its first guess is always right."""
+    shape = GrowthShape(ExpansionVector(widths) if widths else None)
+    return SsmDrafter(runner_of(MODEL), DrafterDescription("twin", 97), shape)
+
+
+def test_a_perfect_drafter_succeeds_always_and_fills_every_step() -> None:
+    runner = runner_of(MODEL)
+    assert success(runner, twin(), PROMPTS, 0.0, 6) == {"a": [100.0] * 5, "b": [100.0] * 5}
+    plan = Plan(nodes=20, depth=3, temperature=0, new_tokens=12)
+    result = Decoding(runner, [twin(2, 1, 1)], plan).run(PROMPTS)
+    assert result.tokens_per_step() == 4
+    assert result.tokens_per_step("b") == 4
+    assert result.distribution() == [4, 4, 4]
+    runner.cache.check()
+    assert runner.cache.free_tokens == runner.cache.capacity_tokens
+
+
+def test_without_a_right_guess_a_step_brings_one_token() -> None:
+    plan = Plan(nodes=4, depth=3, temperature=0, new_tokens=5, batch=2, calibrated=True)
+    result = Decoding(runner_of(MODEL), [NgramDrafter(4, 4)], plan).run(PROMPTS)
+    assert result.per_prompt == [("a", 5, 5), ("b", 5, 5), ("b", 5, 5)]
+
+
+def test_perplexity_is_that_of_the_target() -> None:
+    outputs = [[7, 8, 9], [11, 12, 13]]
+    losses = []
+    for prompt, output in zip(PROMPTS, outputs, strict=False):
+        logp = reference_logits(MODEL, [*prompt.tokens, *output]).log_softmax(-1)
+        start = len(prompt.tokens) - 1
+        losses += [-float(logp[start + i, token]) for i, token in enumerate(output)]
+    found = ours.perplexity(runner_of(MODEL), [list(p.tokens) for p in PROMPTS[:2]], outputs)
+    assert math.isclose(found, math.exp(sum(losses) / len(losses)), rel_tol=1e-4)
+
+
+def test_a_windowed_answer_reports_what_its_cache_held() -> None:
+    whole, windowed = runner_of(MODEL), runner_of(MODEL, kv_window=32, kv_sinks=4)
+    prompt = [5, 17, 3, 88]
+    output, held, slides = ours.decode_one(whole, prompt, 100)
+    assert (len(output), slides) == (100, 0)
+    assert held >= 103
+    _, held, slides = ours.decode_one(windowed, prompt, 100)
+    assert held <= 64
+    assert slides > 0
+    assert ours.window(windowed, [prompt], 50)["kv_growth_mib"] > 0
+
+
+def test_a_recorder_leaves_the_first_request_out() -> None:
+    recorder = Recorder()
+    for output in ([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]):
+        recorder.begin()
+        recorder.tick()
+        recorder.tick()
+        recorder.end(output)
+    report = recorder.report(proposed=12)
+    assert report["outputs"] == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    assert report["tokens_per_round"] == 2
+    assert report["acceptance_rate"] == 0.5
+    assert recorder.rate(4) > 0
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    plot_distribution(tmp_path / "a.png", {1: [1.0, 2.0], 2: [2.0, 3.0]}, "title")
+    plot_latency(tmp_path / "b.png", {1: {1: 10.0, 2: 9.0}, 4: {1: 20.0, 2: 21.0}}, "title")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+
+
+def test_pass_costs_leave_the_cache_as_it_was() -> None:
+    runner = runner_of(tiny_transformers("llama", vocab_size=49152))
+    costs = ours.pass_costs(runner, 40, (1, 4))
+    assert set(costs) == {"1", "4"}
+    assert all(cost["p25"] <= cost["median"] <= cost["p75"] for cost in costs.values())
+    runner.cache.check()
