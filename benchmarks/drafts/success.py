@@ -1,6 +1,5 @@
 """How often the target's next token is among a drafter's most probable ones (the paper's Table 1)."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from benchmarks.drafts.prompts import Prompt
@@ -16,12 +15,21 @@ GUESSES = 5
 def success(
     runner: ModelRunner, drafter: Drafter, prompts: Sequence[Prompt], temperature: float, new_tokens: int
 ) -> dict[str, list[float]]:
-    """Percent of next tokens among the top 1..5 guesses, by source; plain decoding, all prompts at once."""
+    """Percent of next tokens among the top 1..5 guesses, by source."""
+    return {
+        source: [round(100 * sum(place <= k for place in places) / len(places), 1) for k in range(GUESSES)]
+        for source, places in guesses(runner, drafter, prompts, temperature, new_tokens).items()
+    }
+
+
+def guesses(
+    runner: ModelRunner, drafter: Drafter, prompts: Sequence[Prompt], temperature: float, new_tokens: int
+) -> dict[str, list[int]]:
+    """By source: the place of every next token among the guesses, or `GUESSES`; plain decoding, all at once."""
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]
     held = [0] * len(prompts)
-    hits: dict[str, list[int]] = defaultdict(lambda: [0] * GUESSES)
-    totals: dict[str, int] = defaultdict(int)
+    places: dict[str, list[int]] = {p.source: [] for p in prompts}
     sampling = [SamplingParams(temperature, seed=i) for i in range(len(prompts))]
     limits, greedy = TreeLimits(GUESSES, 1), SamplingParams(temperature=0)
     for _ in range(new_tokens):
@@ -36,16 +44,11 @@ def success(
             assert isinstance(tree, TokenTree), tree
             ranked = sorted(range(1, len(tree)), key=lambda node: -tree.scores[node])
             tokens = [int(tree.token_ids[node]) for node in ranked]
-            if token in tokens:
-                hits[prompts[i].source][tokens.index(token)] += 1
-            totals[prompts[i].source] += 1
+            places[prompts[i].source].append(tokens.index(token) if token in tokens else GUESSES)
             contexts[i].append(token)
             held[i] = outcome.held_len
     names = [f"r{i}" for i in range(len(prompts))]
     engine.release(names)
     for name in names:
         drafter.release(name)
-    return {
-        source: [round(100 * sum(found[: k + 1]) / totals[source], 1) for k in range(GUESSES)]
-        for source, found in hits.items()
-    }
+    return places
