@@ -1,7 +1,7 @@
 """Collective boost-tuning (the paper's section 3) against one SSM trained as long on everything.
 
 Writes `benchmarks/results/boosting.json` and `.md`: on evaluation prompts, the first-guess success of each
-SSM, that of the pool, and tokens per step of the merged trees at equal numbers of verified nodes. Counts only.
+SSM, that of the pool, and tokens per step of the merged trees at equal numbers of verified nodes.
 """
 
 import json
@@ -94,8 +94,8 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# Collective boost-tuning against one SSM trained as long",
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time']}; {report['prompts']} evaluation prompts, "
-        f"{report['new_tokens']} new tokens each; trees of at most {NODES} nodes, merged and cut.",
+        f"`{about['command']}` at {about['commit']}, {about['time']}; {report['prompts']} evaluation "
+        f"prompts, {report['new_tokens']} new tokens each; trees of at most {NODES} nodes, merged and cut.",
         "",
         *head(list(columns.values())),
     ]

@@ -25,7 +25,7 @@ def success(
 def guesses(
     runner: ModelRunner, drafter: Drafter, prompts: Sequence[Prompt], temperature: float, new_tokens: int
 ) -> dict[str, list[int]]:
-    """By source: the place of every next token among the guesses, or `GUESSES`; plain decoding, all at once."""
+    """By source: the place of every next token among the guesses, or `GUESSES`; all prompts at once."""
     engine = VerifierEngine(runner, "naive", EngineLimits())
     contexts = [list(p.tokens) for p in prompts]
     held = [0] * len(prompts)
