@@ -43,10 +43,14 @@ class Bench:
         self._drafters: dict[str, Drafter] = {}
 
     def drafter(self, name: str) -> Drafter:
-        """`ngram`, `ssm` (best-first), or an expansion vector of the SSM."""
+        """`ngram`, `ssm` and `ssm, point` (best-first), or an expansion vector of the SSM; stochastic trees
+        are drawn, as in the paper, but for `ssm, point`."""
         if name not in self._drafters:
             expansion = name if name[0].isdigit() else ""
-            options = DrafterOptions(model=self._ssm, expansion=expansion, kv_tokens=32768, beam=8)
+            drawn = "point" if name == "ssm, point" else "without_replacement"
+            options = DrafterOptions(
+                model=self._ssm, expansion=expansion, kv_tokens=32768, beam=8, proposal=drawn
+            )
             self._drafters[name] = make_drafter("ngram" if name == "ngram" else "ssm", options)
         return self._drafters[name]
 
@@ -74,7 +78,10 @@ class Bench:
     def pools(self) -> Iterator[tuple[str, Result]]:
         """Each speculator alone and both merged, at the same number of verified nodes."""
         for kind, temperature in KINDS.items():
-            for names in (["ngram"], ["ssm"], ["ngram", "ssm"]):
+            pools = [["ngram"], ["ssm"], ["ngram", "ssm"]]
+            if temperature:
+                pools += [["ssm, point"], ["ngram", "ssm, point"]]
+            for names in pools:
                 plan = Plan(POOL_NODES, POOL_DEPTH, temperature, self._new_tokens, calibrated=True)
                 yield f"{kind} {' + '.join(names)}", self.run(names, plan)
 

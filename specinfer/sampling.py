@@ -46,6 +46,9 @@ class SamplingParams:
         return self.temperature == 0
 
 
+GREEDY = SamplingParams(temperature=0.0)
+
+
 class StreamDomain(IntEnum):
     """Separates independent uses of one request's seed at one position."""
 

@@ -33,8 +33,9 @@ class SpeculatorSettings(ServiceSettings):
     expansion: str = Field("", description='ssm: expansion vector such as "1,1,3,1"; empty grows best-first.')
     beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
     proposal: str = Field(
-        "without_replacement",
-        description="ssm: sampling for stochastic requests: with_ or without_replacement.",
+        "point",
+        description="ssm: children for stochastic requests: point (the most probable), with_replacement or "
+        "without_replacement (drawn).",
     )
     q_support: int = Field(64, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")

@@ -70,7 +70,7 @@ def width_table(report: dict[str, Any]) -> list[str]:
 def pool_table(report: dict[str, Any]) -> list[str]:
     """The merged pool against its members."""
     steps = report["tokens_per_step"]
-    names = [name for name in steps if "ngram" in name or name.endswith(" ssm")]
+    names = [name for name in steps if "ngram" in name or "ssm" in name]
     sources = list(steps[names[0]])
     lines = ["## Pool: tokens per step at 16 verified nodes", "", *head(sources)]
     return [*lines, *(row(name, [steps[name][source] for source in sources]) for name in names), ""]

@@ -39,7 +39,7 @@ class GrowthShape:
     beam: int = 4
     """Most nodes expanded per level when growing best-first."""
     kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
-    """How stochastic requests are drafted."""
+    """How stochastic requests are drafted; `POINT` has them drafted as greedy ones are."""
     q_support: int = 64
 
     def scored_nodes(self, limits: TreeLimits) -> int:

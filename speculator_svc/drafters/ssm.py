@@ -11,11 +11,13 @@ from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, ve
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
 _KINDS = {
+    "point": ProposalKind.POINT,
     "with_replacement": ProposalKind.WITH_REPLACEMENT,
     "without_replacement": ProposalKind.WITHOUT_REPLACEMENT,
 }
@@ -102,7 +104,8 @@ class SsmDrafter:
             sequence = self._sequences[job.request_id] = self._runner.open()
         delta = job.context[sequence.length :]
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(job.limits))
-        return GrowthTask(sequence, delta, job.limits, job.sampling)
+        sampling = GREEDY if self._shape.kind is ProposalKind.POINT else job.sampling
+        return GrowthTask(sequence, delta, job.limits, sampling)
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

@@ -117,6 +117,15 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
             )
 
 
+def test_points_for_stochastic_requests_are_the_greedy_tree() -> None:
+    points = draft(
+        make(GrowthShape(kind=ProposalKind.POINT)), jobs_for(TreeLimits(8, 3), SamplingParams(seed=5))
+    )
+    for tree, greedy in zip(points, draft(make(), jobs_for(TreeLimits(8, 3))), strict=True):
+        assert paths(tree) == paths(greedy)
+        assert {p.kind for p in tree.proposals} == {ProposalKind.POINT}
+
+
 def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
     """First draws over 400 seeds: chi-square against q, which fails a right drafter with p = 1e-4."""
     from scipy import stats

@@ -164,7 +164,9 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     assert is_draft_checkpoint(tmp_path)
     assert not is_draft_checkpoint(target)
     assert verifier_of(tmp_path) == str(target)
-    drafter = SsmDrafter.from_options(DrafterOptions(model=str(tmp_path), dtype="float32", kv_tokens=512))
+    drafter = SsmDrafter.from_options(
+        DrafterOptions(model=str(tmp_path), dtype="float32", kv_tokens=512, proposal="without_replacement")
+    )
     context = list(corpus[0].prompt + corpus[0].output[:3])
     greedy, sampled = drafter.draft(
         [

@@ -174,7 +174,7 @@ def test_top_k_ids_of_every_node_on_request() -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("kind", list(ProposalKind))
 def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
     """Two real SSM drafters merged, a real target, 3 tokens of a vocabulary of 4, 1,500 requests.
 
