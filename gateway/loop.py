@@ -200,11 +200,11 @@ class GenerationLoop:
             verify_s=verified - merged,
             draft_s=draft_seconds,
             overhead_s=started - began + merged - drafted + done - verified,
-            outcomes=[
-                (trees[entry.request_id], verdicts[entry.request_id].accepted)
+            outcomes={
+                entry.request_id: (trees[entry.request_id], verdicts[entry.request_id].accepted)
                 for entry in entries
                 if entry.state.request.speculation is Speculation.TREE and entry.request_id in verdicts
-            ],
+            },
         )
         self._planner.observe(report)
 

@@ -7,8 +7,9 @@ The expected speed of asking the speculators S at batch size b is
 and every term is measured while serving: the time of a pass by its tokens, the time of each
 speculator's drafts and the gain by batch size. A step with all speculators tells the gain of every subset,
 because who proposed an accepted node is known. Such steps are repeated now and then, less and less
-often while they do not pay. The empty set is plain decoding: hopeless text or a large batch ends there, at
-the cost of the rare look.
+often while they do not pay. The gain expected of a request is the usual one times its own appeal, so a new
+text gets its chance whatever became of the last. The empty set is plain decoding: hopeless text or a large
+batch ends there, at the cost of the rare look.
 
 How many nodes a tree gets is decided node by node, over the whole batch (`worth`).
 
@@ -25,6 +26,7 @@ from specinfer.tree import TokenTree
 _SMOOTHING = 0.08
 _GAIN_SMOOTHING = 0.03
 """Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged over more steps than times."""
+_APPEAL_SMOOTHING, _TAME = 0.1, 0.2
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
 _FIRST_OUTCOMES = 16
@@ -63,7 +65,7 @@ class StepReport:
     """Per speculator that answered."""
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
-    outcomes: Sequence[tuple[TokenTree, Sequence[int]]]
+    outcomes: Mapping[str, tuple[TokenTree, Sequence[int]]]
     """Per request that wanted a tree: its tree and the accepted nodes."""
 
 
@@ -139,11 +141,14 @@ class Planner:
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._memories: dict[int, _Memory] = {}
         self._outcomes = 0
+        self._appeal: dict[str, float] = {}
+        """Per running request, its gain over the usual one."""
 
-    def choose(self, batch: int, wanting: int) -> Choice:
-        """What the next step should do for a batch of this size, `wanting` of which want trees."""
+    def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
+        """What the next step should do for a batch of this size, of which these requests want trees."""
+        self._appeal = {name: self._appeal.get(name, 1.0) for name in wanting}
         full = Choice(self._everybody, self._nodes_for(batch))
-        if not self._everybody or wanting == 0:
+        if not self._everybody or not wanting:
             return Choice(frozenset(), 0)
         if not self._adaptive:
             return full
@@ -177,9 +182,10 @@ class Planner:
         if not asked or not report.outcomes:
             return
         self._outcomes += len(report.outcomes)
+        self._learn_appeal(report)
         for subset in self._subsets:
             if subset <= asked:
-                gain, nodes = _gain(subset, report.outcomes)
+                gain, nodes = _gain(subset, list(report.outcomes.values()))
                 memory.gains.setdefault(subset, Average(_GAIN_SMOOTHING)).add(gain)
                 memory.nodes.setdefault(subset, Average(_GAIN_SMOOTHING)).add(nodes)
 
@@ -191,7 +197,8 @@ class Planner:
         slowest = max((self._draft_seconds(batch, s) for s in who), default=0.0)
         overhead = self._overhead[bool(who)]
         seconds = overhead.value + slowest + self._pass.at(batch * (1 + nodes))
-        return batch * (1 + gain) / seconds if seconds else 0.0
+        appeal = sum(self._appeal.values()) / batch if self._appeal else 1.0
+        return batch * (1 + appeal * gain) / seconds if seconds else 0.0
 
     def worth(self, batch: int, choice: Choice) -> Callable[[int, float], bool]:
         """Whether one more node pays in this step, given those kept and its chance of acceptance.
@@ -207,6 +214,15 @@ class Planner:
         cost = [self._pass.at(batch + n) for n in range(0, self._step_nodes + _SLOPE + 1, _SLOPE)]
         least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
         return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
+
+    def _learn_appeal(self, report: StepReport) -> None:
+        """What a request gained against what requests gain: texts differ more than a text changes."""
+        asked = report.choice.speculators
+        usual, _ = self._known(report.batch, lambda memory: memory.gains.get(asked))
+        for name, (_, accepted) in report.outcomes.items():
+            ratio = (len(accepted) + _TAME) / (usual + _TAME)
+            before = self._appeal.get(name, 1.0)
+            self._appeal[name] = before + _APPEAL_SMOOTHING * (min(ratio, _OUTLIER) - before)
 
     def _draft_seconds(self, batch: int, speculator: int) -> float:
         """Time of a speculator's drafts; a new batch size is judged by the nearest one known."""

@@ -154,11 +154,12 @@ class Scheduler:
             self.finish(state, FinishReason.CANCELLED, now)
         return [Progress(state, [], [], state.new_tokens, True) for state in cancelled]
 
-    def admit(self, now: float) -> tuple[int, int]:
-        """Admits waiting requests while there is room; how many run, and how many of them want trees."""
+    def admit(self, now: float) -> tuple[int, list[str]]:
+        """Admits waiting requests while there is room; how many run, and those of them that want trees."""
         self._admit(now)
-        modes = [state.request.speculation for state in self._running.values()]
-        return len(modes), modes.count(Speculation.TREE)
+        running = self._running.items()
+        trees = [name for name, state in running if state.request.speculation is Speculation.TREE]
+        return len(running), trees
 
     def plan(self, now: float, most_nodes: int | None = None) -> list[StepEntry]:
         """The entries of the next step; empty if there is nothing to do.

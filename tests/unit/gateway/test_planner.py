@@ -24,8 +24,9 @@ def simulate(
     Returns the choices and tokens per millisecond.
     """
     choices, tokens, total_ms = [], 0, 0.0
+    names = [f"r{i}" for i in range(batch)]
     for _ in range(steps):
-        choice = planner.choose(batch, batch)
+        choice = planner.choose(batch, names)
         choices.append(choice)
         worth = planner.worth(batch, choice)
         drafts = [_draft(choice, accepts) for _ in range(batch)]
@@ -38,7 +39,11 @@ def simulate(
         total_ms += 1.0 + slowest + verify_ms
         tokens += sum(1 + len(accepted) for _, accepted in outcomes)
         took = {s: draft_ms[s] / 1000 for s in choice.speculators}
-        planner.observe(StepReport(choice, batch, in_pass, verify_ms / 1000, took, 0.001, outcomes))
+        planner.observe(
+            StepReport(
+                choice, batch, in_pass, verify_ms / 1000, took, 0.001, dict(zip(names, outcomes, strict=True))
+            )
+        )
     return choices, tokens / total_ms
 
 
@@ -103,18 +108,18 @@ def test_it_notices_when_text_becomes_predictable() -> None:
 
 def test_without_adaptation_everybody_is_asked_always() -> None:
     planner = Planner(2, 16, 64, adaptive=False)
-    assert planner.choose(1, 1) == Choice(frozenset({0, 1}), 16)
-    assert planner.choose(32, 32) == Choice(frozenset({0, 1}), 4), "two drafted for one verified"
+    assert planner.choose(1, ["r"]) == Choice(frozenset({0, 1}), 16)
+    assert planner.choose(32, ["r"]) == Choice(frozenset({0, 1}), 4), "two drafted for one verified"
     worth = planner.worth(8, Choice(frozenset({0, 1}), 16))
     assert worth(63, 0.0)
     assert not worth(64, 1.0)
-    assert Planner(0, 16, 64, adaptive=False).choose(3, 3) == Choice(NOBODY, 0)
+    assert Planner(0, 16, 64, adaptive=False).choose(3, ["r"]) == Choice(NOBODY, 0)
 
 
 def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     planner = Planner(1, 16, 64)
     for _ in range(500):
-        assert planner.choose(2, 0) == Choice(NOBODY, 0)
+        assert planner.choose(2, []) == Choice(NOBODY, 0)
     choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
     assert usual(choices).speculators == frozenset({0})
 
@@ -125,7 +130,7 @@ def test_the_gain_of_a_part_of_the_pool_is_learnt_from_the_whole() -> None:
     tree = merge_trees([(0, chain(ROOT, [1, 2, 9])), (1, chain(ROOT, [1, 2, 3, 4]))])
     accepted = [node for node in range(1, len(tree)) if tree.token_ids[node] != 9]
     full = Choice(frozenset({0, 1}), 8)
-    planner.observe(StepReport(full, 1, len(tree), 0.01, {0: 0.001, 1: 0.001}, 0.0, [(tree, accepted)]))
+    planner.observe(StepReport(full, 1, len(tree), 0.01, {0: 0.001, 1: 0.001}, 0.0, {"r": (tree, accepted)}))
     memory = planner._memory(1)
     gains = {tuple(sorted(who)): gain.value for who, gain in memory.gains.items()}
     assert gains == {(0,): 2, (1,): 4, (0, 1): 4}
@@ -170,9 +175,29 @@ def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     planner = Planner(1, 16, 32)
     plain = Choice(NOBODY, 0)
     for tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
-        report = StepReport(plain, 1, tokens, 0.005 + 0.0005 * (tokens - 1), {}, 0.0, [])
+        report = StepReport(plain, 1, tokens, 0.005 + 0.0005 * (tokens - 1), {}, 0.0, {})
         planner.observe(report)
     worth = planner.worth(1, plain)
     assert worth(5, 0.13)
     assert not worth(5, 0.07)
     assert not worth(32, 1.0), "never more than a step may hold"
+
+
+def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
+    """Request after request is hopeless or good; what one was like is not held against the next."""
+    planner = Planner(1, 16, 64)
+    spent: dict[bool, list[bool]] = {True: [], False: []}
+    for number in range(40):
+        good = number % 2 == 0
+        for _ in range(60):
+            choice = planner.choose(1, [f"r{number}"])
+            spent[good].append(bool(choice.speculators))
+            tree = _draft(choice, {0: 4 if good else 0})
+            (tree,) = cut_trees([tree], [choice.nodes + 1], worth=planner.worth(1, choice))
+            seconds = 0.005 + 0.0001 * (len(tree) - 1)
+            drafts = dict.fromkeys(choice.speculators, 0.004)
+            outcomes = {f"r{number}": (tree, _accepted(tree))}
+            planner.observe(StepReport(choice, 1, len(tree), seconds, drafts, 0.001, outcomes))
+    late = {good: found[len(found) // 2 :] for good, found in spent.items()}
+    assert sum(late[True]) / len(late[True]) > 0.9
+    assert sum(late[False]) / len(late[False]) < 0.5
