@@ -38,9 +38,10 @@ bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-c
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.runtime_cpu
 
-bench-acceptance: $(STAMP)  ## How good the shipped SSM's drafts are -> benchmarks/results/acceptance.{json,md}
+bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,end-to-end}.{json,md}, plots
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.acceptance
+	$(BIN)/python -m benchmarks.end_to_end
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python tests/generate_proto.py

@@ -1,9 +1,9 @@
-"""`make bench-acceptance`: how good the drafts are, beside the paper's figures, and what they bring.
+"""`make bench-acceptance`, first part: how good the drafts are, beside the paper's figures.
 
 Writes `benchmarks/results/acceptance.json`, `.md` and plots: success by top-k (the paper's Table 1), tokens
 per step by tree width (Table 2, both readings of its vector, and best-first trees of equal size), naive
 against multi-step sampling (Table 3), their distribution (Figure 9), latency by width and batch (Figure
-10), the merged pool against single speculators, and tokens per second through the services.
+10), the merged pool against single speculators.
 """
 
 import json
@@ -15,7 +15,6 @@ import torch
 import typer
 
 from benchmarks.drafts.decoding import Decoding, Plan, Result
-from benchmarks.drafts.end_to_end import end_to_end
 from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.drafts.report import WIDTHS, markdown
@@ -108,7 +107,6 @@ def main(
     ssm: Annotated[str, typer.Option(help="The SSM.")] = "ssm-smollm2-135m",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
-    services: Annotated[bool, typer.Option(help="Also measure through the services.")] = True,
 ) -> None:
     """Measure the drafts of the default pool."""
     torch.set_num_threads(2)
@@ -125,11 +123,6 @@ def main(
                 results[name] = result
         report["tokens_per_step"] = {name: by_source(result) for name, result in results.items()}
         report["latency_ms"] = bench.latency(spinner.update)
-        if services:
-            report["services"] = {
-                kind: end_to_end(found, BATCHES, temperature, new_tokens, spinner.update)
-                for kind, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8))
-            }
     RESULTS.mkdir(parents=True, exist_ok=True)
     draw(results, report["latency_ms"])
     (RESULTS / "acceptance.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -24,22 +24,25 @@ from itertools import combinations, pairwise
 from specinfer.tree import TokenTree
 
 _SMOOTHING = 0.08
-_GAIN_SMOOTHING = 0.03
-"""Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged over more steps than times."""
-_APPEAL_SMOOTHING, _TAME = 0.1, 0.2
+_GAIN_SMOOTHING, _FIRST_GAIN = 0.01, 2.0
+"""Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged long. The start is hopeful: a
+gain that is believed too low is never found out, because then nobody drafts."""
+_PART_SMOOTHING = 0.03
+_APPEAL_SMOOTHING, _TAME = 0.08, 0.2
 _OUTLIER = 3.0
 _PLAIN_LOOKS = 2
 _FIRST_OUTCOMES = 16
 """Trees that are looked at in full, at whatever batch size, before gains are believed."""
-_FIRST_INTERVAL, _LAST_INTERVAL = 32, 192
+_FIRST_INTERVAL, _LAST_INTERVAL = 12, 192
 _DRAFT_GROWTH = 0.7
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 _SLOPE = 4
 """Nodes over which the cost of one more is averaged: a pass grows in steps."""
 DRAFT_FACTOR = 2
 """Nodes drafted per node that may be verified: the cut over the batch chooses among them."""
-_MARGIN = 1.05
-"""Speculation must promise this much more than plain decoding: estimates err, and plain ones least."""
+_BEGIN, _GO_ON = 1.05, 0.95
+"""Speculation must promise so much of plain decoding's speed to begin and to go on: it is noisy, and whoever
+stops learns little more."""
 _BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 
@@ -74,15 +77,18 @@ class Average:
 
     __slots__ = ("_smoothing", "count", "value")
 
-    def __init__(self, smoothing: float = _SMOOTHING) -> None:
-        self.value, self.count, self._smoothing = 0.0, 0, smoothing
+    def __init__(self, smoothing: float = _SMOOTHING, start: float | None = None) -> None:
+        """`start` is believed until observations move it; without it the first observation is."""
+        self.value, self._smoothing = start or 0.0, smoothing
+        self.count = 0 if start is None else round(1 / smoothing)
 
-    def add(self, value: float, clip: bool = False) -> None:
-        """Counts one observation; `clip` limits it to a multiple of what is expected."""
+    def add(self, value: float, clip: bool = False, weight: int = 1) -> None:
+        """Counts the mean of `weight` observations; `clip` limits it to a multiple of what is expected."""
         if clip and self.count:
             value = min(value, _OUTLIER * self.value)
-        self.count += 1
-        self.value += (value - self.value) * max(self._smoothing, 1 / self.count)
+        self.count += weight
+        share = 1 - (1 - self._smoothing) ** weight
+        self.value += (value - self.value) * max(share, min(1.0, weight / self.count))
 
 
 class CostCurve:
@@ -120,9 +126,13 @@ class _Memory:
     """What is known at one batch size (rounded up to a power of two)."""
 
     drafts: dict[int, Average] = field(default_factory=dict)
-    gains: dict[frozenset[int], Average] = field(default_factory=dict)
+    gain: Average | None = None
+    """Of the whole pool, as if always asked."""
+    parts: dict[frozenset[int], Average] = field(default_factory=dict)
+    """What each part brought in steps of the whole pool: only their ratios count."""
     nodes: dict[frozenset[int], Average] = field(default_factory=dict)
     """Nodes verified per request."""
+    speculating: bool = True
     steps: int = 0
     next_look: int = _FIRST_INTERVAL
     interval: int = _FIRST_INTERVAL
@@ -146,6 +156,7 @@ class Planner:
 
     def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
         """What the next step should do for a batch of this size, of which these requests want trees."""
+        fresh = any(name not in self._appeal for name in wanting)
         self._appeal = {name: self._appeal.get(name, 1.0) for name in wanting}
         full = Choice(self._everybody, self._nodes_for(batch))
         if not self._everybody or not wanting:
@@ -159,6 +170,8 @@ class Planner:
         if self._outcomes < _FIRST_OUTCOMES:
             memory.next_look = memory.steps + memory.interval
             return full
+        if fresh:
+            memory.interval = _FIRST_INTERVAL
         best = self._best(batch)
         if memory.steps == _PLAIN_LOOKS + 1 and not best.speculators:  # other batch sizes say it is no use
             memory.next_look = memory.steps + _LAST_INTERVAL
@@ -182,17 +195,12 @@ class Planner:
         if not asked or not report.outcomes:
             return
         self._outcomes += len(report.outcomes)
-        self._learn_appeal(report)
-        for subset in self._subsets:
-            if subset <= asked:
-                gain, nodes = _gain(subset, list(report.outcomes.values()))
-                memory.gains.setdefault(subset, Average(_GAIN_SMOOTHING)).add(gain)
-                memory.nodes.setdefault(subset, Average(_GAIN_SMOOTHING)).add(nodes)
+        self._learn_gain(memory, report)
 
     def expected_speed(self, batch: int, choice: Choice) -> float:
         """Tokens per second expected of a choice; 0 before anything was measured."""
         who = choice.speculators
-        gain, _ = self._known(batch, lambda memory: memory.gains.get(who))
+        gain = self._usual_gain(batch, who)
         nodes, _ = self._known(batch, lambda memory: memory.nodes.get(who))
         slowest = max((self._draft_seconds(batch, s) for s in who), default=0.0)
         overhead = self._overhead[bool(who)]
@@ -215,14 +223,41 @@ class Planner:
         least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
         return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
 
-    def _learn_appeal(self, report: StepReport) -> None:
-        """What a request gained against what requests gain: texts differ more than a text changes."""
-        asked = report.choice.speculators
-        usual, _ = self._known(report.batch, lambda memory: memory.gains.get(asked))
+    def _usual_gain(self, batch: int, who: frozenset[int]) -> float:
+        """Accepted nodes per request and step that these speculators bring, in a usual text."""
+        gain, _ = self._known(batch, lambda memory: memory.gain)
+        return gain * self._share(batch, who) if who else 0.0
+
+    def _share(self, batch: int, who: frozenset[int]) -> float:
+        """What a part of the pool brings of what the whole does."""
+        part, _ = self._known(batch, lambda memory: memory.parts.get(who))
+        whole, _ = self._known(batch, lambda memory: memory.parts.get(self._everybody))
+        return part / whole if whole else 1.0
+
+    def _learn_gain(self, memory: _Memory, report: StepReport) -> None:
+        """What the pool gains, what its parts bring of it, and how each request differs from the usual.
+
+        Texts differ more than a text changes.
+        """
+        asked, outcomes = report.choice.speculators, list(report.outcomes.values())
+        usual = self._usual_gain(report.batch, asked) or _FIRST_GAIN
         for name, (_, accepted) in report.outcomes.items():
-            ratio = (len(accepted) + _TAME) / (usual + _TAME)
+            ratio = min((len(accepted) + _TAME) / (usual + _TAME), _OUTLIER)
             before = self._appeal.get(name, 1.0)
-            self._appeal[name] = before + _APPEAL_SMOOTHING * (min(ratio, _OUTLIER) - before)
+            self._appeal[name] = before + _APPEAL_SMOOTHING * (ratio - before)
+        for subset in self._subsets:
+            if subset <= asked:
+                gain, nodes = _gain(subset, outcomes)
+                memory.nodes.setdefault(subset, Average(_PART_SMOOTHING)).add(nodes, weight=len(outcomes))
+                if asked == self._everybody:
+                    memory.parts.setdefault(subset, Average(_PART_SMOOTHING)).add(gain, weight=len(outcomes))
+        if memory.gain is None:
+            known, _ = self._known(report.batch, lambda other: other.gain)
+            memory.gain = Average(_GAIN_SMOOTHING, known or _FIRST_GAIN)
+        share = self._share(report.batch, asked)
+        if share > 0:
+            gain, _ = _gain(asked, outcomes)
+            memory.gain.add(min(gain / share, _OUTLIER * _FIRST_GAIN), weight=len(outcomes))
 
     def _draft_seconds(self, batch: int, speculator: int) -> float:
         """Time of a speculator's drafts; a new batch size is judged by the nearest one known."""
@@ -242,10 +277,12 @@ class Planner:
     def _best(self, batch: int) -> Choice:
         nodes = self._nodes_for(batch)
         plain = Choice(frozenset(), 0)
-        choices = [plain, *(Choice(subset, nodes) for subset in self._subsets)]
+        choices = [Choice(subset, nodes) for subset in self._subsets]
         best = max(choices, key=lambda choice: self.expected_speed(batch, choice))
-        worth = self.expected_speed(batch, best) > _MARGIN * self.expected_speed(batch, plain)
-        return best if worth else plain
+        memory = self._memory(batch)
+        least = _GO_ON if memory.speculating else _BEGIN
+        memory.speculating = self.expected_speed(batch, best) > least * self.expected_speed(batch, plain)
+        return best if memory.speculating else plain
 
     def _nodes_for(self, batch: int) -> int:
         return min(self._most_nodes, max(1, DRAFT_FACTOR * self._step_nodes // max(batch, 1)))

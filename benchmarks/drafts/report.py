@@ -20,7 +20,7 @@ def markdown(report: dict[str, Any]) -> str:
     """All of it."""
     about = report["about"]
     lines = [
-        "# How good the drafts are, and what they bring",
+        "# How good the drafts are",
         "",
         f"`{about['command']}` at {about['commit']}, {about['time']}, {about['cores']} cores of "
         f"{about['cpu']}; {report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each, "
@@ -28,8 +28,6 @@ def markdown(report: dict[str, Any]) -> str:
         "",
     ]
     parts = [success_table(report), width_table(report), pool_table(report), figures()]
-    if "services" in report:
-        parts.append(services_tables(report))
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -89,13 +87,20 @@ def figures() -> list[str]:
     ]
 
 
-def services_tables(report: dict[str, Any]) -> list[str]:
+def services_report(report: dict[str, Any]) -> str:
     """Through the services: by batch, and by source at batch 1."""
-    return [
-        line
-        for kind, modes in report["services"].items()
-        for line in (*batch_table(kind, modes), *source_table(kind, modes))
+    about = report["about"]
+    lines = [
+        "# What speculation brings through the services",
+        "",
+        f"`{about['command']}` at {about['commit']}, {about['time']}, {about['cores']} cores of "
+        f"{about['cpu']}; {report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each, "
+        "bfloat16, the default pool (n-gram and the shipped SSM), adaptive.",
+        "",
     ]
+    for kind, modes in report["services"].items():
+        lines += [*batch_table(kind, modes), *source_table(kind, modes)]
+    return "\n".join(lines)
 
 
 def batch_table(kind: str, modes: dict[str, Any]) -> list[str]:

@@ -1,0 +1,47 @@
+"""`make bench-acceptance`, second part: what speculation brings through the real services.
+
+Writes `benchmarks/results/end-to-end.json` and `.md`: tokens per second of plain decoding, sequences of 4 to 8
+tokens and trees, greedy and at temperature 0.8, by batch and by source. Plain decoding is measured before
+and after the trees.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.drafts.end_to_end import end_to_end
+from benchmarks.drafts.prompts import load_prompts
+from benchmarks.drafts.report import services_report
+from specinfer.cli.about import about_this_run
+from specinfer.cli.show import console
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BATCHES = (1, 4, 16)
+KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
+    / "tests/data/prompts.jsonl",
+    per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
+    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+) -> None:
+    """Measure the default pool through the services."""
+    found = load_prompts(prompts, per_source)
+    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    with console.status("starting") as spinner:
+        report["services"] = {
+            kind: end_to_end(found, BATCHES, temperature, new_tokens, spinner.update)
+            for kind, temperature in KINDS.items()
+        }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "end-to-end.json").write_text(json.dumps(report, indent=2) + "\n")
+    (RESULTS / "end-to-end.md").write_text(services_report(report))
+    console.print((RESULTS / "end-to-end.md").read_text(), markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

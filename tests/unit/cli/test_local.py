@@ -1,0 +1,33 @@
+"""What a local system is told: speculators as text, flags as arguments."""
+
+import pytest
+
+from specinfer.cli.local import _arguments, default_speculators, read_speculators
+from specinfer.errors import InvalidInputError
+
+
+def test_speculators_are_read_with_their_flags() -> None:
+    pool = read_speculators(
+        ["ngram", "ssm,model=my-ssm,weights=int8", "ssm,model=other", "custom,function=a:b"]
+    )
+    assert pool == {
+        "ngram": {"drafter": "ngram"},
+        "ssm": {"drafter": "ssm", "model": "my-ssm", "weights": "int8"},
+        "ssm-3": {"drafter": "ssm", "model": "other"},
+        "custom": {"drafter": "custom", "function": "a:b"},
+    }
+    assert read_speculators(None) is None
+    assert set(default_speculators("smollm2-135m")) == {"ngram", "ssm"}
+    assert set(default_speculators("another")) == {"ngram"}
+
+
+@pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,int8"])
+def test_what_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="speculator = "):
+        read_speculators([text])
+
+
+def test_switches_have_no_value_on_a_command_line() -> None:
+    assert _arguments("retrieval_learn", "true") == ["--retrieval-learn"]
+    assert _arguments("adaptive", "false") == ["--no-adaptive"]
+    assert _arguments("model", "x") == ["--model", "x"]
