@@ -1,8 +1,8 @@
 """`make bench-acceptance`, second part: what speculation brings through the real services.
 
-Writes `benchmarks/results/end-to-end.json` and `.md`: tokens per second of plain decoding, sequences of 4 to 8
-tokens and trees, greedy and at temperature 0.8, by batch and by source. Plain decoding is measured before
-and after the trees.
+Writes `benchmarks/results/end-to-end.json` and `.md`: tokens per second of plain decoding, sequences of 4
+to 8 tokens and trees, greedy and at temperature 0.8, by batch and by source. Plain decoding is measured
+before and after the trees.
 """
 
 import json
