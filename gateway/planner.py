@@ -36,6 +36,8 @@ _FIRST_OUTCOMES = 16
 _FIRST_INTERVAL, _LAST_INTERVAL = 12, 192
 _DRAFT_GROWTH = 0.7
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
+_NODE_GUESS = 0.02
+"""What a node adds to a pass, as a share of it, until it is measured."""
 _SLOPE = 4
 """Nodes over which the cost of one more is averaged: a pass grows in steps."""
 DRAFT_FACTOR = 2
@@ -104,6 +106,11 @@ class CostCurve:
         self._tokens[bucket].add(tokens)
         self._seconds[bucket].add(seconds, clip=True)
 
+    @property
+    def reach(self) -> float:
+        """The most tokens that were measured."""
+        return max((t.value for t in self._tokens if t.count), default=0.0)
+
     def at(self, tokens: float) -> float:
         """Estimated seconds; 0 before anything was measured."""
         points = [(t.value, s.value) for t, s in zip(self._tokens, self._seconds, strict=True) if t.count]
@@ -126,6 +133,8 @@ class _Memory:
     """What is known at one batch size (rounded up to a power of two)."""
 
     drafts: dict[int, Average] = field(default_factory=dict)
+    passes: CostCurve = field(default_factory=lambda: CostCurve())
+    """A token of another request costs more than a node, so passes are told apart by batch size."""
     gain: Average | None = None
     """Of the whole pool, as if always asked."""
     parts: dict[frozenset[int], Average] = field(default_factory=dict)
@@ -147,7 +156,6 @@ class Planner:
         self._subsets = [
             frozenset(s) for k in range(1, speculators + 1) for s in combinations(range(speculators), k)
         ]
-        self._pass = CostCurve()
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._memories: dict[int, _Memory] = {}
         self._outcomes = 0
@@ -186,9 +194,9 @@ class Planner:
         """Learns from a step."""
         if not self._adaptive:
             return
-        self._pass.add(report.tokens, report.verify_s)
         self._overhead[bool(report.choice.speculators)].add(report.overhead_s, clip=True)
         memory = self._memory(report.batch)
+        memory.passes.add(report.tokens, report.verify_s)
         for speculator, seconds in report.draft_s.items():
             memory.drafts.setdefault(speculator, Average()).add(seconds, clip=True)
         asked = report.choice.speculators
@@ -204,7 +212,7 @@ class Planner:
         nodes, _ = self._known(batch, lambda memory: memory.nodes.get(who))
         slowest = max((self._draft_seconds(batch, s) for s in who), default=0.0)
         overhead = self._overhead[bool(who)]
-        seconds = overhead.value + slowest + self._pass.at(batch * (1 + nodes))
+        seconds = overhead.value + slowest + self._pass_seconds(batch, batch * nodes)
         appeal = sum(self._appeal.values()) / batch if self._appeal else 1.0
         return batch * (1 + appeal * gain) / seconds if seconds else 0.0
 
@@ -219,9 +227,23 @@ class Planner:
             return lambda kept, _: kept < self._step_nodes
         plain = self.expected_speed(batch, Choice(frozenset(), 0))
         speed = max(plain, self.expected_speed(batch, choice))
-        cost = [self._pass.at(batch + n) for n in range(0, self._step_nodes + _SLOPE + 1, _SLOPE)]
+        steps = range(0, self._step_nodes + _SLOPE + 1, _SLOPE)
+        cost = [self._pass_seconds(batch, nodes) for nodes in steps]
         least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
         return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
+
+    def _pass_seconds(self, batch: int, nodes: float) -> float:
+        """Time of a pass over a batch and so many tree nodes; what this size lacks is lent by the nearest."""
+        own, size = self._memory(batch).passes, _size(batch)
+        if own.reach >= batch + nodes / 2:
+            return own.at(batch + nodes)
+        others = sorted(self._memories, key=lambda other: abs(other - size))
+        curves = [self._memories[other].passes for other in others]
+        lent = next((c for c in curves if c.reach >= batch + nodes / 2 and c is not own), None)
+        base = own.at(batch)
+        if lent is None:
+            return base * (1 + _NODE_GUESS * nodes)
+        return (base or lent.at(batch)) + max(0.0, lent.at(batch + nodes) - lent.at(batch))
 
     def _usual_gain(self, batch: int, who: frozenset[int]) -> float:
         """Accepted nodes per request and step that these speculators bring, in a usual text."""

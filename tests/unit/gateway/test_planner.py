@@ -167,7 +167,7 @@ def test_one_outlier_does_not_change_its_mind() -> None:
     planner = Planner(1, 16, 64)
     simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
     before = planner.expected_speed(1, Choice(frozenset({0}), 4))
-    planner._pass.add(5, 10.0)
+    planner._memory(1).passes.add(5, 10.0)
     assert planner.expected_speed(1, Choice(frozenset({0}), 4)) > 0.8 * before
 
 
@@ -202,3 +202,16 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
     late = {good: found[len(found) // 2 :] for good, found in spent.items()}
     assert sum(late[True]) / len(late[True]) > 0.9
     assert sum(late[False]) / len(late[False]) < 0.5
+
+
+def test_what_large_batches_cost_says_nothing_about_the_nodes_of_one_request() -> None:
+    """Sixteen requests of one token take 14 ms here, one request with fifteen nodes 7."""
+    planner = Planner(1, 16, 64)
+    plain = Choice(NOBODY, 0)
+    for _ in range(50):
+        planner.observe(StepReport(plain, 16, 16, 0.014, {}, 0.001, {}))
+        planner.observe(StepReport(plain, 1, 1, 0.006, {}, 0.001, {}))
+    choices, _ = simulate(planner, 200, 1, {0: 2}, {0: 3.0}, node_ms=0.1)
+    assert usual(choices).speculators == frozenset({0})
+    assert planner._pass_seconds(16, 0) == pytest.approx(0.014)
+    assert planner._pass_seconds(16, 4) > 0.014
