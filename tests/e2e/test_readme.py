@@ -1,7 +1,9 @@
 """Every command in the README's console blocks is executed, in order; the rest of its claims are checked."""
 
+import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -63,13 +65,28 @@ def _wait_for_status(process: "subprocess.Popen[bytes]") -> None:
 
 
 def test_flags_in_the_deployment_example_exist() -> None:
-    (block,) = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "-m verifier_svc" in b]
     lines = block.replace("\\\n", " ").strip().splitlines()
     assert len(lines) == 4
     for line in lines:
         module = line.split()[2]
         for flag in re.findall(r"--([\w-]+)", line):
             assert flag.replace("-", "_") in SETTINGS[module].model_fields, f"{module} has no --{flag}"
+
+
+def test_flags_in_the_training_example_exist() -> None:
+    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "specinfer train" in b]
+    for line in block.strip().splitlines():
+        command = [word for word in line.split()[1:3] if not word.startswith("-")]
+        done = subprocess.run(
+            [Path(sys.executable).with_name("specinfer"), *command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        for flag in re.findall(r"--[\w-]+", line):
+            assert flag in done.stdout, f"{' '.join(command)} has no {flag}"
 
 
 def test_linked_files_exist() -> None:
