@@ -25,7 +25,7 @@ BATCHES = (1, 4, 8, 16)
 CONTEXTS = (256, 2048)
 NEW_TOKENS = 128
 FEW = 6
-WINDOWS = (0, 1024, 512, 256)
+WINDOWS = (0, 512, 256)
 LONG_ANSWER = 2000
 COLUMNS = {  # of single requests
     "ttft_ms": ("TTFT, ms", "{:.0f}"),
