@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specinfer.tree import DRAW_PRIORS, Proposal, ProposalKind, TokenTree
+from specinfer.tree import DRAW_PRIORS, ProposalKind, TokenTree
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 _TRUST = 20.0
@@ -74,9 +74,7 @@ class Calibration:
         """
         record = self._records.setdefault(speculator, _Record())
         token_ids, scores = tree.token_ids.tolist(), tree.scores.tolist()
-        by_parent: dict[int, list[Proposal]] = {}
-        for proposal in tree.proposals:
-            by_parent.setdefault(proposal.parent, []).append(proposal)
+        by_parent = tree.proposals_by_parent()
         node = 0
         for token in tokens:
             followed = None

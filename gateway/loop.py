@@ -19,7 +19,6 @@ from gateway.store import RequestStore
 from gateway.subscribers import Subscribers, Update
 from gateway.text import TextStream
 from gateway.verifier_client import VerifierClient
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, cut_trees, merge_trees
@@ -129,7 +128,7 @@ class GenerationLoop:
         self._last_done = done
         times = (began, started, drafted, merged, verified, done)
         self._learn(entries, trees, verdicts, draft_seconds, times)
-        self._calibrate(drafts, trees, verdicts)
+        self._calibrate(entries, drafts)
 
     def _merge(
         self, entries: Sequence[StepEntry], drafts: Mapping[str, Sequence[tuple[int, TokenTree]]]
@@ -150,6 +149,8 @@ class GenerationLoop:
             if found:
                 corrected = [(index, self._calibration.correct(index, tree)) for index, tree in found]
                 trees[entry.request_id] = merge_trees(corrected)
+        if not open_to_cut:
+            return trees
         names = [entry.request_id for entry in open_to_cut]
         limits = [entry.limits.nodes + 1 for entry in open_to_cut]
         priors = {index: self._calibration.draw_priors(index) for index in self._choice.speculators}
@@ -158,19 +159,13 @@ class GenerationLoop:
         return trees | dict(zip(names, cut, strict=True))
 
     def _calibrate(
-        self,
-        drafts: Mapping[str, Sequence[tuple[int, TokenTree]]],
-        trees: Mapping[str, TokenTree],
-        verdicts: Mapping[str, VerdictEntry],
+        self, entries: Sequence[StepEntry], drafts: Mapping[str, Sequence[tuple[int, TokenTree]]]
     ) -> None:
-        """Tells how the drafts of this step fared."""
-        for request_id, found in drafts.items():
-            verdict = verdicts.get(request_id)
-            if verdict is None or verdict.status is not EntryStatus.OK:
-                continue
-            tokens = [int(trees[request_id].token_ids[node]) for node in verdict.accepted]
-            for index, tree in found:
-                self._calibration.observe(index, tree, [*tokens, verdict.bonus])
+        """Tells how the drafts of this step fared against the tokens it committed."""
+        for entry in entries:
+            committed = entry.state.tokens[entry.base_len + len(entry.delta) :]
+            for index, tree in drafts.get(entry.request_id, ()) if entry.final else ():
+                self._calibration.observe(index, tree, committed)
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import torch
@@ -10,11 +11,19 @@ from specinfer.tree import TokenTree, TreeBuilder
 from speculator_svc.drafters import DraftJob
 from tests.tiny_models import tiny_transformers
 
+_LOCK = RLock()
+"""Scripted drafters ask from threads of their own; building a model seeds torch's one generator."""
+
 
 @cache
+def _default_target() -> Any:
+    return tiny_transformers("llama")
+
+
 def default_target() -> Any:
     """The tiny model that `running_system` serves unless told otherwise."""
-    return tiny_transformers("llama")
+    with _LOCK:
+        return _default_target()
 
 
 @cache
@@ -28,7 +37,8 @@ def _continuation(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 def greedy(prompt: Sequence[int], count: int) -> list[int]:
     """The first `count` greedy tokens after a prompt, by `transformers.generate`."""
-    return list(_continuation(tuple(prompt), count))
+    with _LOCK:
+        return list(_continuation(tuple(prompt), count))
 
 
 def chain(root: int, tokens: Sequence[int]) -> TokenTree:

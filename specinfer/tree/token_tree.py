@@ -80,6 +80,13 @@ class TokenTree:
         """The last committed token."""
         return int(self.token_ids[0])
 
+    def proposals_by_parent(self) -> dict[int, list[Proposal]]:
+        """All proposals for the children of each node, in the order in which they are tried."""
+        result: dict[int, list[Proposal]] = {}
+        for proposal in self.proposals:
+            result.setdefault(proposal.parent, []).append(proposal)
+        return result
+
     def path_to(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`; empty for the root."""
         path: list[int] = []

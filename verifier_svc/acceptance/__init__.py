@@ -4,7 +4,7 @@ Every rule is lossless: whatever the tree proposes, the tokens it returns follow
 distribution (greedy: are the target's own choices). A rule is one file plus one line in `RULES`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
-from specinfer.tree import Proposal, TokenTree
+from specinfer.tree import TokenTree
 
 RULES = {
     "greedy": "verifier_svc.acceptance.greedy:verify_greedy",
@@ -63,11 +63,3 @@ def find_rule(name: str) -> AcceptanceRule:
     module, function = RULES[name].split(":")
     rule: AcceptanceRule = getattr(import_module(module), function)
     return rule
-
-
-def proposals_by_parent(tree: TokenTree) -> Mapping[int, list[Proposal]]:
-    """All proposals for the children of each node, in the order in which they are tried."""
-    result: dict[int, list[Proposal]] = {}
-    for proposal in tree.proposals:
-        result.setdefault(proposal.parent, []).append(proposal)
-    return result

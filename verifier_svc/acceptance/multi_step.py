@@ -21,7 +21,7 @@ import numpy as np
 from specinfer.model.distributions import draw
 from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
-from verifier_svc.acceptance import Float64, RandomAt, Target, Verdict, proposals_by_parent
+from verifier_svc.acceptance import Float64, RandomAt, Target, Verdict
 
 Candidate = tuple[int, Int32, Float64]
 """A child node, and the distribution (ids [K], probabilities [K]) that its token was drawn from."""
@@ -29,7 +29,7 @@ Candidate = tuple[int, Int32, Float64]
 
 def verify_multi_step(tree: TokenTree, target: Target, random_at: RandomAt) -> Verdict:
     """Accepts a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
-    proposals = proposals_by_parent(tree)
+    proposals = tree.proposals_by_parent()
     accepted: list[int] = []
     node = 0
     while True:
