@@ -13,8 +13,8 @@ import typer
 
 from benchmarks.drafts.decoding import Decoding, Plan
 from benchmarks.drafts.prompts import Prompt, load_prompts
-from benchmarks.drafts.report import head, row
 from benchmarks.drafts.success import guesses
+from benchmarks.tables import head, origin, row
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -83,7 +83,7 @@ def measure(
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a table."""
-    about, pools = report["about"], report["pools"]
+    pools = report["pools"]
     columns = {
         "first_guess": "first guess, %",
         "union_of_first_guesses": "union of first guesses, %",
@@ -94,7 +94,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# Collective boost-tuning against one SSM trained as long",
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time']}; {report['prompts']} evaluation "
+        f"{origin(report['about'])}; {report['prompts']} evaluation "
         f"prompts, {report['new_tokens']} new tokens each; trees of at most {NODES} nodes, merged and cut.",
         "",
         *head(list(columns.values())),

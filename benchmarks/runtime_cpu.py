@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.runtime import ours, services
 from benchmarks.runtime.peers import VARIANTS, run_peer
+from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
@@ -117,26 +118,22 @@ def windows(prompts: list[list[int]], whole: ModelRunner) -> dict[str, dict[str,
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    about = report["about"]
     lines = [
         "# The runtime on a CPU, beside its peers",
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time']}, "
-        f"{about['cores']} cores of {about['cpu']}. "
-        f"SmolLM2-135M-Instruct, bfloat16 unless said, greedy, {report['task']['new_tokens']} new tokens, "
-        "different prompts in a batch.",
+        f"{origin(report['about'])}. SmolLM2-135M-Instruct, bfloat16 unless said, greedy, "
+        f"{report['task']['new_tokens']} new tokens, different prompts in a batch.",
         "",
         "## Throughput, tokens/s",
         "",
-        "| system | " + " | ".join(f"batch {b}" for b in BATCHES) + " |",
-        "|---|" + "---|" * len(BATCHES),
+        *head([f"batch {b}" for b in BATCHES], "system"),
     ]
     for name, system in report["systems"].items():
         if "missing" in system:
-            lines.append(f"| {name} | {system['missing']} |" + " |" * (len(BATCHES) - 1))
+            lines.append(line(name, [system["missing"], *[""] * (len(BATCHES) - 1)]))
         else:
             cells = [f"{system[str(b)]:.0f}" if str(b) in system else "" for b in BATCHES]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            lines.append(line(name, cells))
     spread = ", ".join(f"batch {b}: {lo:.0f} and {hi:.0f}" for b, (lo, hi) in report["spread"].items())
     lines += ["", f"Ours before and after the peers: {spread}.", ""]
     return "\n".join([*lines, *single_table(report), *window_table(report), *pass_tables(report)]) + "\n"
@@ -150,13 +147,12 @@ def single_table(report: dict[str, Any]) -> list[str]:
         "Perplexity is that of the output under the target in bfloat16; memory growth is that of the "
         "resident process while it answers (a pool that is allocated in advance hardly grows).",
         "",
-        "| system | " + " | ".join(title for title, _ in COLUMNS.values()) + " |",
-        "|---|" + "---|" * len(COLUMNS),
+        *head([title for title, _ in COLUMNS.values()], "system"),
     ]
     for name, system in report["systems"].items():
         if "missing" not in system:
             cells = [form.format(system[key]) if key in system else "" for key, (_, form) in COLUMNS.items()]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            lines.append(line(name, cells))
     return [*lines, ""]
 
 
@@ -186,13 +182,13 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
     """What a pass costs by its size, at several lengths of context; prefill."""
     lines = ["## One pass, ms", ""]
     sizes = ours.NODES
-    lines += ["| context | " + " | ".join(f"{n} tokens" for n in sizes) + " |", "|---|" + "---|" * len(sizes)]
+    lines += head([f"{n} tokens" for n in sizes], "context")
     far = report["long_context"]
     for context, costs in [*report["passes_ms"].items(), (str(far["tokens"]), far["passes_ms"])]:
         one = costs["1"]["median"]
         found = [costs[str(n)]["median"] if str(n) in costs else None for n in sizes]
         cells = [f"{ms:.2f} ({ms / one:.2f}x)" if ms is not None else "" for ms in found]
-        lines.append(f"| {context} | " + " | ".join(cells) + " |")
+        lines.append(line(context, cells))
     lines += ["", "## Reading 1,024 tokens, ms", ""]
     lines += [f"- {name}: {ms:.0f}" for name, ms in report["prefill_1024_ms"].items()]
     return [*lines, "", f"Reading {far['tokens']} tokens in chunks of {ours.CHUNK}: {far['read_s']:.1f} s."]

@@ -16,6 +16,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.errors": (set(), set()),
     "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
+    "specinfer.prompts": ({"specinfer.errors"}, set()),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
     "specinfer.hub": (
@@ -70,7 +71,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "speculator_svc.training": (
         {
-            *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer")),
+            *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer", "prompts")),
             "speculator_svc.training",
         },
         {"numpy", "torch", "typer", "rich"},

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
+from benchmarks.load import generate_all
 from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.v1 import common_pb2, generation_pb2
+from specinfer.v1 import generation_pb2
 
 SEQUENCES = range(4, 9)
+WARM_UP = 24
 Speculation = generation_pb2.Speculation
 
 
@@ -51,24 +53,11 @@ async def _run(
     new_tokens: int,
 ) -> dict[str, Any]:
     client = GatewayClient(address)
-    slots = asyncio.Semaphore(batch)
-
-    async def one(prompt: Prompt, tokens: int) -> Answer:
-        async with slots:
-            return await client.generate(
-                generation_pb2.GenerateRequest(
-                    tokens=generation_pb2.TokenIds(ids=prompt.tokens),
-                    max_new_tokens=tokens,
-                    sampling=common_pb2.SamplingParams(temperature=temperature, seed=1),
-                    speculation=speculation,
-                    ignore_eos=True,
-                )
-            )
-
+    tokens = [prompt.tokens for prompt in prompts]
     try:
-        await asyncio.gather(*(one(prompt, 24) for prompt in prompts[:batch]))  # warm-up
+        await generate_all(client, tokens[:batch], batch, speculation, WARM_UP, temperature)
         started = time.perf_counter()
-        answers = await asyncio.gather(*(one(prompt, new_tokens) for prompt in prompts))
+        answers = await generate_all(client, tokens, batch, speculation, new_tokens, temperature)
         seconds = time.perf_counter() - started
     finally:
         await client.close()

@@ -23,7 +23,7 @@ def load_prompts(path: Path, per_source: int) -> list[Prompt]:
     """Some prompts of every source, spread over the file."""
     tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
     by_source: dict[str, list[str]] = defaultdict(list)
-    for line in path.read_text().splitlines():
+    for line in path.open():
         row = json.loads(line)
         by_source[row["source"]].append(row["turns"][0])
     return [

@@ -1,7 +1,8 @@
 """The report of `make bench-acceptance` as Markdown, with the paper's figures beside ours."""
 
-from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.tables import head, line, origin, row
 
 WIDTHS = (1, 2, 3, 4, 5)
 # SpecInfer, tables 1 and 2 (LLaMA-7B with LLaMA-68M)
@@ -18,13 +19,11 @@ PAPER_MULTI_STEP = 1.27
 
 def markdown(report: dict[str, Any]) -> str:
     """All of it."""
-    about = report["about"]
     lines = [
         "# How good the drafts are",
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time']}, {about['cores']} cores of "
-        f"{about['cpu']}; {report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each, "
-        "bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M.",
+        f"{origin(report['about'])}; {report['prompts']} evaluation prompts, {report['new_tokens']} new "
+        "tokens each, bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M.",
         "",
     ]
     parts = [success_table(report), width_table(report), pool_table(report), figures()]
@@ -89,13 +88,11 @@ def figures() -> list[str]:
 
 def services_report(report: dict[str, Any]) -> str:
     """Through the services: by batch, and by source at batch 1."""
-    about = report["about"]
     lines = [
         "# What speculation brings through the services",
         "",
-        f"`{about['command']}` at {about['commit']}, {about['time']}, {about['cores']} cores of "
-        f"{about['cpu']}; {report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each, "
-        "bfloat16, the default pool (n-gram and the shipped SSM), adaptive.",
+        f"{origin(report['about'])}; {report['prompts']} evaluation prompts, {report['new_tokens']} new "
+        "tokens each, bfloat16, the default pool (n-gram and the shipped SSM), adaptive.",
         "",
     ]
     for kind, modes in report["services"].items():
@@ -113,7 +110,7 @@ def batch_table(kind: str, modes: dict[str, Any]) -> list[str]:
         gains = [f"{rates[mode][b]:.0f} ({rates[mode][b] / plain[b]:.2f}x" for b in batches]
         lengths = [f"{runs[b]['acceptance_length']:.2f} per step)" for b in batches]
         cells = [f"{gain}, {length}" for gain, length in zip(gains, lengths, strict=True)]
-        lines.append(f"| {mode} | " + " | ".join(cells) + " |")
+        lines.append(line(mode, cells))
     return [*lines, ""]
 
 
@@ -130,16 +127,5 @@ def source_table(kind: str, modes: dict[str, Any]) -> list[str]:
             base = [found[name][source]["tokens_per_second"] for name in ("plain", "plain again")]
             gain = 2 * by_source[source]["tokens_per_second"] / sum(base)
             cells.append(f"{gain:.2f}x ({by_source[source]['acceptance_length']:.2f})")
-        lines.append(f"| {mode} | " + " | ".join(cells) + " |")
+        lines.append(line(mode, cells))
     return [*lines, ""]
-
-
-def head(columns: Sequence[str]) -> list[str]:
-    """The first two lines of a table."""
-    return ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-
-
-def row(label: str, values: Sequence[float]) -> str:
-    """One line of a table."""
-    cells = (f"{value:.2f}" if value < 10 else f"{value:.1f}" for value in values)
-    return f"| {label} | " + " | ".join(cells) + " |"

@@ -19,18 +19,6 @@ CHUNK = 512
 REPEATS = 15
 
 
-def median_ms(work: Callable[[], None], repeats: int = REPEATS) -> dict[str, float]:
-    """Median and quartiles of the time of `work`, in milliseconds."""
-    work()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(1000 * (time.perf_counter() - started))
-    low, middle, high = statistics.quantiles(times, n=4)
-    return {"median": round(middle, 3), "p25": round(low, 3), "p75": round(high, 3)}
-
-
 def pass_costs(
     runner: ModelRunner, context: int, sizes: Sequence[int] = NODES
 ) -> dict[str, dict[str, float]]:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.load import generate_all
 from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.v1 import common_pb2, generation_pb2
+from specinfer.v1 import generation_pb2
 
 MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULATION_TREE}
 
@@ -33,9 +34,10 @@ async def _measure(
             for batch in batches:
                 first = int(batch == 1)  # like the peers, batch 1 leaves out the first prompt
                 count = max(batch, few if batch == 1 else 2 * batch)
-                await _run(client, prompts[:batch], batch, speculation, new_tokens)
+                await generate_all(client, prompts[:batch], batch, speculation, new_tokens)
+                measured = prompts[first : first + count]
                 started = time.perf_counter()
-                answers = await _run(client, prompts[first : first + count], batch, speculation, new_tokens)
+                answers = await generate_all(client, measured, batch, speculation, new_tokens)
                 result[str(batch)] = count * new_tokens / (time.perf_counter() - started)
                 if batch == 1:
                     result |= _single(answers)
@@ -43,30 +45,6 @@ async def _measure(
     finally:
         await client.close()
     return found
-
-
-async def _run(
-    client: GatewayClient,
-    prompts: list[list[int]],
-    batch: int,
-    speculation: generation_pb2.Speculation,
-    new_tokens: int,
-) -> list[Answer]:
-    slots = asyncio.Semaphore(batch)
-
-    async def one(prompt: list[int]) -> Answer:
-        async with slots:
-            return await client.generate(
-                generation_pb2.GenerateRequest(
-                    tokens=generation_pb2.TokenIds(ids=prompt),
-                    max_new_tokens=new_tokens,
-                    sampling=common_pb2.SamplingParams(temperature=0.0),
-                    speculation=speculation,
-                    ignore_eos=True,
-                )
-            )
-
-    return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
 
 
 def _single(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import typer
 
 from specinfer import __version__
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import MODES, BenchPlan, read_prompts, run_bench, write_runs
+from specinfer.cli.bench import MODES, BenchPlan, run_bench, write_runs
 from specinfer.cli.client import Answer, GatewayClient, RequestFailedError, make_request
 from specinfer.cli.local import LocalOptions, LocalSystem, read_speculators
 from specinfer.cli.show import console, progress_bar, run_table, status_table, win_lines
@@ -25,6 +25,7 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.pull import find_source, pull_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.resolve import model_directory
+from specinfer.prompts import read_prompts
 from specinfer.v1 import generation_pb2
 
 PROGRAM = "specinfer"

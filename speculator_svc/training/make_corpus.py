@@ -9,11 +9,12 @@ import typer
 
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
 from speculator_svc.training.progress import console, progress_bar
-from speculator_svc.training.prompts import chat_prompt, open_user_turn, read_prompts, usable
+from speculator_svc.training.prompts import chat_prompt, open_user_turn, usable
 
 _INVENTION_TOKENS = 96
 
@@ -32,7 +33,7 @@ def make_corpus(
     """Let the target continue prompts: the corpus an SSM is trained on."""
     directory = resolve_model(model)
     tokenizer = Tokenizer.load(directory)
-    texts = read_prompts(prompts)
+    texts = list(read_prompts(prompts))
     random.Random(seed).shuffle(texts)
     chosen = texts[:limit] if limit else texts
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=batch * 1024))

@@ -1,30 +1,11 @@
-"""Prompts to continue: those of a file, and those that the target invents from an open user turn."""
+"""Prompts to continue: as chat turns, and such as the target invents from an open user turn."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
-from specinfer.errors import InvalidInputError
 from specinfer.tokenizer import Tokenizer
 
 _MARK = "\u2063"
 """Stands for the user's text while the template is cut open (an invisible separator: no template has it)."""
-
-
-def read_prompts(path: Path) -> list[str]:
-    """First turns of a JSONL file of objects with `turns: [text]`.
-
-    Raises:
-        InvalidInputError: naming file and line.
-    """
-    prompts = []
-    with path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                prompts.append(str(json.loads(line)["turns"][0]))
-            except (json.JSONDecodeError, KeyError, TypeError, IndexError) as error:
-                raise InvalidInputError(f"{path}:{number}", line[:60], "needs `turns: [text]`") from error
-    return prompts
 
 
 def chat_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner, RunnerOptions
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 NEW_TOKENS = 16
-GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from tests.tiny_models import runner_of, tiny_transformers
 
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.native
 MODEL = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=152, num_attention_heads=6)
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4))
 """Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
-GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.growth import GrowthShape
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter, shape_of
@@ -17,7 +17,6 @@ from tests.trees import paths
 
 MODEL = tiny_transformers("llama", seed=3)
 CONTEXTS = [[5, 17, 3, 88], [41], [9, 60, 2, 71, 33, 34, 35, 90, 11, 7, 52, 19, 64, 23, 8, 1, 95]]
-GREEDY = SamplingParams(temperature=0)
 
 
 def make(shape: GrowthShape | None = None, **options: Any) -> SsmDrafter:

@@ -1,17 +1,14 @@
 """Continuations by a tiny target: each as if it were alone, and a run that goes on where it stopped."""
 
-import json
 from pathlib import Path
 
-import pytest
 from scipy import stats
 
-from specinfer.errors import InvalidInputError
 from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import finished_jobs, write_continuations
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
-from speculator_svc.training.prompts import chat_prompt, open_user_turn, read_prompts, usable
+from speculator_svc.training.prompts import chat_prompt, open_user_turn, usable
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=5)
@@ -75,15 +72,6 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
     done = finished_jobs(path)
     assert list(done) == ["a", "b", "c"]
     assert done["b"].output == (5, 6)
-
-
-def test_prompts_are_read_and_bad_lines_named(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"turns": ["one", "two"]}) + "\n")
-    assert read_prompts(path) == ["one"]
-    path.write_text('{"turns": []}\n')
-    with pytest.raises(InvalidInputError, match=r"prompts\.jsonl:1"):
-        read_prompts(path)
 
 
 class _Chat(Tokenizer):

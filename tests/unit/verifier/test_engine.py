@@ -9,7 +9,7 @@ from scipy import stats
 
 from specinfer.entry_status import EntryStatus
 from specinfer.model.growth import GrowthShape
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter
@@ -17,7 +17,6 @@ from tests.oracle import chain, greedy
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob, VerifyOutcome
 
-GREEDY = SamplingParams(temperature=0)
 PROMPT = [5, 17, 3, 88]
 
 
