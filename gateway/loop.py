@@ -215,6 +215,7 @@ class GenerationLoop:
         """Store, then publish: a token is durable before a client sees it. Runs beside the next step."""
         while True:
             delivery = await self._deliveries.get()
+            await asyncio.sleep(0)  # the drafts of the next step are asked for first
             while not self._deliveries.empty():
                 delivery += self._deliveries.get_nowait()
             try:

@@ -20,6 +20,7 @@ from specinfer.errors import IncompatibleError, MalformedTreeError, UnavailableE
 from specinfer.sampling import MAX_SEED
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
+from specinfer.tree.topology import depths
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import decode_tree
@@ -304,6 +305,6 @@ def _check_fits(tree: TokenTree, entry: StepEntry) -> None:
     """What only the gateway can know: the root, and how deep this tree may be."""
     if tree.root_token_id != entry.state.tokens[-1]:
         raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
-    depth = max(len(tree.path_to(node)) for node in range(len(tree)))
+    depth = int(depths(tree.parents).max())
     if depth > entry.limits.depth:
         raise MalformedTreeError("tree.depth", depth, f"deeper than {entry.limits.depth}")

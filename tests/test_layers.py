@@ -51,7 +51,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
     "gateway.budget": (set(), {"numpy"}),
-    "gateway.planner": ({"specinfer.tree"}, {"numpy"}),
+    "gateway.costs": (set(), set()),
+    "gateway.gains": ({"specinfer.tree", "gateway.costs"}, set()),
+    "gateway.planner": ({"specinfer.tree", "gateway.costs", "gateway.gains"}, set()),
     "gateway.calibration": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
         {"specinfer.tree", "specinfer.errors", "specinfer.entry_status", "gateway.request", "gateway.budget"},
@@ -83,6 +85,8 @@ FORBIDDEN_STDLIB = {
     "gateway.scheduler": {"asyncio"},
     "gateway.request": {"asyncio"},
     "gateway.budget": {"asyncio"},
+    "gateway.costs": {"asyncio"},
+    "gateway.gains": {"asyncio"},
     "gateway.planner": {"asyncio"},
 }
 

@@ -88,10 +88,11 @@ class LogitsTarget:
         Raises:
             BrokenModelError: if the node's logits are not finite.
         """
-        value, index = self.logits[node].max(-1)  # the maximum of a row with a NaN is NaN
-        if not math.isfinite(value.item()):
+        row = self.logits[node].cpu().numpy()
+        index = int(row.argmax())  # of a row with a NaN: the NaN
+        if not math.isfinite(row[index]):
             raise BrokenModelError("the model produced non-finite logits")
-        return int(index)
+        return index
 
     def probabilities(self, node: int) -> Float64:
         """[V] distribution under the request's sampling parameters.

@@ -11,10 +11,10 @@ from specinfer.tree.token_tree import Int32
 
 def depths(parents: Int32) -> Int32:
     """[N] distance from the root."""
-    result = np.zeros(len(parents), np.int32)
-    for node in range(1, len(parents)):
-        result[node] = result[parents[node]] + 1
-    return result
+    result: list[int] = []
+    for parent in parents.tolist():
+        result.append(result[parent] + 1 if parent >= 0 else 0)
+    return np.array(result, np.int32)
 
 
 def children(parents: Int32) -> list[list[int]]:

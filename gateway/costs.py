@@ -1,0 +1,147 @@
+"""What steps cost: passes by their tokens, drafts and the rest, measured by batch size. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, TypeVar
+
+_SMOOTHING = 0.08
+_OUTLIER = 3.0
+_DRAFT_GROWTH = 0.7
+"""Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
+_NODE_GUESS = 0.02
+"""What a node adds to a pass, as a share of it, until it is measured."""
+_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Average:
+    """Exponential moving average that one outlier cannot throw off."""
+
+    __slots__ = ("_smoothing", "count", "value")
+
+    def __init__(self, smoothing: float = _SMOOTHING, start: float | None = None) -> None:
+        """`start` is believed until observations move it; without it the first observation is."""
+        self.value, self._smoothing = start or 0.0, smoothing
+        self.count = 0 if start is None else round(1 / smoothing)
+
+    def add(self, value: float, clip: bool = False, weight: int = 1) -> None:
+        """Counts the mean of `weight` observations; `clip` limits it to a multiple of what is expected."""
+        if clip and self.count:
+            value = min(value, _OUTLIER * self.value)
+        self.count += weight
+        share = 1 - (1 - self._smoothing) ** weight
+        self.value += (value - self.value) * max(share, min(1.0, weight / self.count))
+
+
+class BySize(Generic[T]):
+    """What is known by batch size; sizes are told apart by powers of two."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._items: dict[int, T] = {}
+
+    def __getitem__(self, batch: int) -> T:
+        size = _size(batch)
+        if size not in self._items:
+            self._items[size] = self._make()
+        return self._items[size]
+
+    def nearest(self, batch: int, pick: Callable[[T], V | None]) -> tuple[V, int] | None:
+        """What `pick` finds at the nearest size that has it, and how many doublings away that is."""
+        size = _size(batch)
+        found = [(abs(other - size), other, pick(item)) for other, item in self._items.items()]
+        known = [(distance, other, value) for distance, other, value in found if value is not None]
+        if not known:
+            return None
+        _, other, value = min(known, key=lambda item: item[:2])
+        return value, size - other
+
+
+class CostCurve:
+    """Seconds of a pass by its number of tokens: measured in buckets, interpolated, never falling."""
+
+    def __init__(self) -> None:
+        self._tokens = [Average() for _ in _BUCKETS]
+        self._seconds = [Average() for _ in _BUCKETS]
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Counts one pass."""
+        bucket = min(bisect_left(_BUCKETS, tokens), len(_BUCKETS) - 1)
+        self._tokens[bucket].add(tokens)
+        self._seconds[bucket].add(seconds, clip=True)
+
+    @property
+    def reach(self) -> float:
+        """The most tokens that were measured."""
+        return max((t.value for t in self._tokens if t.count), default=0.0)
+
+    def at(self, tokens: float) -> float:
+        """Estimated seconds; 0 before anything was measured."""
+        points = [(t.value, s.value) for t, s in zip(self._tokens, self._seconds, strict=True) if t.count]
+        below, above = (0.0, 0.0), None
+        for t, s in points:
+            if t <= tokens:
+                below = (t, max(s, below[1]))
+            elif above is None:
+                above = (t, max(s, below[1]))
+        if above is None:  # beyond all that was measured: at worst in proportion
+            return below[1] * max(1.0, tokens / below[0]) if below[0] else 0.0
+        if not below[0]:
+            return above[1]
+        share = (tokens - below[0]) / (above[0] - below[0])
+        return below[1] + share * (above[1] - below[1])
+
+
+class StepCosts:
+    """Learns what the parts of a step take."""
+
+    def __init__(self) -> None:
+        self._overhead = {False: Average(), True: Average()}  # without and with speculation
+        self._drafts: BySize[dict[int, Average]] = BySize(dict)
+        self._passes: BySize[CostCurve] = BySize(CostCurve)
+        """A token of another request costs more than a node, so passes are told apart by batch size."""
+
+    def observe(
+        self, batch: int, tokens: int, verify_s: float, draft_s: Mapping[int, float], overhead_s: float
+    ) -> None:
+        """Counts one step; `draft_s` is empty for plain decoding."""
+        self._overhead[bool(draft_s)].add(overhead_s, clip=True)
+        self._passes[batch].add(tokens, verify_s)
+        for speculator, seconds in draft_s.items():
+            self._drafts[batch].setdefault(speculator, Average()).add(seconds, clip=True)
+
+    def knows_passes(self, batch: int) -> bool:
+        """Whether a pass was measured at this batch size."""
+        return self._passes[batch].reach > 0
+
+    def step_seconds(self, batch: int, speculators: Collection[int], nodes: float) -> float:
+        """Time of a whole step that verifies so many nodes per request; 0 before anything was measured."""
+        slowest = max((self.draft_seconds(batch, s) for s in speculators), default=0.0)
+        overhead = self._overhead[bool(speculators)].value
+        return overhead + slowest + self.pass_seconds(batch, batch * nodes)
+
+    def draft_seconds(self, batch: int, speculator: int) -> float:
+        """Time of a speculator's drafts; a new batch size is judged by the nearest one known."""
+        found = self._drafts.nearest(batch, lambda drafts: drafts.get(speculator))
+        if found is None:
+            return 0.0
+        seconds, doublings = found
+        return seconds.value * float(2.0 ** (_DRAFT_GROWTH * doublings))
+
+    def pass_seconds(self, batch: int, nodes: float) -> float:
+        """Time of a pass over a batch and so many tree nodes; what this size lacks is lent by the nearest."""
+        own, wanted = self._passes[batch], batch + nodes / 2
+        if own.reach >= wanted:
+            return own.at(batch + nodes)
+        base = own.at(batch)
+        found = self._passes.nearest(batch, lambda curve: curve if curve.reach >= wanted else None)
+        if found is None:
+            return base * (1 + _NODE_GUESS * nodes)
+        lent, _ = found
+        return (base or lent.at(batch)) + max(0.0, lent.at(batch + nodes) - lent.at(batch))
+
+
+def _size(batch: int) -> int:
+    return (batch - 1).bit_length()

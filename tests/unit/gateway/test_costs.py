@@ -1,0 +1,49 @@
+"""What steps are believed to cost, from what they took."""
+
+import pytest
+
+from gateway.costs import Average, BySize, CostCurve, StepCosts
+
+
+def test_the_cost_curve_interpolates_and_never_falls() -> None:
+    curve = CostCurve()
+    assert curve.at(5) == 0
+    curve.add(1, 0.004)
+    curve.add(16, 0.008)
+    curve.add(8, 0.003)  # noise: more tokens do not take less time
+    assert curve.at(1) == curve.at(4) == pytest.approx(0.004)
+    assert curve.at(12) == pytest.approx(0.006)
+    assert curve.at(32) == pytest.approx(0.016)
+
+
+def test_one_outlier_moves_an_average_little() -> None:
+    average = Average()
+    for _ in range(30):
+        average.add(1.0, clip=True)
+    average.add(1000.0, clip=True)
+    assert 1.0 < average.value < 1.2
+
+
+def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
+    known: BySize[list[int]] = BySize(list)
+    known[3].append(7)
+    assert known[4] == [7]
+    assert known[5] == []
+    assert known.nearest(16, lambda item: item[0] if item else None) == (7, 2)
+    assert known.nearest(1, lambda item: None) is None
+
+
+def test_a_step_costs_its_pass_the_slowest_draft_and_the_rest() -> None:
+    costs = StepCosts()
+    assert costs.step_seconds(1, {0, 1}, 8) == 0
+    costs.observe(1, 1, 0.008, {}, 0.001)
+    costs.observe(1, 9, 0.010, {0: 0.001, 1: 0.004}, 0.002)
+    assert costs.step_seconds(1, (), 0) == pytest.approx(0.009)
+    assert costs.step_seconds(1, {0}, 8) == pytest.approx(0.013)
+    assert costs.step_seconds(1, {0, 1}, 8) == pytest.approx(0.016)
+
+
+def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
+    costs = StepCosts()
+    costs.observe(1, 9, 0.010, {0: 0.004}, 0.002)
+    assert 0.004 < costs.draft_seconds(4, 0) < 0.016
