@@ -20,6 +20,8 @@ def _why_not_native() -> str | None:
     try:
         library = load_library()
     except UnavailableError as error:
+        if " failed: " in str(error):
+            raise  # there is a compiler: kernels that it rejects are a mistake, not a reason to skip
         return str(error)
     return None if library.si_supports_bf16() else "the processor lacks avx512_bf16"
 

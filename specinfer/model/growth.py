@@ -203,7 +203,8 @@ class ReferenceGrowth:
         left = limits.nodes - (len(growth.builder) - 1)
         share = left / (limits.depth - depth)
         total = sum(growth.reach[node] for node in frontier) or 1.0
-        return [max(1, round(share * growth.reach[node] / total)) for node in frontier]
+        # the quotient first: of a single node it is exactly 1, and no rounding decides a tie
+        return [max(1, round(share * (growth.reach[node] / total))) for node in frontier]
 
 
 def draft_distribution(logits: torch.Tensor, sampling: SamplingParams, support: int) -> tuple[Int32, Float32]:

@@ -72,21 +72,25 @@ class Attention {
     }
     const int blocks = (std::max(most, last) + BLOCK - 1) / BLOCK, width = blocks * BLOCK + 2 * LANES;
     scores_.resize(size_t(RT) * width);
+    int whole[RT];
+    __m512 top[RT];
+    for (int r = 0; r < RT; ++r) whole[r] = p_.visible[token[r]] / BLOCK, top[r] = _mm512_set1_ps(-INFINITY);
     int b = 0;
-    for (; b + WIDE <= blocks; b += WIDE) dot<RT, WIDE>(layer, kv, table, b, blocks, q, width);
-    for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, blocks, q, width);
+    for (; b + WIDE <= blocks; b += WIDE) dot<RT, WIDE>(layer, kv, table, b, blocks, q, width, whole, top);
+    for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, blocks, q, width, whole, top);
     weights_.resize(size_t(RT) * width / S);
     float scale[RT];
     for (int r = 0; r < RT; ++r)
-      scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most);
+      scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r]);
     int c = 0;
     for (; c + WIDE * LANES <= d; c += WIDE * LANES) mix<RT, WIDE>(layer, kv, table, token, head, scale, width, most, c);
     for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c);
   }
 
-  // Scores of RT rows against NB blocks of keys.
+  // Scores of RT rows against NB blocks of keys, and their maxima over the blocks that a row sees whole.
   template <int RT, int NB>
-  void dot(int layer, int kv, const int32_t* table, int b, int blocks, const Unit* const* q, int width) {
+  void dot(int layer, int kv, const int32_t* table, int b, int blocks, const Unit* const* q, int width,
+           const int* whole, __m512* top) {
     const char *k[NB], *ahead[NB];
     for (int i = 0; i < NB; ++i) {
       k[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[b + i], kv));
@@ -106,29 +110,31 @@ class Attention {
         for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], kk[i], q[r][step]);
     }
     for (int r = 0; r < RT; ++r)
-      for (int i = 0; i < NB; ++i) _mm512_storeu_ps(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
+      for (int i = 0; i < NB; ++i) {
+        _mm512_storeu_ps(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
+        if (b + i < whole[r]) top[r] = _mm512_max_ps(top[r], acc[r][i]);
+      }
   }
 
-  // Scores to unnormalised probabilities in `x`, visible positions first, then the extra ones; and as
-  // factors in `w`, zeros from the first step that is not wholly visible up to position `most`, because
-  // other rows of the tile see more. Returns what normalises them.
-  float soften(int token, float* x, Unit* w, int most) const {
+  // Scores `x` to unnormalised probabilities, visible positions first, then the extra ones: as factors in
+  // `w`, with zeros from the first step that is not wholly visible up to position `most`, because other rows
+  // of the tree see more; and in `x` what lies in that step or behind it, for mix_end. `top`: maxima of the
+  // blocks that are visible as a whole. Returns what normalises them.
+  float soften(int token, float* x, Unit* w, int most, __m512 top) const {
     const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
     for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
     const int n = visible + end - begin;
-    const float factor = 1.0f / std::sqrt(float(s_.dim));
     for (int i = n; i < ((n + LANES - 1) & ~(LANES - 1)); ++i) x[i] = -INFINITY;
-    __m512 top = _mm512_set1_ps(-INFINITY);
-    for (int i = 0; i < n; i += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(x + i));
-    const __m512 peak = _mm512_set1_ps(_mm512_reduce_max_ps(top)), f = _mm512_set1_ps(factor);
+    for (int i = visible / BLOCK * BLOCK; i < n; i += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(x + i));
+    const float factor = LOG2_E / std::sqrt(float(s_.dim));
+    const __m512 f = _mm512_set1_ps(factor), peak = _mm512_set1_ps(_mm512_reduce_max_ps(top) * factor);
     __m512 sum = _mm512_setzero_ps();
     for (int i = 0; i < n; i += LANES) {
       const int left = n - i;
       const __mmask16 valid = left >= LANES ? 0xFFFF : __mmask16((1u << left) - 1);
-      const __m512 delta = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(x + i), peak), f);
-      const __m512 e = _mm512_maskz_mov_ps(valid, vexp(delta));
+      const __m512 e = _mm512_maskz_mov_ps(valid, vexp2(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), f, peak)));
       sum = _mm512_add_ps(sum, e);
-      _mm512_storeu_ps(x + i, e);
+      if (i + LANES > visible / S * S) _mm512_storeu_ps(x + i, e);
       Kind::store(reinterpret_cast<T*>(w) + i, e);
     }
     std::fill(w + visible / S, w + (most + S - 1) / S, 0);

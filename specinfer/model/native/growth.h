@@ -267,7 +267,7 @@ class Rules {
       int count = 1;
       if (j.width != 1)
         count = g_.levels ? width(j, vocabulary, depth)
-                          : std::max(1, int(std::nearbyint(share * t.reach[node] / (total > 0 ? total : 1))));
+                          : std::max(1, int(std::nearbyint(share * (t.reach[node] / (total > 0 ? total : 1)))));
       count = std::min(count, j.nodes - t.size());
       if (count > 0) draw(t, node, row + int(r), count, added);
     }

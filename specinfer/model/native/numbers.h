@@ -55,17 +55,17 @@ struct F32 {
   static float to_float(T x) { return x; }
 };
 
-// exp of 16 floats: 2^n * p(f) with a degree-6 polynomial; relative error below 2e-7.
-inline __m512 vexp(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-  x = _mm512_min_ps(x, _mm512_set1_ps(88.0f));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-  __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
-  __m512 p = _mm512_set1_ps(1.3888889e-3f);
-  for (float c : {8.3333333e-3f, 4.1666667e-2f, 0.16666667f, 0.5f, 1.0f, 1.0f})
+inline constexpr float LOG2_E = 1.44269504f;
+
+// 2 to the power of 16 floats: 2^n * p(f), n the nearest integer and p of degree 6; relative error below 2e-7.
+inline __m512 vexp2(__m512 x) {
+  const __m512 n = _mm512_roundscale_ps(x, 0), f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(1.5403530e-4f);  // ln(2)^k / k! from k = 6 down to 0
+  for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 0.24022651f, 0.69314718f, 1.0f})
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
   return _mm512_scalef_ps(p, n);
 }
+
+inline __m512 vexp(__m512 x) { return vexp2(_mm512_mul_ps(x, _mm512_set1_ps(LOG2_E))); }
 
 }  // namespace specinfer
