@@ -65,12 +65,15 @@ class CostCurve:
     def __init__(self) -> None:
         self._tokens = [Average() for _ in _BUCKETS]
         self._seconds = [Average() for _ in _BUCKETS]
+        self._points: list[tuple[float, float]] | None = []
+        """(tokens, seconds) of the fitted curve; None if a pass came in since."""
 
     def add(self, tokens: int, seconds: float) -> None:
         """Counts one pass."""
         bucket = min(bisect_left(_BUCKETS, tokens), len(_BUCKETS) - 1)
         self._tokens[bucket].add(tokens)
         self._seconds[bucket].add(seconds, clip=True)
+        self._points = None
 
     @property
     def reach(self) -> float:
@@ -79,19 +82,32 @@ class CostCurve:
 
     def at(self, tokens: float) -> float:
         """Estimated seconds; 0 before anything was measured."""
-        points = [(t.value, s.value) for t, s in zip(self._tokens, self._seconds, strict=True) if t.count]
-        below, above = (0.0, 0.0), None
-        for t, s in points:
-            if t <= tokens:
-                below = (t, max(s, below[1]))
-            elif above is None:
-                above = (t, max(s, below[1]))
-        if above is None:  # beyond all that was measured: at worst in proportion
-            return below[1] * max(1.0, tokens / below[0]) if below[0] else 0.0
-        if not below[0]:
-            return above[1]
-        share = (tokens - below[0]) / (above[0] - below[0])
-        return below[1] + share * (above[1] - below[1])
+        if self._points is None:
+            self._points = self._fit()
+        points = self._points
+        above = bisect_left(points, (tokens,))
+        if not points:
+            return 0.0
+        if above == len(points):  # beyond all that was measured: at worst in proportion
+            return points[-1][1] * max(1.0, tokens / points[-1][0])
+        if above == 0:
+            return points[0][1]
+        (t0, s0), (t1, s1) = points[above - 1 : above + 1]
+        return s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
+
+    def _fit(self) -> list[tuple[float, float]]:
+        """Isotonic regression: buckets that contradict each other share their mean."""
+        pools: list[tuple[float, float, list[float]]] = []  # mean seconds, weight, tokens of the buckets
+        for t, s in zip(self._tokens, self._seconds, strict=True):
+            if not s.count:
+                continue
+            mean, weight, tokens = s.value, min(s.count, 1 / _SMOOTHING), [t.value]
+            while pools and pools[-1][0] > mean:
+                before, other, more = pools.pop()
+                mean = (before * other + mean * weight) / (other + weight)
+                weight, tokens = other + weight, more + tokens
+            pools.append((mean, weight, tokens))
+        return [(t, mean) for mean, _, tokens in pools for t in tokens]
 
 
 class StepCosts:

@@ -33,9 +33,9 @@ class SpeculatorSettings(ServiceSettings):
     expansion: str = Field("", description='ssm: expansion vector such as "1,1,3,1"; empty grows best-first.')
     beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
     proposal: str = Field(
-        "point",
+        "auto",
         description="ssm: children for stochastic requests: point (the most probable), with_replacement or "
-        "without_replacement (drawn).",
+        "without_replacement (drawn); auto takes points below temperature 0.85 and draws above.",
     )
     q_support: int = Field(64, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")

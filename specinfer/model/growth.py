@@ -39,7 +39,9 @@ class GrowthShape:
     beam: int = 4
     """Most nodes expanded per level when growing best-first."""
     kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
-    """How stochastic requests are drafted; `POINT` has them drafted as greedy ones are."""
+    """How the children of stochastic requests are drawn."""
+    coolest_draw: float = 0.0
+    """Requests of a lower temperature are drafted as greedy ones are: the most probable tokens, as points."""
     q_support: int = 64
 
     def scored_nodes(self, limits: TreeLimits) -> int:

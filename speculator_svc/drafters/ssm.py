@@ -1,5 +1,6 @@
 """A small model (SSM) drafts: it keeps a cache per request and grows trees (`specinfer.model.growth`)."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
-_KINDS = {
-    "point": ProposalKind.POINT,
-    "with_replacement": ProposalKind.WITH_REPLACEMENT,
-    "without_replacement": ProposalKind.WITHOUT_REPLACEMENT,
+_PROPOSALS = {  # how children are drawn, and from which temperature on
+    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.85),  # where draws begin to win (docs/LOG.md)
+    "point": (ProposalKind.WITHOUT_REPLACEMENT, math.inf),
+    "with_replacement": (ProposalKind.WITH_REPLACEMENT, 0.0),
+    "without_replacement": (ProposalKind.WITHOUT_REPLACEMENT, 0.0),
 }
 
 
@@ -104,7 +106,7 @@ class SsmDrafter:
             sequence = self._sequences[job.request_id] = self._runner.open()
         delta = job.context[sequence.length :]
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(job.limits))
-        sampling = GREEDY if self._shape.kind is ProposalKind.POINT else job.sampling
+        sampling = GREEDY if job.sampling.temperature < self._shape.coolest_draw else job.sampling
         return GrowthTask(sequence, delta, job.limits, sampling)
 
 
@@ -126,7 +128,8 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
     Raises:
         SettingError: naming the bad one.
     """
-    if options.proposal not in _KINDS:
-        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_KINDS)}")
+    if options.proposal not in _PROPOSALS:
+        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
-    return GrowthShape(expansion, options.beam, _KINDS[options.proposal], options.q_support)
+    kind, coolest_draw = _PROPOSALS[options.proposal]
+    return GrowthShape(expansion, options.beam, kind, coolest_draw, options.q_support)

@@ -10,10 +10,20 @@ def test_the_cost_curve_interpolates_and_never_falls() -> None:
     assert curve.at(5) == 0
     curve.add(1, 0.004)
     curve.add(16, 0.008)
+    assert curve.at(1) == pytest.approx(0.004)
+    assert curve.at(8.5) == pytest.approx(0.006)
+    assert curve.at(32) == pytest.approx(0.016), "in proportion"
     curve.add(8, 0.003)  # noise: more tokens do not take less time
-    assert curve.at(1) == curve.at(4) == pytest.approx(0.004)
-    assert curve.at(12) == pytest.approx(0.006)
-    assert curve.at(32) == pytest.approx(0.016)
+    assert curve.at(1) == curve.at(4) == curve.at(8) == pytest.approx(0.0035)
+    assert curve.at(12) == pytest.approx(0.00575)
+
+
+def test_one_slow_bucket_does_not_make_all_larger_passes_dear() -> None:
+    curve = CostCurve()
+    curve.add(3, 0.020)  # once, by bad luck
+    for _ in range(50):
+        curve.add(4, 0.008)
+    assert curve.at(4) < 0.0095
 
 
 def test_one_outlier_moves_an_average_little() -> None:

@@ -1,5 +1,6 @@
 """The SSM drafter against what `transformers` says about the same small model."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -118,11 +119,22 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
 
 def test_points_for_stochastic_requests_are_the_greedy_tree() -> None:
     points = draft(
-        make(GrowthShape(kind=ProposalKind.POINT)), jobs_for(TreeLimits(8, 3), SamplingParams(seed=5))
+        make(GrowthShape(coolest_draw=math.inf)), jobs_for(TreeLimits(8, 3), SamplingParams(seed=5))
     )
     for tree, greedy in zip(points, draft(make(), jobs_for(TreeLimits(8, 3))), strict=True):
         assert paths(tree) == paths(greedy)
         assert {p.kind for p in tree.proposals} == {ProposalKind.POINT}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "kind"), [(0.8, ProposalKind.POINT), (0.9, ProposalKind.WITHOUT_REPLACEMENT)]
+)
+def test_by_default_cool_requests_get_points_and_warm_ones_draws(
+    temperature: float, kind: ProposalKind
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    (tree, *_) = draft(make(shape_of(DrafterOptions())), jobs_for(TreeLimits(8, 3), sampling))
+    assert {p.kind for p in tree.proposals} == {kind}
 
 
 def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
