@@ -43,12 +43,12 @@ class Bench:
 
     def drafter(self, name: str) -> Drafter:
         """`ngram`, `ssm` and `ssm, point` (best-first), or an expansion vector of the SSM; stochastic trees
-        are drawn, as in the paper, but for `ssm, point`."""
+        are drawn, as in the paper, but for `ssm, point`. Best-first trees are as deep as the others."""
         if name not in self._drafters:
             expansion = name if name[0].isdigit() else ""
             drawn = "point" if name == "ssm, point" else "without_replacement"
             options = DrafterOptions(
-                model=self._ssm, expansion=expansion, kv_tokens=32768, beam=8, proposal=drawn
+                model=self._ssm, expansion=expansion, kv_tokens=32768, beam=8, depth=DEPTH, proposal=drawn
             )
             self._drafters[name] = make_drafter("ngram" if name == "ngram" else "ssm", options)
         return self._drafters[name]

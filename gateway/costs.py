@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 _SMOOTHING = 0.08
+_PACE_SMOOTHING, _PASS_SMOOTHING = 0.15, 0.02
+"""The pace follows at once; what a pass takes at an even pace is the model's and changes little."""
 _OUTLIER = 3.0
 _DRAFT_GROWTH = 0.7
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
@@ -63,8 +65,8 @@ class CostCurve:
     """Seconds of a pass by its number of tokens: measured in buckets, interpolated, never falling."""
 
     def __init__(self) -> None:
-        self._tokens = [Average() for _ in _BUCKETS]
-        self._seconds = [Average() for _ in _BUCKETS]
+        self._tokens = [Average(_PASS_SMOOTHING) for _ in _BUCKETS]
+        self._seconds = [Average(_PASS_SMOOTHING) for _ in _BUCKETS]
         self._points: list[tuple[float, float]] | None = []
         """(tokens, seconds) of the fitted curve; None if a pass came in since."""
 
@@ -101,7 +103,7 @@ class CostCurve:
         for t, s in zip(self._tokens, self._seconds, strict=True):
             if not s.count:
                 continue
-            mean, weight, tokens = s.value, min(s.count, 1 / _SMOOTHING), [t.value]
+            mean, weight, tokens = s.value, min(s.count, 1 / _PASS_SMOOTHING), [t.value]
             while pools and pools[-1][0] > mean:
                 before, other, more = pools.pop()
                 mean = (before * other + mean * weight) / (other + weight)
@@ -111,9 +113,15 @@ class CostCurve:
 
 
 class StepCosts:
-    """Learns what the parts of a step take."""
+    """Learns what the parts of a step take.
+
+    Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
+    alternatives were measured then. So every time is kept relative to the pace of its moment, which is
+    read off the passes: each against what was expected of it.
+    """
 
     def __init__(self) -> None:
+        self._pace = 1.0
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._drafts: BySize[dict[int, Average]] = BySize(dict)
         self._passes: BySize[CostCurve] = BySize(CostCurve)
@@ -123,10 +131,14 @@ class StepCosts:
         self, batch: int, tokens: int, verify_s: float, draft_s: Mapping[int, float], overhead_s: float
     ) -> None:
         """Counts one step; `draft_s` is empty for plain decoding."""
-        self._overhead[bool(draft_s)].add(overhead_s, clip=True)
-        self._passes[batch].add(tokens, verify_s)
+        passes = self._passes[batch]
+        if passes.reach >= tokens:  # measured, not extrapolated
+            now = verify_s / passes.at(tokens)
+            self._pace += _PACE_SMOOTHING * (min(now, _OUTLIER * self._pace) - self._pace)
+        passes.add(tokens, verify_s / self._pace)
+        self._overhead[bool(draft_s)].add(overhead_s / self._pace, clip=True)
         for speculator, seconds in draft_s.items():
-            self._drafts[batch].setdefault(speculator, Average()).add(seconds, clip=True)
+            self._drafts[batch].setdefault(speculator, Average()).add(seconds / self._pace, clip=True)
 
     def knows_passes(self, batch: int) -> bool:
         """Whether a pass was measured at this batch size."""
@@ -135,7 +147,7 @@ class StepCosts:
     def step_seconds(self, batch: int, speculators: Collection[int], nodes: float) -> float:
         """Time of a whole step that verifies so many nodes per request; 0 before anything was measured."""
         slowest = max((self.draft_seconds(batch, s) for s in speculators), default=0.0)
-        overhead = self._overhead[bool(speculators)].value
+        overhead = self._pace * self._overhead[bool(speculators)].value
         return overhead + slowest + self.pass_seconds(batch, batch * nodes)
 
     def draft_seconds(self, batch: int, speculator: int) -> float:
@@ -144,10 +156,13 @@ class StepCosts:
         if found is None:
             return 0.0
         seconds, doublings = found
-        return seconds.value * float(2.0 ** (_DRAFT_GROWTH * doublings))
+        return self._pace * seconds.value * float(2.0 ** (_DRAFT_GROWTH * doublings))
 
     def pass_seconds(self, batch: int, nodes: float) -> float:
         """Time of a pass over a batch and so many tree nodes; what this size lacks is lent by the nearest."""
+        return self._pace * self._pass(batch, nodes)
+
+    def _pass(self, batch: int, nodes: float) -> float:
         own, wanted = self._passes[batch], batch + nodes / 2
         if own.reach >= wanted:
             return own.at(batch + nodes)

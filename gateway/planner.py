@@ -16,7 +16,6 @@ What is chosen depends only on committed tokens and on time, so it never biases 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from gateway.costs import BySize, StepCosts
 from gateway.gains import Gains, Outcomes, Part
@@ -27,8 +26,8 @@ _LOOK_SHARE = 0.01
 """Of the time, for looks of either kind."""
 _LEAST_WAIT, _LONGEST_WAIT = 4, 400
 """Steps between two looks."""
-_SLOPE = 4
-"""Nodes over which the cost of one more is averaged: a pass grows in steps."""
+_STAIR = 4
+"""Nodes between the sizes at which the cost of a pass is looked up."""
 DRAFT_FACTOR = 2
 """Nodes drafted per node that may be verified: the cut over the batch chooses among them."""
 _BEGIN, _GO_ON = 1.1, 1.0
@@ -118,16 +117,20 @@ class Planner:
         """Whether one more node pays in this step, given those kept and its chance of acceptance.
 
         It does if it brings tokens at least as fast as the step does without it: its probability over
-        what it adds to the pass, against the expected speed. So confident requests get many nodes and
+        what it adds to the pass, against the expected speed. A pass grows in stairs, so what a node adds is
+        the mean over the nodes up to the best later size. So confident requests get many nodes and
         hopeless ones few, and the more a pass costs the choosier it gets.
         """
         if not self._adaptive:
             return lambda kept, _: kept < self._step_nodes
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
-        steps = range(0, self._step_nodes + _SLOPE + 1, _SLOPE)
-        cost = [self.costs.pass_seconds(batch, nodes) for nodes in steps]
-        least = [speed * (after - before) / _SLOPE for before, after in pairwise(cost)]
-        return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _SLOPE]
+        sizes = range(0, self._step_nodes + _STAIR + 1, _STAIR)
+        cost = [self.costs.pass_seconds(batch, size) for size in sizes]
+        least = [
+            speed * min((cost[j] - cost[i]) / (sizes[j] - sizes[i]) for j in range(i + 1, len(sizes)))
+            for i in range(len(sizes) - 1)
+        ]
+        return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _STAIR]
 
     def _best(self, batch: int, course: _Course) -> Choice:
         choices = [self._asking(part, batch) for part in self.gains.parts]

@@ -38,6 +38,8 @@ class GrowthShape:
     expansion: ExpansionVector | None = None
     beam: int = 4
     """Most nodes expanded per level when growing best-first."""
+    deepest: int | None = None
+    """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
     kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
     """How the children of stochastic requests are drawn."""
     coolest_draw: float = 0.0

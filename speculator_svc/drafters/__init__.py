@@ -54,6 +54,7 @@ class DrafterOptions:
     kv_tokens: int = 32768
     expansion: str = ""
     beam: int = 4
+    depth: int = 5
     proposal: str = "auto"
     q_support: int = 64
     ngram_max: int = 4

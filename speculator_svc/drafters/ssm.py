@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
 _PROPOSALS = {  # how children are drawn, and from which temperature on
@@ -104,10 +105,17 @@ class SsmDrafter:
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
             sequence = self._sequences[job.request_id] = self._runner.open()
-        delta = job.context[sequence.length :]
-        self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(job.limits))
+        delta, limits = job.context[sequence.length :], self._limits(job.limits)
+        self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
         sampling = GREEDY if job.sampling.temperature < self._shape.coolest_draw else job.sampling
-        return GrowthTask(sequence, delta, job.limits, sampling)
+        return GrowthTask(sequence, delta, limits, sampling)
+
+    def _limits(self, asked: TreeLimits) -> TreeLimits:
+        """What is asked for, but no best-first tree deeper than pays; chains and static trees as asked."""
+        deepest = self._shape.deepest
+        if deepest is None or asked.width is not None or self._shape.expansion is not None:
+            return asked
+        return replace(asked, depth=min(asked.depth, deepest))
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:
@@ -132,4 +140,4 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
         raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
     kind, coolest_draw = _PROPOSALS[options.proposal]
-    return GrowthShape(expansion, options.beam, kind, coolest_draw, options.q_support)
+    return GrowthShape(expansion, options.beam, options.depth, kind, coolest_draw, options.q_support)

@@ -57,3 +57,15 @@ def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
     costs = StepCosts()
     costs.observe(1, 9, 0.010, {0: 0.004}, 0.002)
     assert 0.004 < costs.draft_seconds(4, 0) < 0.016
+
+
+def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> None:
+    """Plain passes were measured before the machine became half as fast; trees only since."""
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(1, 1, 0.008, {}, 0.001)
+        costs.observe(1, 9, 0.010, {0: 0.004}, 0.001)
+    for _ in range(100):
+        costs.observe(1, 9, 0.020, {0: 0.008}, 0.002)
+    assert costs.step_seconds(1, (), 0) == pytest.approx(0.018, rel=0.1)
+    assert costs.step_seconds(1, {0}, 8) == pytest.approx(0.030, rel=0.05)

@@ -136,11 +136,15 @@ def test_a_new_batch_size_is_judged_by_the_nearest_one() -> None:
 
 
 def test_one_outlier_does_not_change_its_mind() -> None:
-    planner = Planner(1, 16, 64)
+    planner, asking = Planner(1, 16, 64), Choice(frozenset({0}), 4)
     simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
-    before = planner.expected_speed(1, Choice(frozenset({0}), 4))
+
+    def gain() -> float:
+        return planner.expected_speed(1, asking) / planner.expected_speed(1, PLAIN)
+
+    before = gain()
     planner.costs.observe(1, 5, 10.0, {0: 0.001}, 0.001)
-    assert planner.expected_speed(1, Choice(frozenset({0}), 4)) > 0.8 * before
+    assert gain() > 0.8 * before
 
 
 def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
@@ -206,3 +210,16 @@ def test_bad_luck_does_not_end_what_pays() -> None:
             left -= 1 + right
             speculated.append(bool(choice.speculators))
     assert sum(speculated) / len(speculated) > 0.95
+
+
+def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() -> None:
+    """Four more nodes cost 1 ms, sixteen more nothing beyond that: each of twenty is worth 0.05 ms."""
+    planner = Planner(1, 20, 24)
+    for tokens, ms in ((1, 8), (2, 8), (3, 8), (4, 8), (6, 9), (8, 9), (12, 9), (16, 9), (21, 9), (40, 20)):
+        for _ in range(5):
+            planner.observe(StepReport(PLAIN, 1, tokens, ms / 1000, {}, 0.0, {}))
+    worth = planner.worth(1, PLAIN)
+    assert worth(3, 0.02)
+    assert worth(8, 0.001)
+    assert not worth(3, 0.003)
+    assert not worth(22, 0.02)

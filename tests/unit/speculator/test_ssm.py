@@ -79,6 +79,17 @@ def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
         assert paths(tree) == {(context[-1],)} | {(context[-1], *path) for path in best}
 
 
+def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
+    """The same tree as if no more depth had been asked for."""
+    cut, whole = make(GrowthShape(deepest=1)), make(GrowthShape())
+    found, expected = draft(cut, jobs_for(TreeLimits(90, 5))), draft(whole, jobs_for(TreeLimits(90, 1)))
+    deep = draft(make(GrowthShape()), jobs_for(TreeLimits(90, 5)))
+    assert [paths(tree) for tree in found] == [paths(tree) for tree in expected]
+    assert [paths(tree) for tree in found] != [paths(tree) for tree in deep]
+    for chain in draft(cut, jobs_for(TreeLimits(5, 5, width=1))):
+        assert len(chain) == 6
+
+
 def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make()
     context = list(CONTEXTS[0])
