@@ -124,20 +124,21 @@ class Planner:
         if not self._adaptive:
             return lambda kept, _: kept < self._step_nodes
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
-        sizes = range(0, self._step_nodes + _STAIR + 1, _STAIR)
+        most = min(self._step_nodes, batch * self._most_nodes)
+        sizes = range(0, most + _STAIR + 1, _STAIR)
         cost = [self.costs.pass_seconds(batch, size) for size in sizes]
         least = [
             speed * min((cost[j] - cost[i]) / (sizes[j] - sizes[i]) for j in range(i + 1, len(sizes)))
             for i in range(len(sizes) - 1)
         ]
-        return lambda kept, chance: kept < self._step_nodes and chance >= least[kept // _STAIR]
+        return lambda kept, chance: kept < most and chance >= least[kept // _STAIR]
 
     def _best(self, batch: int, course: _Course) -> Choice:
         choices = [self._asking(part, batch) for part in self.gains.parts]
-        best = max(choices, key=lambda choice: self.expected_speed(batch, choice))
+        speeds = [self.expected_speed(batch, choice) for choice in choices]
         least = _GO_ON if course.speculating else _BEGIN
-        course.speculating = self.expected_speed(batch, best) > least * self.expected_speed(batch, PLAIN)
-        return best if course.speculating else PLAIN
+        course.speculating = max(speeds) > least * self.expected_speed(batch, PLAIN)
+        return choices[speeds.index(max(speeds))] if course.speculating else PLAIN
 
     def _look(self, batch: int, course: _Course, best: Choice) -> Part | None:
         """The part of the pool that it is time to look at, if any."""

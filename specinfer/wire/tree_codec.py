@@ -53,11 +53,11 @@ def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
 
 
 def _decode_proposal(message: tree_pb2.Proposal) -> Proposal:
+    start = message.parent, message.speculator, ProposalKind(message.kind), tuple(message.children)
+    if not message.q_token_ids and not message.q_probabilities:
+        return Proposal(*start)
     return Proposal(
-        message.parent,
-        message.speculator,
-        ProposalKind(message.kind),
-        tuple(message.children),
+        *start,
         np.array(message.q_token_ids, np.int64).astype(np.int32),
         np.array(message.q_probabilities, np.float32),
     )
