@@ -1,7 +1,6 @@
 """`specinfer train ssm`: trains one SSM for a target, or the next one of a boosted pool."""
 
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,6 @@ def train_ssm(
         student = Student.from_target(load_config(directory), target, sources, data.token_ids)
     others = [Student.from_draft(draft) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
-    started = time.time()
     seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
     success = evaluate(student, data.held_out, data.token_ids)
     console.print(f"held out: {success}")
@@ -78,7 +76,7 @@ def train_ssm(
         + f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
         "corpus": [path.name for path in corpus],
         "tokens_seen": seen,
-        "minutes": round((time.time() - started) / 60, 1),
+        "minutes": minutes,
         "seed": seed,
         "success_held_out": {f"top{k}": round(share, 4) for k, share in success.top.items()},
     }
