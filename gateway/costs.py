@@ -8,7 +8,7 @@ _SMOOTHING = 0.08
 _PACE_SMOOTHING, _PASS_SMOOTHING = 0.15, 0.02
 """The pace follows at once; what a pass takes at an even pace is the model's and changes little."""
 _OUTLIER = 3.0
-_DRAFT_GROWTH = 0.7
+_DRAFT_GROWTH = 0.35
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 _NODE_GUESS = 0.02
 """What a node adds to a pass, as a share of it, until it is measured."""

@@ -17,6 +17,8 @@ _SMOOTHING, _FIRST_GAIN = 0.01, 2.0
 """Gains are noisy (0 to 8 a step) and decide by tenths, so they are averaged long. The start is hopeful: a
 gain that is believed too low is never found out, because then nobody drafts."""
 _MOST_GAIN = 6.0
+_LIKELY = 0.5
+"""Share of the nodes of a small tree that may be hoped for."""
 _PART_SMOOTHING = 0.03
 _PRIOR_STEPS, _MOST_STEPS = 8.0, 40.0
 """Steps of a request that what is usual counts for, and how many of its own are remembered."""
@@ -65,10 +67,12 @@ class Gains:
         """Trees seen so far."""
         self._usual: BySize[_Usual] = BySize(_Usual)
         self._own: dict[str, dict[Part, _Own]] = {}
+        self._most_nodes = 0
 
-    def follow(self, names: Iterable[str]) -> None:
-        """From now on these requests want trees; others are forgotten."""
+    def follow(self, names: Iterable[str], most_nodes: int) -> None:
+        """From now on these requests want trees of at most so many nodes; others are forgotten."""
         self._own = {name: self._own.get(name) or {} for name in names}
+        self._most_nodes = most_nodes
 
     def observe(self, batch: int, asked: Part, outcomes: Outcomes) -> None:
         """Counts one step in which `asked` drafted."""
@@ -95,8 +99,15 @@ class Gains:
 
     def usual(self, batch: int, part: Part) -> float:
         """Accepted nodes per request and step in a usual text."""
+        return self._whole(batch) * self.share(batch, part)
+
+    def _whole(self, batch: int) -> float:
+        """Of the whole pool. What another batch size lends was brought by larger trees, perhaps."""
         found = self._usual.nearest(batch, lambda usual: usual.gain)
-        return (found[0].value if found else _FIRST_GAIN) * self.share(batch, part)
+        if found is None:
+            return _FIRST_GAIN
+        gain, doublings = found
+        return min(gain.value, _LIKELY * self._most_nodes) if doublings else gain.value
 
     def share(self, batch: int, part: Part) -> float:
         """What a part of the pool brings of what the whole does."""
@@ -112,8 +123,7 @@ class Gains:
     def _learn_usual(self, batch: int, asked: Part, gain: float, weight: int) -> None:
         usual = self._usual[batch]
         if usual.gain is None:
-            known = self._usual.nearest(batch, lambda other: other.gain)
-            usual.gain = Average(_SMOOTHING, known[0].value if known else _FIRST_GAIN)
+            usual.gain = Average(_SMOOTHING, self._whole(batch))
         share = self.share(batch, asked)
         if share > 0:
             usual.gain.add(min(gain / share, _MOST_GAIN), weight=weight)

@@ -28,9 +28,7 @@ _LEAST_WAIT, _LONGEST_WAIT = 4, 400
 """Steps between two looks."""
 _STAIR = 4
 """Nodes between the sizes at which the cost of a pass is looked up."""
-DRAFT_FACTOR = 2
-"""Nodes drafted per node that may be verified: the cut over the batch chooses among them."""
-_BEGIN, _GO_ON = 1.1, 1.0
+_BEGIN, _GO_ON = 1.05, 0.98
 """Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
 the best one is more often too good."""
 
@@ -89,7 +87,7 @@ class Planner:
             return PLAIN
         if not self._adaptive:
             return self._asking(everybody, batch)
-        self.gains.follow(wanting)
+        self.gains.follow(wanting, self._asking(everybody, batch).nodes)
         course = self._courses[batch]
         course.steps += 1
         if not self.costs.knows_passes(batch):
@@ -162,5 +160,4 @@ class Planner:
         return self.costs.step_seconds(batch, part, self.gains.nodes(batch, part))
 
     def _asking(self, part: Part, batch: int) -> Choice:
-        drafted = max(1, DRAFT_FACTOR * self._step_nodes // max(batch, 1))
-        return Choice(part, min(self._most_nodes, drafted))
+        return Choice(part, min(self._most_nodes, max(1, self._step_nodes // batch)))

@@ -4,7 +4,6 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from gateway.budget import BudgetPolicy
-from gateway.planner import DRAFT_FACTOR
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 
@@ -26,7 +25,7 @@ class GatewaySettings(ServiceSettings):
     max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(20, ge=1, description="Most nodes of one request's tree, root excluded.")
-    step_nodes: int = Field(48, ge=1, description="Most nodes verified in one iteration, all trees together.")
+    step_nodes: int = Field(24, ge=1, description="Most nodes verified in one iteration, all trees together.")
     tree_depth: int = Field(7, ge=1, description="Deepest tree.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
     adaptive: bool = Field(
@@ -42,4 +41,4 @@ class GatewaySettings(ServiceSettings):
     @property
     def budget(self) -> BudgetPolicy:
         """The node budget."""
-        return BudgetPolicy(self.tree_nodes, DRAFT_FACTOR * self.step_nodes)
+        return BudgetPolicy(self.tree_nodes, self.step_nodes)

@@ -39,10 +39,10 @@ def test_a_request_moves_from_what_is_usual_to_its_own() -> None:
     hopeless = _outcome(chain(ROOT, [9]))
     good = _outcome(chain(ROOT, [1, 2, 3, 4]))
     for number in range(50):
-        gains.follow([f"r{number}"])
+        gains.follow([f"r{number}"], 16)
         gains.observe(1, FIRST, {f"r{number}": good})
     usual = gains.usual(1, FIRST)
-    gains.follow(["bad"])
+    gains.follow(["bad"], 16)
     assert gains.expected(1, FIRST) == pytest.approx(usual), "nothing is held against a new text"
     gains.observe(1, FIRST, {"bad": hopeless})
     first = gains.expected(1, FIRST)
@@ -54,7 +54,18 @@ def test_a_request_moves_from_what_is_usual_to_its_own() -> None:
 
 def test_only_requests_that_want_trees_bring_gain() -> None:
     gains = Gains(1)
-    gains.follow(["a"])
+    gains.follow(["a"], 16)
     alone = gains.expected(1, FIRST)
     assert gains.expected(4, FIRST) == pytest.approx(alone / 4)
     assert gains.expected(4, frozenset()) == 0
+
+
+def test_a_gain_lent_by_a_smaller_batch_is_not_more_than_small_trees_can_bring() -> None:
+    gains = Gains(1)
+    for _ in range(100):
+        gains.follow(["r"], 16)
+        gains.observe(1, FIRST, {"r": _outcome(chain(ROOT, [1, 2, 3, 4]))})
+    assert gains.usual(1, FIRST) > 3
+    gains.follow(["r"], 1)
+    assert gains.usual(16, FIRST) == 0.5
+    assert gains.usual(1, FIRST) > 3
