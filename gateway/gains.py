@@ -118,7 +118,7 @@ class Gains:
     def nodes(self, batch: int, part: Part) -> float:
         """Nodes verified per request when this part is asked; 0 before it was."""
         found = self._usual.nearest(batch, lambda usual: usual.nodes.get(part))
-        return found[0].value if found else 0.0
+        return min(found[0].value, self._most_nodes) if found else 0.0
 
     def _learn_usual(self, batch: int, asked: Part, gain: float, weight: int) -> None:
         usual = self._usual[batch]

@@ -160,4 +160,5 @@ class Planner:
         return self.costs.step_seconds(batch, part, self.gains.nodes(batch, part))
 
     def _asking(self, part: Part, batch: int) -> Choice:
-        return Choice(part, min(self._most_nodes, max(1, self._step_nodes // batch)))
+        room = self._step_nodes - (batch - 1)  # every further request has a token of its own in the pass
+        return Choice(part, min(self._most_nodes, max(1, room // batch)))

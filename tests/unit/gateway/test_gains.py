@@ -17,6 +17,7 @@ def _outcome(tree: TokenTree, wrong: int = 9) -> tuple[TokenTree, list[int]]:
 def test_the_gain_of_a_part_of_the_pool_is_learnt_from_the_whole() -> None:
     """Speculator 0 brought the first two accepted nodes, 1 all of them; 0 alone would have stopped there."""
     gains = Gains(2)
+    gains.follow(["r"], 16)
     tree = merge_trees([(0, chain(ROOT, [1, 2, 9])), (1, chain(ROOT, [1, 2, 3, 4]))])
     gains.observe(1, BOTH, {"r": _outcome(tree)})
     assert gains.share(1, FIRST) == 0.5
@@ -60,7 +61,7 @@ def test_only_requests_that_want_trees_bring_gain() -> None:
     assert gains.expected(4, frozenset()) == 0
 
 
-def test_a_gain_lent_by_a_smaller_batch_is_not_more_than_small_trees_can_bring() -> None:
+def test_what_a_smaller_batch_lends_is_not_more_than_small_trees_can_have() -> None:
     gains = Gains(1)
     for _ in range(100):
         gains.follow(["r"], 16)
@@ -68,4 +69,5 @@ def test_a_gain_lent_by_a_smaller_batch_is_not_more_than_small_trees_can_bring()
     assert gains.usual(1, FIRST) > 3
     gains.follow(["r"], 1)
     assert gains.usual(16, FIRST) == 0.5
+    assert gains.nodes(16, FIRST) == 1
     assert gains.usual(1, FIRST) > 3
