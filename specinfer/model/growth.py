@@ -46,6 +46,10 @@ class GrowthShape:
     """Requests of a lower temperature are drafted as greedy ones are: the most probable tokens, as points."""
     q_support: int = 64
 
+    def __post_init__(self) -> None:
+        if self.kind is ProposalKind.POINT:
+            raise ValueError("kind = POINT: points are not drawn; `coolest_draw` asks for them")
+
     def scored_nodes(self, limits: TreeLimits) -> int:
         """Most nodes that growing one tree runs through the model."""
         if self.expansion is None:

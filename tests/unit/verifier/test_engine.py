@@ -1,6 +1,7 @@
 """The verifier engine with a real (tiny) model: the invariant, limits, isolation, and losslessness
 end to end with a real SSM drafter."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -180,6 +181,7 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
     Chi-square against the exact distribution by `transformers`; fixed seeds; a right system would fail
     with probability 1e-4.
     """
+    points = GrowthShape(coolest_draw=math.inf, q_support=4)
     shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
     target = tiny_transformers("llama", seed=1, **shape)
     engine = VerifierEngine(runner_of(target, kv_tokens=8192), limits=EngineLimits(400, max_step_tokens=4096))
@@ -187,7 +189,7 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
         SsmDrafter(
             runner_of(tiny_transformers("llama", seed=s, **shape), kv_tokens=16384),
             DrafterDescription(vocab_size=4),
-            GrowthShape(kind=kind, q_support=4),
+            points if kind is ProposalKind.POINT else GrowthShape(kind=kind, q_support=4),
         )
         for s in (2, 3)
     ]
