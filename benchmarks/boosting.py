@@ -14,7 +14,7 @@ import typer
 from benchmarks.drafts.decoding import Decoding, Plan
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.drafts.success import guesses
-from benchmarks.tables import head, origin, row
+from benchmarks.tables import head, opening, row
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -91,14 +91,9 @@ def markdown(report: dict[str, Any]) -> str:
         "tokens_per_step_greedy": "tokens per step, greedy",
         "tokens_per_step_stochastic": "tokens per step, temperature 1",
     }
-    lines = [
-        "# Collective boost-tuning against one SSM trained as long",
-        "",
-        f"{origin(report['about'])}; {report['prompts']} evaluation "
-        f"prompts, {report['new_tokens']} new tokens each; trees of at most {NODES} nodes, merged and cut.",
-        "",
-        *head(list(columns.values())),
-    ]
+    rest = f"; trees of at most {NODES} nodes, merged and cut."
+    lines = opening("Collective boost-tuning against one SSM trained as long", report, rest)
+    lines += head(list(columns.values()))
     for name, found in pools.items():
         values = [found[key] * (1 if key.startswith("tokens") else 100) for key in columns]
         lines.append(row(name, values))

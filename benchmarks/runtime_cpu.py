@@ -17,6 +17,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,8 +92,7 @@ def make_task() -> dict[str, Any]:
     """Chat prompts as token ids, one long prompt, and where the weights lie."""
     directory = resolve_model(MODEL)
     tokenizer = Tokenizer.load(directory)
-    lines = (ROOT / "tests" / "data" / "prompts.jsonl").read_text().splitlines()
-    turns = [json.loads(line)["turns"][0] for line in lines]
+    turns = read_prompts(ROOT / "tests" / "data" / "prompts.jsonl")
     prompts = [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
     text = tokenizer.encode(" ".join(turns))
     return {

@@ -10,6 +10,12 @@ def origin(about: dict[str, Any]) -> str:
     return f"`{about['command']}` at {about['commit']}, {about['time']}, {where}"
 
 
+def opening(title: str, report: dict[str, Any], rest: str) -> list[str]:
+    """Title and first paragraph of a report over evaluation prompts; `rest` ends its sentence."""
+    prompts = f"{report['prompts']} evaluation prompts, {report['new_tokens']} new tokens each"
+    return [f"# {title}", "", f"{origin(report['about'])}; {prompts}{rest}", ""]
+
+
 def head(columns: Sequence[str], corner: str = "") -> list[str]:
     """The first two lines of a table."""
     return [line(corner, columns), "|---|" + "---|" * len(columns)]

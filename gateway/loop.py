@@ -164,7 +164,7 @@ class GenerationLoop:
         """Tells how the drafts of this step fared against the tokens it committed."""
         for entry in entries:
             committed = entry.state.tokens[entry.base_len + len(entry.delta) :]
-            for index, tree in drafts.get(entry.request_id, ()) if entry.final else ():
+            for index, tree in drafts.get(entry.request_id, ()):
                 self._calibration.observe(index, tree, committed)
 
     async def _release_preempted(self) -> None:

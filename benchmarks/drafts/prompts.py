@@ -23,9 +23,9 @@ def load_prompts(path: Path, per_source: int) -> list[Prompt]:
     """Some prompts of every source, spread over the file."""
     tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
     by_source: dict[str, list[str]] = defaultdict(list)
-    for line in path.open():
-        row = json.loads(line)
-        by_source[row["source"]].append(row["turns"][0])
+    with path.open() as lines:
+        for row in map(json.loads, lines):
+            by_source[row["source"]].append(row["turns"][0])
     return [
         Prompt(source, tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])[-LONGEST:]))
         for source, turns in by_source.items()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.tables import head, line, origin, row
+from benchmarks.tables import head, line, opening, row
 
 WIDTHS = (1, 2, 3, 4, 5)
 # SpecInfer, tables 1 and 2 (LLaMA-7B with LLaMA-68M)
@@ -19,13 +19,8 @@ PAPER_MULTI_STEP = 1.27
 
 def markdown(report: dict[str, Any]) -> str:
     """All of it."""
-    lines = [
-        "# How good the drafts are",
-        "",
-        f"{origin(report['about'])}; {report['prompts']} evaluation prompts, {report['new_tokens']} new "
-        "tokens each, bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M.",
-        "",
-    ]
+    rest = ", bfloat16, temperature 0 and 1. The paper's figures are of LLaMA-7B with LLaMA-68M."
+    lines = opening("How good the drafts are", report, rest)
     parts = [success_table(report), width_table(report), pool_table(report), figures()]
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
@@ -88,13 +83,8 @@ def figures() -> list[str]:
 
 def services_report(report: dict[str, Any]) -> str:
     """Through the services: by batch, and by source at batch 1."""
-    lines = [
-        "# What speculation brings through the services",
-        "",
-        f"{origin(report['about'])}; {report['prompts']} evaluation prompts, {report['new_tokens']} new "
-        "tokens each, bfloat16, the default pool (n-gram and the shipped SSM), adaptive.",
-        "",
-    ]
+    rest = ", bfloat16, the default pool (n-gram and the shipped SSM), adaptive."
+    lines = opening("What speculation brings through the services", report, rest)
     for kind, modes in report["services"].items():
         lines += [*batch_table(kind, modes), *source_table(kind, modes)]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ The compiled kernels do the same in one call (`native/growth.h`); this is their 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ import torch
 from specinfer.model.batch import Segment
 from specinfer.model.distributions import draw, generator, probabilities
 from specinfer.model.kv_cache import KVSequence
-from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.sampling import GREEDY, SamplingParams, StreamDomain
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits
 from specinfer.tree.token_tree import Float32, Int32
 
@@ -49,6 +49,16 @@ class GrowthShape:
     def __post_init__(self) -> None:
         if self.kind is ProposalKind.POINT:
             raise ValueError("kind = POINT: points are not drawn; `coolest_draw` asks for them")
+
+    def limits(self, asked: TreeLimits) -> TreeLimits:
+        """What is asked for, but no best-first tree deeper than `deepest`; others as asked."""
+        if self.deepest is None or asked.width is not None or self.expansion is not None:
+            return asked
+        return replace(asked, depth=min(asked.depth, self.deepest))
+
+    def sampling(self, asked: SamplingParams) -> SamplingParams:
+        """What is asked for, or greedy if that is cooler than `coolest_draw`."""
+        return GREEDY if asked.temperature < self.coolest_draw else asked
 
     def scored_nodes(self, limits: TreeLimits) -> int:
         """Most nodes that growing one tree runs through the model."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,9 +12,8 @@ from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, ve
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner, RunnerOptions
-from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
 _PROPOSALS = {  # how children are drawn, and from which temperature on
@@ -105,17 +103,9 @@ class SsmDrafter:
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
             sequence = self._sequences[job.request_id] = self._runner.open()
-        delta, limits = job.context[sequence.length :], self._limits(job.limits)
+        delta, limits = job.context[sequence.length :], self._shape.limits(job.limits)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
-        sampling = GREEDY if job.sampling.temperature < self._shape.coolest_draw else job.sampling
-        return GrowthTask(sequence, delta, limits, sampling)
-
-    def _limits(self, asked: TreeLimits) -> TreeLimits:
-        """What is asked for, but no best-first tree deeper than pays; chains and static trees as asked."""
-        deepest = self._shape.deepest
-        if deepest is None or asked.width is not None or self._shape.expansion is not None:
-            return asked
-        return replace(asked, depth=min(asked.depth, deepest))
+        return GrowthTask(sequence, delta, limits, self._shape.sampling(job.sampling))
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

@@ -3,7 +3,6 @@
 44 evaluation prompts (all sources), different rows in every batch, through the real engines.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
@@ -29,7 +29,7 @@ NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def prompts(default_model: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(default_model)
-    turns = [json.loads(line)["turns"][0] for line in PROMPTS.read_text().splitlines()]
+    turns = read_prompts(PROMPTS)
     return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
