@@ -32,7 +32,10 @@ class SpeculatorSettings(ServiceSettings):
     kv_tokens: int = Field(32768, ge=16, description="ssm: context tokens the KV cache holds.")
     expansion: str = Field("", description='ssm: expansion vector such as "1,1,3,1"; empty grows best-first.')
     beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
-    depth: int = Field(5, ge=1, description="ssm: most levels of a best-first tree; each costs a pass.")
+    depth: int = Field(7, ge=1, description="ssm: most levels of a best-first tree; each costs a pass.")
+    least_reach: float = Field(
+        0.05, ge=0, le=1, description="ssm: least probability of a path that a best-first tree follows further."
+    )
     proposal: str = Field(
         "auto",
         description="ssm: children for stochastic requests: point (the most probable), with_replacement or "

@@ -40,6 +40,9 @@ class GrowthShape:
     """Most nodes expanded per level when growing best-first."""
     deepest: int | None = None
     """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
+    least_reach: float = 0.0
+    """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that nobody
+    asks for is not run."""
     kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
     """How the children of stochastic requests are drawn."""
     coolest_draw: float = 0.0
@@ -55,6 +58,10 @@ class GrowthShape:
         if self.deepest is None or asked.width is not None or self.expansion is not None:
             return asked
         return replace(asked, depth=min(asked.depth, self.deepest))
+
+    def followed(self, limits: TreeLimits) -> float:
+        """The least probability of a path that a tree within these limits follows further."""
+        return self.least_reach if self.expansion is None and limits.width is None else 0.0
 
     def sampling(self, asked: SamplingParams) -> SamplingParams:
         """What is asked for, or greedy if that is cooler than `coolest_draw`."""
@@ -157,6 +164,8 @@ class ReferenceGrowth:
         else:
             added = self._expand_sampled(growth, rows, depth)
         if self._shape.expansion is None:
+            least = self._shape.followed(growth.limits)
+            added = [node for node in added if growth.reach[node] >= least]
             added = sorted(added, key=lambda node: -growth.reach[node])[: self._shape.beam]
         growth.frontier = added
 

@@ -54,7 +54,8 @@ class DrafterOptions:
     kv_tokens: int = 32768
     expansion: str = ""
     beam: int = 4
-    depth: int = 5
+    depth: int = 7
+    least_reach: float = 0.05
     proposal: str = "auto"
     q_support: int = 64
     ngram_max: int = 4

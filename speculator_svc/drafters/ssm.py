@@ -130,4 +130,12 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
         raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
     kind, coolest_draw = _PROPOSALS[options.proposal]
-    return GrowthShape(expansion, options.beam, options.depth, kind, coolest_draw, options.q_support)
+    return GrowthShape(
+        expansion=expansion,
+        beam=options.beam,
+        deepest=options.depth,
+        least_reach=options.least_reach,
+        kind=kind,
+        coolest_draw=coolest_draw,
+        q_support=options.q_support,
+    )

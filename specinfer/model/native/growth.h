@@ -28,6 +28,7 @@ struct GrowthJob {
 
 struct Growth {
   int jobs, most, beam, support, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
+  double least_reach;  // best-first trees go on below paths at least so probable
   const GrowthJob* job;
   const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
   const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
@@ -198,6 +199,7 @@ class Rules {
     std::vector<int> added =
         t.job->greedy ? best(t, row, width(*t.job, vocabulary, depth)) : sampled(t, row, vocabulary, depth);
     if (!g_.levels) {
+      if (!t.job->width) std::erase_if(added, [&](int node) { return t.reach[node] < g_.least_reach; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
       if (int(added.size()) > g_.beam) added.resize(g_.beam);
     }

@@ -31,6 +31,7 @@ class _GrowthCall(ctypes.Structure):
 
     _fields_ = [  # ctypes reads this list
         *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "replace", "levels", "threads")),
+        ("least_reach", ctypes.c_double),
         *(
             (n, ctypes.c_void_p)
             for n in ("job", "token_ids", "blocks", "vocabulary", "widths", "keys", "values")
@@ -138,6 +139,7 @@ def grow_natively(
             replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
             levels=len(widths),
             threads=torch.get_num_threads(),
+            least_reach=shape.least_reach,
             job=jobs.ctypes.data,
             keys=memory.keys.data_ptr(),
             values=memory.values.data_ptr(),

@@ -79,6 +79,17 @@ def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> N
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("least", [0.01, 0.03, 0.2])
+def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: float) -> None:
+    shape = GrowthShape(least_reach=least)
+    for sampling in (GREEDY, SAMPLED):
+        for found, expected in grow_both(shape, LIMITS, sampling):
+            assert_same(found, expected)
+    chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
+    for found, expected in grow_both(shape, chains, GREEDY):
+        assert_same(found, expected)
+
+
 def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
     shape = GrowthShape(ExpansionVector((2, 1, 3, 1)))
     limits = [TreeLimits(50, 8), TreeLimits(5, 2), TreeLimits(4, 4, width=1), *LIMITS[2:4]]

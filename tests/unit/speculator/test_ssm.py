@@ -90,6 +90,47 @@ def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
         assert len(chain) == 6
 
 
+def test_best_first_trees_do_not_go_on_below_improbable_paths() -> None:
+    """And are otherwise what they are without that; chains go on."""
+    least = 0.02
+    jobs = jobs_for(TreeLimits(90, 4))
+    found, whole = draft(make(GrowthShape(least_reach=least)), jobs), draft(make(), jobs)
+    cut_short = 0
+    for tree, other in zip(found, whole, strict=True):
+        reach = reach_of(tree)
+        assert all(reach[parent] >= least for parent in tree.parents[1:])
+        shared = {path: p for path, p in zip(map(other.sequence_of, range(len(other))), reach_of(other))}
+        followed = {path for path, p in shared.items() if len(path) == 1 or shared[path[:-1]] >= least}
+        assert followed <= paths(tree)
+        cut_short += len(followed) < len(shared)
+    assert cut_short
+    for chain in draft(make(GrowthShape(least_reach=0.9)), jobs_for(TreeLimits(5, 5, width=1))):
+        assert len(chain) == 6
+
+
+def test_levels_that_nobody_asks_for_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make(GrowthShape(least_reach=0.9))
+    passes = 0
+    forward = drafter._runner.forward
+
+    def counting(segments: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return forward(segments)
+
+    monkeypatch.setattr(drafter._runner, "forward", counting)
+    draft(drafter, jobs_for(TreeLimits(20, 5)))
+    assert passes == 1, "the context, and no level: no first token is so probable"
+
+
+def reach_of(tree: TokenTree) -> list[float]:
+    """Per node, the draft's probability of its path."""
+    reach = [1.0]
+    for parent, score in zip(tree.parents[1:].tolist(), tree.scores[1:].tolist(), strict=True):
+        reach.append(reach[parent] * score)
+    return reach
+
+
 def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make()
     context = list(CONTEXTS[0])
