@@ -80,7 +80,7 @@ async def serve(settings: GatewaySettings) -> None:
     serve_metrics(registry, settings.metrics_port)
     scheduler = Scheduler(scheduler_limits(settings, description), settings.budget)
     metrics = GatewayMetrics(registry)
-    planner = Planner(len(channels), settings.tree_nodes, settings.step_nodes, settings.adaptive)
+    planner = Planner(settings.tree_nodes, settings.step_nodes, settings.adaptive)
     loop = GenerationLoop(
         scheduler, pool, verifier, store, tokenizer, metrics, planner, settings.verifier_patience_s
     )

@@ -123,36 +123,45 @@ class StepCosts:
     def __init__(self) -> None:
         self._pace = 1.0
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
-        self._drafts: BySize[dict[int, Average]] = BySize(dict)
+        self._drafts: BySize[dict[frozenset[int], Average]] = BySize(dict)
+        """By those of a service's speculators that were asked together."""
         self._passes: BySize[CostCurve] = BySize(CostCurve)
         """A token of another request costs more than a node, so passes are told apart by batch size."""
 
     def observe(
-        self, batch: int, tokens: int, verify_s: float, draft_s: Mapping[int, float], overhead_s: float
+        self,
+        batch: int,
+        tokens: int,
+        verify_s: float,
+        draft_s: Mapping[frozenset[int], float],
+        overhead_s: float,
     ) -> None:
-        """Counts one step; `draft_s` is empty for plain decoding."""
+        """Counts one step; `draft_s`, by what each service was asked for, is empty for plain decoding."""
         passes = self._passes[batch]
         if passes.reach >= tokens:  # measured, not extrapolated
             now = verify_s / passes.at(tokens)
             self._pace += _PACE_SMOOTHING * (min(now, _OUTLIER * self._pace) - self._pace)
         passes.add(tokens, verify_s / self._pace)
         self._overhead[bool(draft_s)].add(overhead_s / self._pace, clip=True)
-        for speculator, seconds in draft_s.items():
-            self._drafts[batch].setdefault(speculator, Average()).add(seconds / self._pace, clip=True)
+        for asked, seconds in draft_s.items():
+            self._drafts[batch].setdefault(asked, Average()).add(seconds / self._pace, clip=True)
 
     def knows_passes(self, batch: int) -> bool:
         """Whether a pass was measured at this batch size."""
         return self._passes[batch].reach > 0
 
-    def step_seconds(self, batch: int, speculators: Collection[int], nodes: float) -> float:
-        """Time of a whole step that verifies so many nodes per request; 0 before anything was measured."""
-        slowest = max((self.draft_seconds(batch, s) for s in speculators), default=0.0)
-        overhead = self._pace * self._overhead[bool(speculators)].value
+    def step_seconds(self, batch: int, asked: Collection[frozenset[int]], nodes: float) -> float:
+        """Time of a whole step that asks each service for some of its speculators and verifies so many nodes
+        per request; 0 before anything was measured."""
+        slowest = max((self.draft_seconds(batch, part) for part in asked), default=0.0)
+        overhead = self._pace * self._overhead[bool(asked)].value
         return overhead + slowest + self.pass_seconds(batch, batch * nodes)
 
-    def draft_seconds(self, batch: int, speculator: int) -> float:
-        """Time of a speculator's drafts; a new batch size is judged by the nearest one known."""
-        found = self._drafts.nearest(batch, lambda drafts: drafts.get(speculator))
+    def draft_seconds(self, batch: int, asked: frozenset[int]) -> float:
+        """Time of the drafts of speculators of one service. A new batch size is judged by the nearest one
+        known, a new selection by the cheapest known one that contains it."""
+        found = self._drafts.nearest(batch, lambda drafts: drafts.get(asked))
+        found = found or self._drafts.nearest(batch, lambda drafts: _least(drafts, asked))
         if found is None:
             return 0.0
         seconds, doublings = found
@@ -172,6 +181,11 @@ class StepCosts:
             return base * (1 + _NODE_GUESS * nodes)
         lent, _ = found
         return (base or lent.at(batch)) + max(0.0, lent.at(batch + nodes) - lent.at(batch))
+
+
+def _least(drafts: Mapping[frozenset[int], Average], asked: frozenset[int]) -> Average | None:
+    containing = [average for selection, average in drafts.items() if asked < selection]
+    return min(containing, key=lambda average: average.value, default=None)
 
 
 def _size(batch: int) -> int:

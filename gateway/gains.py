@@ -58,16 +58,21 @@ class _Own:
 class Gains:
     """Learns what each part of a pool brings."""
 
-    def __init__(self, speculators: int) -> None:
-        self.everybody: Part = frozenset(range(speculators))
-        self.parts = [
-            frozenset(part) for k in range(1, speculators + 1) for part in combinations(range(speculators), k)
-        ]
+    def __init__(self) -> None:
+        self.everybody: Part = frozenset()
+        self.parts: list[Part] = []
+        """Of the pool: all but the empty one, the small ones first."""
         self.outcomes = 0
         """Trees seen so far."""
         self._usual: BySize[_Usual] = BySize(_Usual)
         self._own: dict[str, dict[Part, _Own]] = {}
         self._most_nodes = 0
+
+    def enrol(self, everybody: Part) -> None:
+        """From now on the pool has these speculators; what is known of a part of it stays."""
+        self.everybody = everybody
+        sizes = range(1, len(everybody) + 1)
+        self.parts = [frozenset(part) for size in sizes for part in combinations(sorted(everybody), size)]
 
     def follow(self, names: Iterable[str], most_nodes: int) -> None:
         """From now on these requests want trees of at most so many nodes; others are forgotten."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gateway.calibration import Calibration
+from gateway.gains import Part
 from gateway.metrics import GatewayMetrics
 from gateway.planner import Choice, Planner, StepReport
 from gateway.request import GenerationRequest, RequestState, Speculation
@@ -101,6 +102,7 @@ class GenerationLoop:
         while True:
             self._wake.clear()
             await self._deliver(self.scheduler.reap(time.monotonic()))
+            self._planner.enrol(self.pool.groups)
             self._choice = self._planner.choose(*self.scheduler.admit(time.monotonic()))
             entries = self.scheduler.plan(time.monotonic(), self._choice.nodes)
             self._metrics.observe_queue(self.scheduler.waiting, self.scheduler.running)
@@ -180,7 +182,7 @@ class GenerationLoop:
         entries: Sequence[StepEntry],
         trees: Mapping[str, TokenTree],
         verdicts: Mapping[str, VerdictEntry],
-        draft_seconds: Mapping[int, float],
+        draft_seconds: Mapping[Part, float],
         times: tuple[float, float, float, float, float, float],
     ) -> None:
         """Tells the planner what a step brought and cost; prompts and chains are not its business."""
@@ -243,7 +245,7 @@ class GenerationLoop:
         state = item.state
         self.new_tokens += len(item.tokens)
         final = state if item.final else None
-        self._metrics.observe_progress(item, self.pool.names())
+        self._metrics.observe_progress(item, self.pool.names)
         if item.tokens or text or final:
             update = Update(item.tokens, text, item.logprobs, final)
             self.subscribers.publish(state.request.request_id, update)

@@ -2,7 +2,7 @@
 
 The expected speed of asking the speculators S at batch size b is
 
-    b * (1 + gain(S)) / (overhead + slowest draft of S + pass(b * (1 + nodes of S that were verified)))
+    b * (1 + gain(S)) / (overhead + slowest service of S + pass(b * (1 + nodes of S that were verified)))
 
 and every term is measured while serving (`costs`, `gains`). The empty set is plain decoding: hopeless
 text or a large batch ends there. Then nothing would be learnt any more, so now and then a step looks at
@@ -54,8 +54,8 @@ class StepReport:
     tokens: int
     """Tokens in the target's pass."""
     verify_s: float
-    draft_s: Mapping[int, float]
-    """Per speculator that answered."""
+    draft_s: Mapping[Part, float]
+    """Of every service that answered, by those of its speculators that were asked."""
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Outcomes
@@ -75,10 +75,17 @@ class _Course:
 class Planner:
     """Chooses, and learns from what came of it."""
 
-    def __init__(self, speculators: int, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
+    def __init__(self, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
         self._most_nodes, self._step_nodes, self._adaptive = most_nodes, step_nodes, adaptive
-        self.costs, self.gains = StepCosts(), Gains(speculators)
+        self.costs, self.gains = StepCosts(), Gains()
+        self._services: Sequence[Part] = ()
         self._courses: BySize[_Course] = BySize(_Course)
+
+    def enrol(self, services: Sequence[Part]) -> None:
+        """From now on the pool has these speculators, by service: those of one draft one after another."""
+        if services != self._services:
+            self._services = services
+            self.gains.enrol(frozenset().union(*services))
 
     def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
         """What the next step should do for a batch of this size, of which these requests want trees."""
@@ -141,7 +148,8 @@ class Planner:
     def _look(self, batch: int, course: _Course, best: Choice) -> Part | None:
         """The part of the pool that it is time to look at, if any."""
         everybody = self.gains.everybody
-        quickest = frozenset({min(everybody, key=lambda s: self.costs.draft_seconds(batch, s))})
+        members = [frozenset({speculator}) for speculator in sorted(everybody)]
+        quickest = min(members, key=lambda member: self.costs.draft_seconds(batch, member))
         for part in (everybody, quickest):
             if part <= best.speculators:
                 course.looked[part] = course.steps
@@ -157,7 +165,8 @@ class Planner:
         return min(max(lost / (_LOOK_SHARE * plain), _LEAST_WAIT), _LONGEST_WAIT)
 
     def _seconds(self, batch: int, part: Part) -> float:
-        return self.costs.step_seconds(batch, part, self.gains.nodes(batch, part))
+        asked = [part & service for service in self._services if part & service]
+        return self.costs.step_seconds(batch, asked, self.gains.nodes(batch, part))
 
     def _asking(self, part: Part, batch: int) -> Choice:
         room = self._step_nodes - (batch - 1)  # every further request has a token of its own in the pass

@@ -9,6 +9,7 @@ import grpc
 
 from gateway.loop import GenerationLoop
 from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation, SpeculationStats
+from gateway.speculator_service import SpeculatorService
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
@@ -99,20 +100,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             waiting=loop.scheduler.waiting,
             running=loop.scheduler.running,
             verifier_ready=loop.verifier_ready,
-            speculators=[
-                generation_pb2.SpeculatorState(
-                    name=s.name,
-                    drafter=s.description.drafter if s.description else "",
-                    ready=s.description is not None,
-                    answered=s.counters.answered,
-                    missed=s.counters.missed,
-                )
-                for s in loop.pool.speculators
-            ],
+            speculators=[row for service in loop.pool.services for row in self._states(service)],
             steps=loop.steps,
             new_tokens=loop.new_tokens,
             lossy=self._target.lossy,
         )
+
+    def _states(self, service: SpeculatorService) -> list[generation_pb2.SpeculatorState]:
+        """One row per speculator; of a service that is away its address, or the names it had."""
+        names = [self._loop.pool.names[speculator] for speculator in service.members] or [service.address]
+        described = service.description.speculators if service.description else ()
+        drafters = [speculator.drafter for speculator in described] or [""] * len(names)
+        return [
+            generation_pb2.SpeculatorState(
+                name=name,
+                drafter=drafter,
+                ready=service.description is not None,
+                answered=service.counters.answered,
+                missed=service.counters.missed,
+            )
+            for name, drafter in zip(names, drafters, strict=True)
+        ]
 
     def _decode(self, message: generation_pb2.GenerateRequest) -> GenerationRequest:
         if len(message.request_id) > MAX_REQUEST_ID:
@@ -165,7 +173,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         )
 
     def _stats(self, stats: SpeculationStats) -> generation_pb2.SpeculationStats:
-        names = self._loop.pool.names()
+        names = self._loop.pool.names
         return generation_pb2.SpeculationStats(
             steps=stats.steps,
             drafted=stats.drafted,

@@ -16,7 +16,7 @@ class GatewaySettings(ServiceSettings):
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifier: str = Field("127.0.0.1:50052", description="Address of the verifier.")
-    speculators: str = Field("", description="Addresses of the speculators, separated by commas.")
+    speculators: str = Field("", description="Addresses of the speculator services, separated by commas.")
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
     start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
     verifier_patience_s: float = Field(30.0, ge=0, description="Time without verifier before requests fail.")
@@ -35,7 +35,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def speculator_addresses(self) -> list[str]:
-        """The speculators, in order of preference."""
+        """The speculator services, in order of preference."""
         return [address.strip() for address in self.speculators.split(",") if address.strip()]
 
     @property

@@ -64,3 +64,11 @@ def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -
     (drafters: which node).
     """
     return seed, (position << 32) | (index << 1) | domain
+
+
+def draft_seed(seed: int, speculator: int) -> int:
+    """A seed of its own for each speculator (SplitMix64): merged drafts must be independent draws."""
+    z = (seed + (speculator + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MAX_SEED
+    return z ^ (z >> 31)

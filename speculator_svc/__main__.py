@@ -1,4 +1,4 @@
-"""Starts a speculator: settings -> drafter -> engine -> servicer -> server."""
+"""Starts a speculator service: settings -> drafters -> engine -> servicer -> server."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
-from speculator_svc.drafters import DrafterDescription, make_drafter
+from speculator_svc.drafters import make_drafter
 from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
@@ -20,27 +20,34 @@ SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
-    """Loads the drafter and puts the engine together."""
+    """Loads the drafters and puts the engine together."""
     if settings.threads:
         import torch  # model-free drafters start without it
 
         torch.set_num_threads(settings.threads)
-    drafter = make_drafter(settings.drafter, settings.drafter_options())
-    return SpeculatorEngine(drafter, settings.max_nodes, settings.idle_seconds)
+    options = settings.drafter_options()
+    drafters = [make_drafter(name, options) for name in settings.drafters]
+    return SpeculatorEngine(drafters, settings.max_nodes, settings.idle_seconds)
 
 
 def describe(
-    settings: SpeculatorSettings, description: DrafterDescription
+    engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str]
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """What `Describe` answers."""
+    """What `Describe` answers for speculators of these names and drafting methods."""
+    speculators = [
+        speculator_pb2.SpeculatorDescription(
+            name=name,
+            drafter=method,
+            model=drafter.description.model,
+            vocab_size=drafter.description.vocab_size,
+        )
+        for name, method, drafter in zip(names, methods, engine.drafters, strict=True)
+    ]
     return speculator_pb2.DescribeSpeculatorReply(
-        name=settings.name or settings.drafter,
-        drafter=settings.drafter,
-        model=description.model,
-        vocab_size=description.vocab_size,
-        tokenizer_fingerprint=description.tokenizer_fingerprint,
-        max_context_len=description.max_context_len,
-        max_nodes=settings.max_nodes,
+        speculators=speculators,
+        tokenizer_fingerprint=engine.description.tokenizer_fingerprint,
+        max_context_len=engine.description.max_context_len,
+        max_nodes=engine.max_nodes,
     )
 
 
@@ -51,8 +58,9 @@ async def serve(settings: SpeculatorSettings) -> None:
     registry = CollectorRegistry()
     serve_metrics(registry, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
-    description = describe(settings, engine.drafter.description)
-    servicer = SpeculatorServicer(engine, thread, SpeculatorMetrics(registry), description)
+    description = describe(engine, settings.names, settings.drafters)
+    metrics = SpeculatorMetrics(registry, settings.names)
+    servicer = SpeculatorServicer(engine, thread, metrics, description)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
     await run_until_signalled(server)
     thread.stop()

@@ -1,16 +1,19 @@
-"""The speculator's domain: context deltas in, trees out. No gRPC here."""
+"""The speculators' domain: context deltas in, trees out. No gRPC here.
+
+Several speculators of one service share contexts and messages; each drafts for itself.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import InvalidInputError, SpecInferError
-from specinfer.sampling import SamplingParams
+from specinfer.errors import IncompatibleError, InvalidInputError, SpecInferError
+from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.contexts import Contexts
-from speculator_svc.drafters import Drafter, DraftJob
+from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,8 @@ class DraftEntry:
     delta: Sequence[int]
     limits: TreeLimits
     sampling: SamplingParams
+    speculators: Sequence[int] = ()
+    """Which of them draft; empty asks all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +38,23 @@ class DraftOutcome:
     request_id: str
     status: EntryStatus
     message: str = ""
-    tree: TokenTree | None = None
+    drafts: tuple[tuple[int, TokenTree | SpecInferError], ...] = ()
+    """(speculator, its tree or why it has none); those with nothing to say are left out."""
     held_len: int = 0
 
 
 class SpeculatorEngine:
-    """Keeps contexts and asks the drafter. One thread at a time may call it."""
+    """Keeps contexts and asks the drafters. One thread at a time may call it."""
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafters: Sequence[Drafter],
         max_nodes: int = 128,
         idle_seconds: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.drafter, self.max_nodes = drafter, max_nodes
+        self.drafters, self.max_nodes = list(drafters), max_nodes
+        self.description = combined([drafter.description for drafter in drafters])
         self._contexts = Contexts(idle_seconds, clock)
 
     def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
@@ -55,6 +62,7 @@ class SpeculatorEngine:
         self.release(self._contexts.idle())
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
+        drafts: dict[int, list[tuple[int, TokenTree | SpecInferError]]] = {}
         for index, entry in enumerate(entries):
             if entry.base_len == 0 and self._contexts.held_len(entry.request_id):
                 self.release([entry.request_id])  # whatever was held, this starts over
@@ -70,14 +78,23 @@ class SpeculatorEngine:
                 continue
             context = self._contexts.append(entry.request_id, entry.delta)
             jobs[index] = DraftJob(entry.request_id, context, entry.limits, entry.sampling)
-        for index, tree in zip(jobs, self._run(list(jobs.values())), strict=True):
-            outcomes[index] = self._conclude(jobs[index], tree)
+            drafts[index] = []
+        for speculator in range(len(self.drafters)):
+            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
+            results = self._run(speculator, [_own_draws(jobs[i], speculator) for i in asked])
+            for index, result in zip(asked, results, strict=True):
+                if isinstance(result, SpecInferError) or len(result) > 1:
+                    drafts[index].append((speculator, result))
+        for index, job in jobs.items():
+            found, held = tuple(drafts[index]), len(job.context)
+            outcomes[index] = DraftOutcome(job.request_id, EntryStatus.OK, "", found, held)
         return [outcomes[index] for index in range(len(entries))]
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forgets requests; returns how many were known."""
-        for request_id in request_ids:
-            self.drafter.release(request_id)
+        for drafter in self.drafters:
+            for request_id in request_ids:
+                drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
     @property
@@ -86,7 +103,7 @@ class SpeculatorEngine:
         return len(self._contexts)
 
     def _check(self, entry: DraftEntry) -> None:
-        description = self.drafter.description
+        description = self.description
         if not entry.delta:
             raise InvalidInputError("delta_token_ids", [], "must not be empty")
         if description.vocab_size and not all(0 <= t < description.vocab_size for t in entry.delta):
@@ -96,28 +113,51 @@ class SpeculatorEngine:
             )
         if entry.limits.nodes > self.max_nodes:
             raise InvalidInputError("node_budget", entry.limits.nodes, f"at most {self.max_nodes}")
+        unknown = [s for s in entry.speculators if s >= len(self.drafters)]
+        if unknown:
+            raise InvalidInputError("speculators", unknown[0], f"this service has {len(self.drafters)}")
         longest = entry.base_len + len(entry.delta) + max(entry.limits.depth, 0)
         if description.max_context_len and longest > description.max_context_len:
             raise InvalidInputError(
                 "context", longest, f"longer than the {description.max_context_len} served"
             )
 
-    def _run(self, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
+    def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Drafts for all jobs at once; if that fails, one by one, so that only the culprit fails."""
         if not jobs:
             return []
+        drafter = self.drafters[speculator]
         try:
-            return self.drafter.draft(jobs)
+            return drafter.draft(jobs)
         except (RuntimeError, ValueError, ArithmeticError, LookupError) as error:
             log.exception("drafting failed for a batch of %d", len(jobs))
             for job in jobs:
-                self.drafter.release(job.request_id)
+                drafter.release(job.request_id)
             if len(jobs) == 1:
                 return [SpecInferError(f"the drafter failed: {error}")]
-        return [result for job in jobs for result in self._run([job])]
+        return [result for job in jobs for result in self._run(speculator, [job])]
 
-    def _conclude(self, job: DraftJob, tree: TokenTree | SpecInferError) -> DraftOutcome:
-        held = len(job.context)
-        if isinstance(tree, SpecInferError):
-            return DraftOutcome(job.request_id, EntryStatus.ERROR, str(tree), held_len=held)
-        return DraftOutcome(job.request_id, EntryStatus.OK, "", tree if len(tree) > 1 else None, held)
+
+def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
+    """What a service of several drafters can do: the least of what they can.
+
+    Raises:
+        IncompatibleError: if they have different tokenizers.
+    """
+    fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
+    if len(fingerprints) > 1:
+        raise IncompatibleError(f"the drafters have different tokenizers: {', '.join(sorted(fingerprints))}")
+    return DrafterDescription(
+        model="",
+        vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
+        tokenizer_fingerprint=min(fingerprints, default=""),
+        max_context_len=min((d.max_context_len for d in descriptions if d.max_context_len), default=0),
+    )
+
+
+def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
+    """The first draws from the stream that it is given; drafts that are merged must be independent."""
+    if speculator == 0 or job.sampling.greedy:
+        return job
+    seed = draft_seed(job.sampling.seed, speculator)
+    return replace(job, sampling=replace(job.sampling, seed=seed))

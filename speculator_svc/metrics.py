@@ -1,20 +1,28 @@
-"""Prometheus metrics of a speculator."""
+"""Prometheus metrics of a speculator service."""
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from specinfer.errors import SpecInferError
 from speculator_svc.engine import DraftOutcome
 
 
 class SpeculatorMetrics:
     """Counts what the engine did."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
+        """`names` are those of the speculators."""
+        self._names = names
         self._entries = Counter(
             "specinfer_speculator_entries", "Entries by outcome.", ["status"], registry=registry
         )
-        self._nodes = Counter("specinfer_speculator_nodes", "Tree nodes drafted.", registry=registry)
+        self._nodes = Counter(
+            "specinfer_speculator_nodes", "Tree nodes drafted.", ["speculator"], registry=registry
+        )
+        self._failures = Counter(
+            "specinfer_speculator_failures", "Drafts that failed.", ["speculator"], registry=registry
+        )
         self._step = Histogram(
             "specinfer_speculator_step_seconds",
             "Time of one step.",
@@ -28,8 +36,12 @@ class SpeculatorMetrics:
         self._step.observe(seconds)
         for outcome in outcomes:
             self._entries.labels(outcome.status.name.lower()).inc()
-            if outcome.tree is not None:
-                self._nodes.inc(len(outcome.tree) - 1)
+            for speculator, found in outcome.drafts:
+                name = self._names[speculator]
+                if isinstance(found, SpecInferError):
+                    self._failures.labels(name).inc()
+                else:
+                    self._nodes.labels(name).inc(len(found) - 1)
 
     def observe_held(self, requests: int) -> None:
         """Shows how many requests have a context."""

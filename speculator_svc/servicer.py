@@ -9,7 +9,7 @@ import grpc
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
 from specinfer.service.engine_thread import EngineThread
-from specinfer.tree import TreeLimits
+from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
@@ -56,7 +56,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
     ) -> speculator_pb2.DescribeSpeculatorReply:
-        """The drafter and its limits."""
+        """The speculators and their limits."""
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
@@ -76,6 +76,7 @@ def _decode(entry: speculator_pb2.DraftEntry) -> DraftEntry | DraftOutcome:
             list(entry.delta_token_ids),
             TreeLimits(entry.node_budget, entry.max_depth, width),
             decode_sampling(entry.sampling),
+            list(entry.speculators),
         )
     except SpecInferError as error:
         return DraftOutcome(entry.request_id, EntryStatus.ERROR, str(error))
@@ -86,6 +87,14 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
-        tree=encode_tree(outcome.tree) if outcome.tree is not None else None,
+        drafts=[_encode_draft(speculator, found) for speculator, found in outcome.drafts],
         held_len=outcome.held_len,
     )
+
+
+def _encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
+    if isinstance(found, SpecInferError):
+        status = common_pb2.ENTRY_STATUS_ERROR
+        return speculator_pb2.Draft(speculator=speculator, status=status, message=str(found))
+    status = common_pb2.ENTRY_STATUS_OK
+    return speculator_pb2.Draft(speculator=speculator, status=status, tree=encode_tree(found))

@@ -3,21 +3,27 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 from speculator_svc.drafters import DRAFTERS, DrafterOptions
 
 
 class SpeculatorSettings(ServiceSettings):
-    """A speculator guesses token trees with one drafter."""
+    """A speculator service guesses token trees with one drafter or several."""
 
     model_config = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "SPECINFER_SPECULATOR_"}
     )
 
     listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
-    name: str = Field("", description="Name in statistics; empty takes the drafter's.")
-    drafter: str = Field("ngram", description=f"Drafting method: {', '.join(DRAFTERS)}.")
+    name: str = Field(
+        "",
+        description="Name in statistics; empty takes the drafter's. For several it precedes theirs.",
+    )
+    drafter: str = Field(
+        "ngram", description=f"Drafting method: {', '.join(DRAFTERS)}; or several, as in ngram+ssm."
+    )
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
     max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root excluded.")
     idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
@@ -34,7 +40,10 @@ class SpeculatorSettings(ServiceSettings):
     beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
     depth: int = Field(7, ge=1, description="ssm: most levels of a best-first tree; each costs a pass.")
     least_reach: float = Field(
-        0.05, ge=0, le=1, description="ssm: least probability of a path that a best-first tree follows further."
+        0.05,
+        ge=0,
+        le=1,
+        description="ssm: least probability of a path that a best-first tree follows further.",
     )
     proposal: str = Field(
         "auto",
@@ -49,6 +58,25 @@ class SpeculatorSettings(ServiceSettings):
     retrieval_min: int = Field(3, ge=1, le=16, description="retrieval: shortest match tried.")
     retrieval_learn: bool = Field(False, description="retrieval: also draft from finished requests.")
     function: str = Field("", description="custom: the function that drafts, module:name.")
+
+    @property
+    def drafters(self) -> list[str]:
+        """The drafting methods.
+
+        Raises:
+            SettingError: if one is named twice.
+        """
+        found = self.drafter.split("+")
+        if len(set(found)) < len(found):
+            raise SettingError("drafter", self.drafter, "each may be named once")
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """What the speculators are called, in the order of `drafters`."""
+        if len(self.drafters) == 1:
+            return [self.name or self.drafter]
+        return [f"{self.name}-{drafter}" if self.name else drafter for drafter in self.drafters]
 
     def drafter_options(self) -> DrafterOptions:
         """The part that concerns the drafter."""

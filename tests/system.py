@@ -6,6 +6,7 @@ The tokenizer has one token per printable ASCII character, so that text and toke
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.speculator_pool import PoolPolicy, SpeculatorPool
 from gateway.store import RequestStore
 from gateway.verifier_client import VerifierClient
+from specinfer.cli.processes import free_port
 from specinfer.errors import SpecInferError
 from specinfer.service.channel import channel_options, open_channel
 from specinfer.service.engine_thread import EngineThread
@@ -34,11 +36,11 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import (
     generation_pb2,
     generation_pb2_grpc,
-    speculator_pb2,
     speculator_pb2_grpc,
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from speculator_svc.__main__ import describe
 from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
 from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
@@ -145,8 +147,13 @@ async def running_system(
     kv_tokens: int = 2048,
     kv_window: int = 0,
     speculator_tokenizer: Tokenizer | None = None,
+    one_service: bool = False,
+    absent: AbstractSet[str] = frozenset(),
 ) -> AsyncIterator[System]:
-    """Starts verifier, speculators and gateway; ends them on leaving and checks the cache."""
+    """Starts verifier, speculators and gateway; ends them on leaving and checks the cache.
+
+    Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
+    """
     tokenizer = ascii_tokenizer()
     runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens, kv_window=kv_window)
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
@@ -179,14 +186,16 @@ async def running_system(
 
     verifier_address = await serve("verifier", "specinfer.v1.Verifier", add_verifier)
     addresses = []
-    for name, drafter in (drafters or {}).items():
+    drafters = drafters or {}
+    for group in [drafters] if one_service else [{name: drafters[name]} for name in drafters]:
 
-        def add(
-            server: ServiceServer, thread: EngineThread, name: str = name, drafter: Any = drafter
-        ) -> None:
-            add_speculator(server, thread, name, drafter, speculator_tokenizer)
+        def add(server: ServiceServer, thread: EngineThread, group: Mapping[str, Drafter] = group) -> None:
+            add_speculators(server, thread, group, speculator_tokenizer)
 
-        addresses.append(await serve(name, "specinfer.v1.Speculator", add))
+        if absent & group.keys():
+            addresses.append(f"127.0.0.1:{free_port()}")
+        else:
+            addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
     channels = [(address, open_channel(address)) for address in addresses]
     pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint()))
@@ -203,7 +212,7 @@ async def running_system(
         store,
         tokenizer,
         GatewayMetrics(CollectorRegistry()),
-        Planner(len(drafters or {}), budget.per_request, budget.per_step, adaptive),
+        Planner(budget.per_request, budget.per_step, adaptive),
         patience_s,
     )
     running: asyncio.Task[None] | None = None
@@ -237,22 +246,18 @@ async def running_system(
         runner.cache.check()
 
 
-def add_speculator(
+def add_speculators(
     server: ServiceServer,
     thread: EngineThread,
-    name: str,
-    drafter: Drafter,
+    drafters: Mapping[str, Drafter],
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Serves a drafter as a speculator."""
-    reply = speculator_pb2.DescribeSpeculatorReply(
-        name=name,
-        drafter="scripted",
-        max_nodes=64,
-        tokenizer_fingerprint=tokenizer.fingerprint() if tokenizer else "",
-    )
-    metrics = SpeculatorMetrics(CollectorRegistry())
-    servicer = SpeculatorServicer(SpeculatorEngine(drafter), thread, metrics, reply)
+    """Serves drafters as the speculators of one service."""
+    engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
+    reply = describe(engine, list(drafters), ["scripted"] * len(drafters))
+    reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
+    metrics = SpeculatorMetrics(CollectorRegistry(), list(drafters))
+    servicer = SpeculatorServicer(engine, thread, metrics, reply)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
 
 

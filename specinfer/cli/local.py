@@ -27,15 +27,17 @@ TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
 
 
 def default_speculators(model: str) -> dict[str, Flags]:
-    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it."""
-    pool: dict[str, Flags] = {"ngram": {"drafter": "ngram"}}
-    if model in TRAINED_SSMS:
-        pool["ssm"] = {"drafter": "ssm", "model": TRAINED_SSMS[model]}
-    return pool
+    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it.
+
+    Both in one service: on a small machine another message to another process costs as much as it brings.
+    """
+    if model not in TRAINED_SSMS:
+        return {"ngram": {"drafter": "ngram"}}
+    return {"ngram+ssm": {"drafter": "ngram+ssm", "model": TRAINED_SSMS[model]}}
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
-    """Flags of speculators given as `DRAFTER[,FLAG=VALUE...]`; None if none are given.
+    """Flags of speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
 
     Raises:
         InvalidInputError: naming what cannot be read.
@@ -47,7 +49,7 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
         drafter, *pairs = (part.strip() for part in text.split(","))
         flags = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         if not drafter or len(flags) < len(pairs):
-            raise InvalidInputError("speculator", text, "must be DRAFTER[,FLAG=VALUE...]")
+            raise InvalidInputError("speculator", text, "must be DRAFTER[+DRAFTER...][,FLAG=VALUE...]")
         name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
         pool[name] = {"drafter": drafter, **flags}
     return pool
@@ -116,8 +118,11 @@ class LocalSystem:
         pool = default_speculators(self._options.model) if pool is None else pool
         for name, flags in pool.items():
             addresses.append(f"127.0.0.1:{free_port()}")
-            extra = common if flags.get("drafter") in ("ssm", "retrieval") else {}
-            self._spawn(name, "speculator_svc", {"listen": addresses[-1], "name": name, **extra, **flags})
+            drafters = flags.get("drafter", "").split("+")
+            extra = dict(common) if {"ssm", "retrieval"} & set(drafters) else {}
+            if len(drafters) == 1:
+                extra["name"] = name
+            self._spawn(name, "speculator_svc", {"listen": addresses[-1], **extra, **flags})
         for name, address in zip(["verifier", *pool], [verifier, *addresses], strict=True):
             self._wait(name, address)
         gateway = {

@@ -65,7 +65,7 @@ Speculators = Annotated[
     list[str] | None,
     typer.Option(
         "--speculator",
-        help="DRAFTER[,FLAG=VALUE...] instead of the usual pool; may be repeated. "
+        help="DRAFTER[+DRAFTER...][,FLAG=VALUE...] instead of the usual pool; may be repeated. "
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last",
     ),
 ]

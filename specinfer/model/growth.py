@@ -41,8 +41,8 @@ class GrowthShape:
     deepest: int | None = None
     """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
     least_reach: float = 0.0
-    """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that nobody
-    asks for is not run."""
+    """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that no
+    tree wants is not run."""
     kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
     """How the children of stochastic requests are drawn."""
     coolest_draw: float = 0.0

@@ -27,7 +27,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class DraftEntry(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TARGET_FEATURES_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -46,7 +47,8 @@ class DraftEntry(_message.Message):
     sampling: _common_pb2.SamplingParams
     target_features: bytes
     target_top_k: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTopK]
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ...) -> None: ...
+    speculators: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us")
@@ -59,43 +61,61 @@ class DraftReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ...) -> None: ...
 
 class DraftResult(_message.Message):
-    __slots__ = ("request_id", "status", "message", "tree", "held_len")
+    __slots__ = ("request_id", "status", "message", "drafts", "held_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    TREE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
-    tree: _tree_pb2.TokenTree
+    drafts: _containers.RepeatedCompositeFieldContainer[Draft]
     held_len: int
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., held_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., held_len: _Optional[int] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("speculator", "status", "message", "tree")
+    SPECULATOR_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    speculator: int
+    status: _common_pb2.EntryStatus
+    message: str
+    tree: _tree_pb2.TokenTree
+    def __init__(self, speculator: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ...) -> None: ...
 
 class DescribeSpeculatorRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("name", "drafter", "model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "needs_target_features", "needs_target_top_k")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "needs_target_features", "needs_target_top_k")
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TARGET_FEATURES_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    drafter: str
-    model: str
-    vocab_size: int
+    speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
     tokenizer_fingerprint: str
     max_context_len: int
     max_requests: int
     max_nodes: int
     needs_target_features: bool
     needs_target_top_k: int
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ...) -> None: ...
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ...) -> None: ...
+
+class SpeculatorDescription(_message.Message):
+    __slots__ = ("name", "drafter", "model", "vocab_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    drafter: str
+    model: str
+    vocab_size: int
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...

@@ -63,7 +63,7 @@ class SpeculatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What this speculator is, what it can do and what it needs.
+        """What its speculators are, what it can do and what it needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

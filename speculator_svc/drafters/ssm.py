@@ -13,9 +13,11 @@ from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.tokenizer import Tokenizer
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
+_CATCH_UP = 1024
+"""Most context tokens read at once: the service may hold many that this drafter was never asked about."""
 _PROPOSALS = {  # how children are drawn, and from which temperature on
     "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.85),  # where draws begin to win (docs/LOG.md)
     "point": (ProposalKind.WITHOUT_REPLACEMENT, math.inf),
@@ -103,7 +105,9 @@ class SsmDrafter:
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
             sequence = self._sequences[job.request_id] = self._runner.open()
-        delta, limits = job.context[sequence.length :], self._shape.limits(job.limits)
+        delta = job.context[sequence.length : sequence.length + _CATCH_UP]
+        complete = sequence.length + len(delta) == len(job.context)
+        limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
         return GrowthTask(sequence, delta, limits, self._shape.sampling(job.sampling))
 

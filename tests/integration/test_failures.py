@@ -22,7 +22,7 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
 from speculator_svc.drafters import DraftJob
 from tests.oracle import always, first, greedy
-from tests.system import ScriptedDrafter, add_speculator, ascii_tokenizer, request_for, running_system, until
+from tests.system import ScriptedDrafter, add_speculators, ascii_tokenizer, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 
@@ -53,7 +53,7 @@ async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str
     drafters = {"bad": ScriptedDrafter(MALFORMED[name]), "good": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters) as system:
         replies = await system.generate(PROMPT)
-        bad, good = system.loop.pool.speculators
+        bad, good = system.loop.pool.services
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
     assert bad.counters.malformed >= 7
     assert good.counters.malformed == 0
@@ -71,7 +71,7 @@ async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
     drafters = {"slow": ScriptedDrafter(slow), "fast": ScriptedDrafter(first(1))}
     async with running_system(redis_url, drafters, deadline_s=0.05) as system:
         replies = await system.generate(PROMPT)
-        late, _ = system.loop.pool.speculators
+        late, _ = system.loop.pool.services
         assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
         assert {row.name for row in replies[-1].summary.stats.speculators} == {"fast"}
         assert late.counters.answered == 0
@@ -97,17 +97,61 @@ async def test_a_refused_draft_is_not_asked_for_again(redis_url: str) -> None:
     assert len(drafter.jobs) == 1
 
 
+async def test_in_one_service_only_the_speculator_that_refuses_is_left_out(redis_url: str) -> None:
+    drafters = {
+        "bad": ScriptedDrafter(lambda job: SpecInferError("not this one")),
+        "good": ScriptedDrafter(first(1)),
+    }
+    async with running_system(redis_url, drafters, one_service=True) as system:
+        replies = await system.generate(PROMPT)
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
+        await until(lambda: not system.loop.pool.services[0].refused)  # forgotten with its request
+    assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
+    assert len(drafters["bad"].jobs) == 2, "once per request"
+    assert len(drafters["good"].jobs) > 10
+
+
+async def test_a_service_that_comes_later_joins_and_another_in_its_place_stays_out(redis_url: str) -> None:
+    early, late = ScriptedDrafter(first(2)), ScriptedDrafter(first(1))
+    async with running_system(redis_url, {"late": late, "early": early}, absent={"late"}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        service, _ = system.loop.pool.services
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert [(s.name, s.ready) for s in status.speculators] == [(service.address, False), ("early", True)]
+        settings = ServiceSettings(listen=service.address, drain_seconds=0.1)
+        joining = ServiceServer(settings, [])
+        add_speculators(joining, EngineThread("joining"), {"late": late})
+        await joining.start()
+        await until(lambda: service.description is not None)
+        replies = await system.generate(PROMPT)
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert {row.name for row in replies[-1].summary.stats.speculators} == {"early", "late"}
+        assert system.loop.pool.names == ["early", "late"], "numbered as they came"
+        await joining.stop()
+        stranger = ServiceServer(settings, [])
+        add_speculators(stranger, EngineThread("stranger"), {"stranger": late})
+        await stranger.start()
+        asked = len(late.jobs)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        await asyncio.sleep(1.5)  # it is described within a second
+        assert service.description is None
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert len(late.jobs) == asked
+        await stranger.stop()
+
+
 async def test_a_speculator_that_dies_and_returns(redis_url: str) -> None:
     drafter = ScriptedDrafter(first(1))
     async with running_system(redis_url, {"a": drafter}) as system:
-        speculator = system.loop.pool.speculators[0]
+        speculator = system.loop.pool.services[0]
         await system.servers["a"].stop()
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         assert speculator.description is None
         assert speculator.counters.missed > 0
         asked = len(drafter.jobs)
         returned = ServiceServer(ServiceSettings(listen=speculator.address, drain_seconds=0.1), [])
-        add_speculator(returned, EngineThread("returned"), "a", drafter)
+        add_speculators(returned, EngineThread("returned"), {"a": drafter})
         await returned.start()
         await until(lambda: speculator.description is not None)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -251,7 +295,7 @@ async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:
     async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}) as system:
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=4))
         await until(entered.is_set)
-        async with grpc.aio.insecure_channel(system.loop.pool.speculators[0].address) as channel:
+        async with grpc.aio.insecure_channel(system.loop.pool.services[0].address) as channel:
             for service in ("", "specinfer.v1.Speculator"):
                 reply = await health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=service), timeout=5

@@ -70,7 +70,8 @@ async def test_no_speculator_and_speculation_off_take_one_step_per_token(redis_u
     assert replies[-1].summary.stats.steps == 16
 
 
-async def test_merged_trees_win_where_either_speculator_is_right(redis_url: str) -> None:
+@pytest.mark.parametrize("one_service", [False, True])
+async def test_merged_trees_win_where_either_speculator_is_right(redis_url: str, one_service: bool) -> None:
     """One speculator is right at even positions, the other at odd ones: only their union moves on."""
 
     def right_at(parity: int) -> ScriptedDrafter:
@@ -79,7 +80,8 @@ async def test_merged_trees_win_where_either_speculator_is_right(redis_url: str)
 
         return ScriptedDrafter(script)
 
-    async with running_system(redis_url, {"even": right_at(0), "odd": right_at(1)}) as system:
+    drafters = {"even": right_at(0), "odd": right_at(1)}
+    async with running_system(redis_url, drafters, one_service=one_service) as system:
         replies = await system.generate(PROMPTS[0])
     stats = replies[-1].summary.stats
     assert stats.steps == 4

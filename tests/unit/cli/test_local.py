@@ -8,17 +8,17 @@ from specinfer.errors import InvalidInputError
 
 def test_speculators_are_read_with_their_flags() -> None:
     pool = read_speculators(
-        ["ngram", "ssm,model=my-ssm,weights=int8", "ssm,model=other", "custom,function=a:b"]
+        ["ngram+ssm,model=my-ssm,weights=int8", "ssm,model=other", "ssm", "custom,function=a:b"]
     )
     assert pool == {
-        "ngram": {"drafter": "ngram"},
-        "ssm": {"drafter": "ssm", "model": "my-ssm", "weights": "int8"},
-        "ssm-3": {"drafter": "ssm", "model": "other"},
+        "ngram+ssm": {"drafter": "ngram+ssm", "model": "my-ssm", "weights": "int8"},
+        "ssm": {"drafter": "ssm", "model": "other"},
+        "ssm-3": {"drafter": "ssm"},
         "custom": {"drafter": "custom", "function": "a:b"},
     }
     assert read_speculators(None) is None
-    assert set(default_speculators("smollm2-135m")) == {"ngram", "ssm"}
-    assert set(default_speculators("another")) == {"ngram"}
+    assert [flags["drafter"] for flags in default_speculators("smollm2-135m").values()] == ["ngram+ssm"]
+    assert [flags["drafter"] for flags in default_speculators("another").values()] == ["ngram"]
 
 
 @pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,int8"])

@@ -4,6 +4,8 @@ import pytest
 
 from gateway.costs import Average, BySize, CostCurve, StepCosts
 
+ONE, OTHER = frozenset({0}), frozenset({1})
+
 
 def test_the_cost_curve_interpolates_and_never_falls() -> None:
     curve = CostCurve()
@@ -45,18 +47,28 @@ def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
 
 def test_a_step_costs_its_pass_the_slowest_draft_and_the_rest() -> None:
     costs = StepCosts()
-    assert costs.step_seconds(1, {0, 1}, 8) == 0
+    assert costs.step_seconds(1, [ONE, OTHER], 8) == 0
     costs.observe(1, 1, 0.008, {}, 0.001)
-    costs.observe(1, 9, 0.010, {0: 0.001, 1: 0.004}, 0.002)
+    costs.observe(1, 9, 0.010, {ONE: 0.001, OTHER: 0.004}, 0.002)
     assert costs.step_seconds(1, (), 0) == pytest.approx(0.009)
-    assert costs.step_seconds(1, {0}, 8) == pytest.approx(0.013)
-    assert costs.step_seconds(1, {0, 1}, 8) == pytest.approx(0.016)
+    assert costs.step_seconds(1, [ONE], 8) == pytest.approx(0.013)
+    assert costs.step_seconds(1, [ONE, OTHER], 8) == pytest.approx(0.016)
+
+
+def test_speculators_of_one_service_are_timed_together() -> None:
+    """What was never asked for alone takes, as far as is known, what it took with others."""
+    costs, both = StepCosts(), ONE | OTHER
+    costs.observe(1, 9, 0.010, {both: 0.005}, 0.002)
+    assert costs.draft_seconds(1, ONE) == costs.draft_seconds(1, both) == pytest.approx(0.005)
+    costs.observe(1, 9, 0.010, {ONE: 0.001}, 0.002)
+    assert costs.draft_seconds(1, ONE) == pytest.approx(0.001, rel=0.05)
+    assert costs.draft_seconds(1, OTHER) == pytest.approx(0.005, rel=0.05)
 
 
 def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
     costs = StepCosts()
-    costs.observe(1, 9, 0.010, {0: 0.004}, 0.002)
-    assert 0.004 < costs.draft_seconds(4, 0) < 0.016
+    costs.observe(1, 9, 0.010, {ONE: 0.004}, 0.002)
+    assert 0.004 < costs.draft_seconds(4, ONE) < 0.016
 
 
 def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> None:
@@ -64,8 +76,8 @@ def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> N
     costs = StepCosts()
     for _ in range(50):
         costs.observe(1, 1, 0.008, {}, 0.001)
-        costs.observe(1, 9, 0.010, {0: 0.004}, 0.001)
+        costs.observe(1, 9, 0.010, {ONE: 0.004}, 0.001)
     for _ in range(100):
-        costs.observe(1, 9, 0.020, {0: 0.008}, 0.002)
+        costs.observe(1, 9, 0.020, {ONE: 0.008}, 0.002)
     assert costs.step_seconds(1, (), 0) == pytest.approx(0.018, rel=0.1)
-    assert costs.step_seconds(1, {0}, 8) == pytest.approx(0.030, rel=0.05)
+    assert costs.step_seconds(1, [ONE], 8) == pytest.approx(0.030, rel=0.05)

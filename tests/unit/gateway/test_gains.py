@@ -7,6 +7,14 @@ from specinfer.tree import TokenTree, TreeBuilder, merge_trees
 from tests.oracle import chain
 
 ROOT = 7
+
+
+def gains_of(speculators: int) -> Gains:
+    gains = Gains()
+    gains.enrol(frozenset(range(speculators)))
+    return gains
+
+
 FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 
 
@@ -16,7 +24,7 @@ def _outcome(tree: TokenTree, wrong: int = 9) -> tuple[TokenTree, list[int]]:
 
 def test_the_gain_of_a_part_of_the_pool_is_learnt_from_the_whole() -> None:
     """Speculator 0 brought the first two accepted nodes, 1 all of them; 0 alone would have stopped there."""
-    gains = Gains(2)
+    gains = gains_of(2)
     gains.follow(["r"], 16)
     tree = merge_trees([(0, chain(ROOT, [1, 2, 9])), (1, chain(ROOT, [1, 2, 3, 4]))])
     gains.observe(1, BOTH, {"r": _outcome(tree)})
@@ -27,7 +35,7 @@ def test_the_gain_of_a_part_of_the_pool_is_learnt_from_the_whole() -> None:
 
 
 def test_a_part_that_is_not_first_on_the_path_would_have_brought_nothing() -> None:
-    gains = Gains(2)
+    gains = gains_of(2)
     builder = TreeBuilder(ROOT)
     (node,) = builder.propose_points(0, [1], [0.9], speculator=0)
     builder.propose_points(node, [2], [0.9], speculator=1)
@@ -36,7 +44,7 @@ def test_a_part_that_is_not_first_on_the_path_would_have_brought_nothing() -> No
 
 
 def test_a_request_moves_from_what_is_usual_to_its_own() -> None:
-    gains = Gains(1)
+    gains = gains_of(1)
     hopeless = _outcome(chain(ROOT, [9]))
     good = _outcome(chain(ROOT, [1, 2, 3, 4]))
     for number in range(50):
@@ -54,7 +62,7 @@ def test_a_request_moves_from_what_is_usual_to_its_own() -> None:
 
 
 def test_only_requests_that_want_trees_bring_gain() -> None:
-    gains = Gains(1)
+    gains = gains_of(1)
     gains.follow(["a"], 16)
     alone = gains.expected(1, FIRST)
     assert gains.expected(4, FIRST) == pytest.approx(alone / 4)
@@ -62,7 +70,7 @@ def test_only_requests_that_want_trees_bring_gain() -> None:
 
 
 def test_what_a_smaller_batch_lends_is_not_more_than_small_trees_can_have() -> None:
-    gains = Gains(1)
+    gains = gains_of(1)
     for _ in range(100):
         gains.follow(["r"], 16)
         gains.observe(1, FIRST, {"r": _outcome(chain(ROOT, [1, 2, 3, 4]))})

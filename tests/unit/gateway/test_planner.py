@@ -12,6 +12,13 @@ from tests.oracle import chain
 ROOT = 7
 
 
+def planner_of(speculators: int, most_nodes: int, step_nodes: int, adaptive: bool = True) -> Planner:
+    """With as many services of one speculator each."""
+    planner = Planner(most_nodes, step_nodes, adaptive)
+    planner.enrol([frozenset({s}) for s in range(speculators)])
+    return planner
+
+
 def simulate(
     planner: Planner,
     steps: int,
@@ -19,10 +26,12 @@ def simulate(
     accepts: dict[int, int],
     draft_ms: dict[int, float],
     node_ms: float,
+    one_service: bool = False,
 ) -> tuple[list[Choice], float]:
     """Runs steps in which speculator s always has `accepts[s]` tokens right, in the first of its nodes.
 
-    Returns the choices and tokens per millisecond.
+    Drafts are made side by side, or one after another in `one_service`. Returns the choices and tokens
+    per millisecond.
     """
     choices, tokens, total_ms = [], 0, 0.0
     names = [f"r{i}" for i in range(batch)]
@@ -36,10 +45,11 @@ def simulate(
         ]
         in_pass = sum(len(tree) for tree, _ in outcomes)
         verify_ms = 5.0 + node_ms * (in_pass - batch)
-        slowest = max((draft_ms[s] for s in choice.speculators), default=0.0)
-        total_ms += 1.0 + slowest + verify_ms
+        took = {frozenset({s}): draft_ms[s] / 1000 for s in choice.speculators}
+        if one_service and choice.speculators:
+            took = {choice.speculators: sum(took.values())}
+        total_ms += 1.0 + 1000 * max(took.values(), default=0.0) + verify_ms
         tokens += sum(1 + len(accepted) for _, accepted in outcomes)
-        took = {s: draft_ms[s] / 1000 for s in choice.speculators}
         planner.observe(
             StepReport(
                 choice, batch, in_pass, verify_ms / 1000, took, 0.001, dict(zip(names, outcomes, strict=True))
@@ -72,7 +82,7 @@ def usual(choices: list[Choice]) -> Choice:
 
 
 def test_good_and_cheap_speculators_are_used_with_no_more_nodes_than_pay() -> None:
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     choices, _ = simulate(planner, 300, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
     choice = usual(choices)
     assert choice.speculators == frozenset({0})
@@ -81,44 +91,62 @@ def test_good_and_cheap_speculators_are_used_with_no_more_nodes_than_pay() -> No
 
 
 def test_hopeless_drafts_end_in_plain_decoding_at_little_cost() -> None:
-    choices, speed = simulate(Planner(1, 16, 64), 2000, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
+    choices, speed = simulate(planner_of(1, 16, 64), 2000, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
     assert usual(choices) == PLAIN
     assert speed > 0.97 / 6.0, "plain decoding takes 6 ms a token"
 
 
 def test_only_the_speculator_that_pays_is_asked() -> None:
-    planner = Planner(2, 16, 64)
+    planner = planner_of(2, 16, 64)
     choices, _ = simulate(planner, 400, 1, {0: 3, 1: 3}, {0: 0.5, 1: 12.0}, node_ms=0.05)
     assert usual(choices).speculators == frozenset({0})
-    choices, _ = simulate(Planner(2, 16, 64), 400, 1, {0: 1, 1: 8}, {0: 0.5, 1: 2.0}, node_ms=0.05)
+    choices, _ = simulate(planner_of(2, 16, 64), 400, 1, {0: 1, 1: 8}, {0: 0.5, 1: 2.0}, node_ms=0.05)
     assert 1 in usual(choices).speculators
 
 
+def test_speculators_of_one_service_cost_the_sum_of_their_drafts() -> None:
+    """Side by side the first one's tokens would be free, but they take turns: only the better is asked."""
+    planner = Planner(16, 64)
+    planner.enrol([frozenset({0, 1})])
+    draft_ms = {0: 4.5, 1: 5.0}
+    choices, _ = simulate(planner, 600, 1, {0: 3, 1: 4}, draft_ms, node_ms=0.05, one_service=True)
+    assert usual(choices).speculators == frozenset({1})
+
+
+def test_a_pool_that_grows_keeps_what_it_knows() -> None:
+    planner = planner_of(1, 16, 64)
+    simulate(planner, 300, 1, {0: 3}, {0: 0.5}, node_ms=0.05)
+    planner.enrol([frozenset({0}), frozenset({1})])
+    choices, _ = simulate(planner, 600, 1, {0: 3, 1: 8}, {0: 0.5, 1: 1.0}, node_ms=0.05)
+    assert 1 in usual(choices).speculators
+    assert PLAIN not in choices, "it never starts anew"
+
+
 def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
-    planner = Planner(1, 8, 512)
+    planner = planner_of(1, 8, 512)
     assert usual(simulate(planner, 200, 1, {0: 1}, {0: 0.5}, node_ms=0.5)[0]).nodes > 0
     assert usual(simulate(planner, 200, 16, {0: 1}, {0: 0.5}, node_ms=0.5)[0]) == PLAIN
 
 
 def test_it_notices_when_text_becomes_predictable() -> None:
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     simulate(planner, 300, 1, {0: 0}, {0: 2.0}, node_ms=0.1)
     choices, _ = simulate(planner, 1500, 1, {0: 8}, {0: 2.0}, node_ms=0.1)
     assert usual(choices).speculators == frozenset({0})
 
 
 def test_without_adaptation_everybody_is_asked_always() -> None:
-    planner = Planner(2, 16, 64, adaptive=False)
+    planner = planner_of(2, 16, 64, adaptive=False)
     assert planner.choose(1, ["r"]) == Choice(frozenset({0, 1}), 16)
     assert planner.choose(32, ["r"]) == Choice(frozenset({0, 1}), 1), "its share of the step"
     worth = planner.worth(8, Choice(frozenset({0, 1}), 16))
     assert worth(63, 0.0)
     assert not worth(64, 1.0)
-    assert Planner(0, 16, 64, adaptive=False).choose(3, ["r"]) == PLAIN
+    assert planner_of(0, 16, 64, adaptive=False).choose(3, ["r"]) == PLAIN
 
 
 def test_requests_without_speculation_teach_and_cost_nothing() -> None:
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     for _ in range(500):
         assert planner.choose(2, []) == PLAIN
     choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
@@ -127,16 +155,16 @@ def test_requests_without_speculation_teach_and_cost_nothing() -> None:
 
 def test_a_new_batch_size_is_judged_by_the_nearest_one() -> None:
     """Hopeless drafts need not be tried again at every batch size."""
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     simulate(planner, 200, 1, {0: 0}, {0: 6.0}, node_ms=0.3)
     choices, _ = simulate(planner, 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
     assert all(choice.nodes == 0 for choice in choices)
-    fresh, _ = simulate(Planner(1, 16, 64), 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
+    fresh, _ = simulate(planner_of(1, 16, 64), 20, 16, {0: 0}, {0: 40.0}, node_ms=0.3)
     assert sum(choice.nodes > 0 for choice in fresh) == 1
 
 
 def test_one_outlier_does_not_change_its_mind() -> None:
-    planner, asking = Planner(1, 16, 64), Choice(frozenset({0}), 4)
+    planner, asking = planner_of(1, 16, 64), Choice(frozenset({0}), 4)
     simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
 
     def gain() -> float:
@@ -149,7 +177,7 @@ def test_one_outlier_does_not_change_its_mind() -> None:
 
 def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     """200 tokens a second, 0.5 ms a node: a node must be accepted in one step of ten at least."""
-    planner = Planner(1, 16, 32)
+    planner = planner_of(1, 16, 32)
     for tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
         report = StepReport(PLAIN, 1, tokens, 0.005 + 0.0005 * (tokens - 1), {}, 0.0, {})
         planner.observe(report)
@@ -161,7 +189,7 @@ def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
 
 def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
     """Request after request is hopeless or good; what one was like is not held against the next."""
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     spent: dict[bool, list[bool]] = {True: [], False: []}
     for number in range(40):
         good = number % 2 == 0
@@ -171,7 +199,7 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
             tree = _draft(choice, {0: 4 if good else 0})
             (tree,) = cut_trees([tree], [choice.nodes + 1], worth=planner.worth(1, choice))
             seconds = 0.005 + 0.0001 * (len(tree) - 1)
-            drafts = dict.fromkeys(choice.speculators, 0.004)
+            drafts = {choice.speculators: 0.004} if choice.speculators else {}
             outcomes = {f"r{number}": (tree, _accepted(tree))}
             planner.observe(StepReport(choice, 1, len(tree), seconds, drafts, 0.001, outcomes))
     late = {good: found[len(found) // 2 :] for good, found in spent.items()}
@@ -181,7 +209,7 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
 
 def test_what_large_batches_cost_says_nothing_about_the_nodes_of_one_request() -> None:
     """Sixteen requests of one token take 14 ms here, one request with fifteen nodes 7."""
-    planner = Planner(1, 16, 64)
+    planner = planner_of(1, 16, 64)
     for _ in range(50):
         planner.observe(StepReport(PLAIN, 16, 16, 0.014, {}, 0.001, {}))
         planner.observe(StepReport(PLAIN, 1, 1, 0.006, {}, 0.001, {}))
@@ -194,7 +222,7 @@ def test_what_large_batches_cost_says_nothing_about_the_nodes_of_one_request() -
 def test_bad_luck_does_not_end_what_pays() -> None:
     """Half of all first guesses are right, and so on: a step of 12 ms brings 2 tokens on average, a plain
     one takes 8 ms. Runs of bad luck are common and prove little."""
-    planner, rng = Planner(1, 16, 64), random.Random(0)
+    planner, rng = planner_of(1, 16, 64), random.Random(0)
     speculated = []
     for number in range(60):
         left = 64
@@ -204,7 +232,7 @@ def test_bad_luck_does_not_end_what_pays() -> None:
             while choice.speculators and right < 7 and rng.random() < 0.5:
                 right += 1
             outcomes = {f"r{number}": (chain(ROOT, range(7)), range(1, right + 1))}
-            drafts = dict.fromkeys(choice.speculators, 0.003)
+            drafts = {choice.speculators: 0.003} if choice.speculators else {}
             tokens, seconds = (8, 0.009) if choice.speculators else (1, 0.008)
             planner.observe(StepReport(choice, 1, tokens, seconds, drafts, 0.0, outcomes))
             left -= 1 + right
@@ -214,7 +242,7 @@ def test_bad_luck_does_not_end_what_pays() -> None:
 
 def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() -> None:
     """Four more nodes cost 1 ms, sixteen more nothing beyond that: each of twenty is worth 0.05 ms."""
-    planner = Planner(1, 20, 24)
+    planner = planner_of(1, 20, 24)
     for tokens, ms in ((1, 8), (2, 8), (3, 8), (4, 8), (6, 9), (8, 9), (12, 9), (16, 9), (21, 9), (40, 20)):
         for _ in range(5):
             planner.observe(StepReport(PLAIN, 1, tokens, ms / 1000, {}, 0.0, {}))

@@ -1,10 +1,13 @@
 """The speculator engine: contexts follow the invariant, failures concern one entry."""
 
+import pytest
+
 from specinfer.entry_status import EntryStatus
+from specinfer.errors import IncompatibleError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.engine import DraftEntry, SpeculatorEngine
+from speculator_svc.engine import DraftEntry, SpeculatorEngine, combined
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
 
@@ -15,7 +18,7 @@ def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:
 
 def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
-    engine = SpeculatorEngine(drafter)
+    engine = SpeculatorEngine([drafter])
     assert engine.draft([entry("r", 0, [5, 6])])[0].held_len == 2
     assert engine.draft([entry("r", 2, [7])])[0].held_len == 3
     assert list(drafter.jobs[-1].context) == [5, 6, 7]
@@ -28,7 +31,7 @@ def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
 def test_bad_entries_fail_alone() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     drafter.description = DrafterDescription(vocab_size=10, max_context_len=6)
-    engine = SpeculatorEngine(drafter, max_nodes=4)
+    engine = SpeculatorEngine([drafter], max_nodes=4)
     entries = [
         entry("empty", 0, []),
         entry("foreign", 0, [5, 11]),
@@ -41,7 +44,9 @@ def test_bad_entries_fail_alone() -> None:
     assert "delta_token_ids = 11: not in the vocabulary of 10" in outcomes[1].message
     assert "node_budget = 5: at most 4" in outcomes[2].message
     assert "context = 8: longer than the 6 served" in outcomes[3].message
-    assert outcomes[4].tree is not None
+    ((speculator, tree),) = outcomes[4].drafts
+    assert speculator == 0
+    assert isinstance(tree, TokenTree)
 
 
 def test_only_the_culprit_fails_when_a_batch_does() -> None:
@@ -50,16 +55,69 @@ def test_only_the_culprit_fails_when_a_batch_does() -> None:
             raise RuntimeError("cannot")
         return chain(job.context[-1], [1])
 
-    outcomes = SpeculatorEngine(ScriptedDrafter(script)).draft(
+    outcomes = SpeculatorEngine([ScriptedDrafter(script)]).draft(
         [entry("a", 0, [3]), entry("bad", 0, [3]), entry("b", 0, [3])]
     )
-    assert [o.status for o in outcomes] == [EntryStatus.OK, EntryStatus.ERROR, EntryStatus.OK]
+    drafts = [outcome.drafts[0][1] for outcome in outcomes]
+    assert [isinstance(draft, TokenTree) for draft in drafts] == [True, False, True]
+    assert "cannot" in str(drafts[1])
+
+
+def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
+    """They share the context; those that draw do so independently."""
+    drafters = [ScriptedDrafter(lambda job, t=t: chain(job.context[-1], [t])) for t in (1, 2)]
+    engine = SpeculatorEngine(drafters)
+    sampling = SamplingParams(seed=7)
+    entries = [
+        DraftEntry(name, 0, [5, 6], TreeLimits(2, 2), sampling, asked)
+        for name, asked in (("all", ()), ("second", [1]), ("first", [0]))
+    ]
+    outcomes = engine.draft(entries)
+    drafts = [{s: tree.token_ids[1] for s, tree in o.drafts if isinstance(tree, TokenTree)} for o in outcomes]
+    assert drafts == [{0: 1, 1: 2}, {1: 2}, {0: 1}]
+    assert [o.held_len for o in outcomes] == [2, 2, 2]
+    first, second = ({job.sampling.seed for job in drafter.jobs} for drafter in drafters)
+    assert first == {7}
+    assert len(second) == 1
+    assert second != first
+    (later,) = engine.draft([DraftEntry("second", 2, [9], TreeLimits(2, 2), sampling, [0])])
+    assert later.status is EntryStatus.OK
+    assert drafters[0].jobs[-1].context == [5, 6, 9], "also what it was not asked about"
+    engine.release(["all"])
+    assert [drafter.released[-1] for drafter in drafters] == ["all", "all"]
+    (bad,) = engine.draft([DraftEntry("r", 0, [5], TreeLimits(2, 2), sampling, [2])])
+    assert "speculators = 2: this service has 2" in bad.message
+
+
+def test_a_drafter_that_fails_costs_the_others_nothing() -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("cannot")
+
+    drafters = [ScriptedDrafter(fail), ScriptedDrafter(lambda job: chain(job.context[-1], [1]))]
+    (outcome,) = SpeculatorEngine(drafters).draft([entry("r", 0, [3])])
+    (_, error), (_, tree) = outcome.drafts
+    assert outcome.status is EntryStatus.OK
+    assert "cannot" in str(error)
+    assert isinstance(tree, TokenTree)
+
+
+def test_a_service_can_do_what_all_its_drafters_can() -> None:
+    found = combined(
+        [
+            DrafterDescription(vocab_size=10, tokenizer_fingerprint="a", max_context_len=6),
+            DrafterDescription(vocab_size=8),
+            DrafterDescription(tokenizer_fingerprint="a", max_context_len=9),
+        ]
+    )
+    assert (found.vocab_size, found.tokenizer_fingerprint, found.max_context_len) == (8, "a", 6)
+    with pytest.raises(IncompatibleError, match="a, b"):
+        combined([DrafterDescription(tokenizer_fingerprint=name) for name in ("b", "a")])
 
 
 def test_idle_requests_are_forgotten() -> None:
     now = [0.0]
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
-    engine = SpeculatorEngine(drafter, idle_seconds=10, clock=lambda: now[0])
+    engine = SpeculatorEngine([drafter], idle_seconds=10, clock=lambda: now[0])
     engine.draft([entry("old", 0, [3])])
     now[0] = 11.0
     engine.draft([entry("new", 0, [3])])
@@ -69,5 +127,5 @@ def test_idle_requests_are_forgotten() -> None:
 
 def test_an_empty_budget_appends_and_drafts_nothing() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
-    (outcome,) = SpeculatorEngine(drafter).draft([entry("r", 0, [3, 4], nodes=0)])
-    assert (outcome.tree, outcome.held_len) == (None, 2)
+    (outcome,) = SpeculatorEngine([drafter]).draft([entry("r", 0, [3, 4], nodes=0)])
+    assert (outcome.drafts, outcome.held_len) == ((), 2)

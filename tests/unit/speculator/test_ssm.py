@@ -99,7 +99,7 @@ def test_best_first_trees_do_not_go_on_below_improbable_paths() -> None:
     for tree, other in zip(found, whole, strict=True):
         reach = reach_of(tree)
         assert all(reach[parent] >= least for parent in tree.parents[1:])
-        shared = {path: p for path, p in zip(map(other.sequence_of, range(len(other))), reach_of(other))}
+        shared = dict(zip(map(other.sequence_of, range(len(other))), reach_of(other), strict=True))
         followed = {path for path, p in shared.items() if len(path) == 1 or shared[path[:-1]] >= least}
         assert followed <= paths(tree)
         cut_short += len(followed) < len(shared)
@@ -149,6 +149,18 @@ def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     fresh = draft(make(), [DraftJob("r", context, limits, GREEDY)])[0]
     assert [n for n in read if n] == [4, 3]
     assert paths(again) == paths(fresh)
+
+
+def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service may have read a long prompt for another drafter."""
+    drafter, limits = make(), TreeLimits(3, 2)
+    (whole,) = draft(make(), jobs_for(limits)[2:])
+    monkeypatch.setattr("speculator_svc.drafters.ssm._CATCH_UP", 6)
+    job = DraftJob("r", CONTEXTS[2], limits, GREEDY)
+    sizes = [len(draft(drafter, [job])[0]) for _ in range(2)]
+    assert sizes == [1, 1], "12 of 17 tokens are read, nothing is drafted"
+    (found,) = draft(drafter, [job])
+    assert paths(found) == paths(whole)
 
 
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])

@@ -10,7 +10,7 @@ from scipy import stats
 
 from specinfer.entry_status import EntryStatus
 from specinfer.model.growth import GrowthShape
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, SamplingParams, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter
@@ -212,7 +212,6 @@ def _sample(
     engine: VerifierEngine, drafters: list[SsmDrafter], start: list[int], seeds: range
 ) -> list[tuple[int, ...]]:
     """Three sampled tokens per seed, all requests in one batch."""
-    from gateway.speculator_pool import draft_seed
 
     contexts = {seed: list(start) for seed in seeds}
     held = dict.fromkeys(seeds, 0)
