@@ -1,6 +1,7 @@
 """Requests to a running system, so many at a time."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from specinfer.cli.client import Answer, GatewayClient
@@ -14,13 +15,19 @@ async def generate_all(
     speculation: generation_pb2.Speculation,
     new_tokens: int,
     temperature: float = 0.0,
+    drained: asyncio.Event | None = None,
 ) -> list[Answer]:
-    """Answers of exactly `new_tokens` tokens to prompts of token ids, in their order."""
+    """Answers of exactly `new_tokens` tokens to prompts of token ids, in their order.
+
+    `drained` is set when a request ends and no prompt is left to take its place.
+    """
     slots = asyncio.Semaphore(batch)
+    ended = 0
 
     async def one(prompt: Sequence[int]) -> Answer:
+        nonlocal ended
         async with slots:
-            return await client.generate(
+            answer = await client.generate(
                 generation_pb2.GenerateRequest(
                     tokens=generation_pb2.TokenIds(ids=prompt),
                     max_new_tokens=new_tokens,
@@ -29,5 +36,33 @@ async def generate_all(
                     ignore_eos=True,
                 )
             )
+            ended += 1
+            if drained is not None and ended > len(prompts) - batch:
+                drained.set()
+            return answer
 
     return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+async def sustained(
+    client: GatewayClient,
+    prompts: Sequence[Sequence[int]],
+    batch: int,
+    speculation: generation_pb2.Speculation,
+    new_tokens: int,
+    temperature: float = 0.0,
+) -> tuple[list[Answer], float]:
+    """Answers, and the tokens per second while `batch` requests were running.
+
+    With speculation requests of equal length end at different times. What is left of the batch when the
+    prompts run out is another batch size and does not count. Needs at least `batch` prompts.
+    """
+    drained = asyncio.Event()
+    before, started = (await client.status()).new_tokens, time.perf_counter()
+    work = generate_all(client, prompts, batch, speculation, new_tokens, temperature, drained)
+    answers, empty = asyncio.create_task(work), asyncio.create_task(drained.wait())
+    await asyncio.wait([answers, empty], return_when=asyncio.FIRST_COMPLETED)
+    empty.cancel()
+    seconds = time.perf_counter() - started
+    tokens = (await client.status()).new_tokens - before
+    return await answers, tokens / seconds

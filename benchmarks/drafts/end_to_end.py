@@ -1,12 +1,11 @@
 """Tokens per second through the real services: plain, sequences of 4 to 8, trees; by batch and source."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
-from benchmarks.load import generate_all
+from benchmarks.load import generate_all, sustained
 from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.v1 import generation_pb2
@@ -24,7 +23,7 @@ def end_to_end(
     new_tokens: int,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """Per mode and batch: tokens per second, over all prompts and by source.
+    """Per mode and batch: tokens per second while the batch is full, and by source.
 
     The machine's speed drifts, so trees stand between two runs of plain decoding at every batch size.
     """
@@ -71,13 +70,11 @@ async def _run(
     tokens = [prompt.tokens for prompt in prompts]
     try:
         await generate_all(client, tokens[:batch], batch, speculation, FIRST_TOKENS, temperature)
-        started = time.perf_counter()
-        answers = await generate_all(client, tokens, batch, speculation, new_tokens, temperature)
-        seconds = time.perf_counter() - started
+        answers, speed = await sustained(client, tokens, batch, speculation, new_tokens, temperature)
     finally:
         await client.close()
     return {
-        "tokens_per_second": len(prompts) * new_tokens / seconds,
+        "tokens_per_second": speed,
         "acceptance_length": _length(answers),
         "by_source": {
             source: _of_source([a for p, a in zip(prompts, answers, strict=True) if p.source == source])

@@ -1,5 +1,6 @@
 """What the benchmarks compute from what they measure, on a tiny model where the answer is known."""
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -7,10 +8,13 @@ from benchmarks.drafts.decoding import Decoding, Plan
 from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.drafts.success import success
+from benchmarks.load import generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
+from specinfer.cli.client import Answer
 from specinfer.model.growth import GrowthShape
 from specinfer.tree import ExpansionVector
+from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.ssm import SsmDrafter
@@ -93,3 +97,33 @@ def test_pass_costs_leave_the_cache_as_it_was() -> None:
     assert set(costs) == {"1", "4"}
     assert all(cost["p25"] <= cost["median"] <= cost["p75"] for cost in costs.values())
     runner.cache.check()
+
+
+class Gateway:
+    """As much of a gateway as a load sees: requests of given lengths, a token per turn of the event loop."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.tokens, self._lengths = 0, iter(lengths)
+
+    async def generate(self, request: generation_pb2.GenerateRequest) -> Answer:
+        for _ in range(next(self._lengths)):
+            await asyncio.sleep(0)
+            self.tokens += 1
+        return Answer()
+
+    async def status(self) -> generation_pb2.StatusReply:
+        return generation_pb2.StatusReply(new_tokens=self.tokens)
+
+
+async def test_a_load_tells_when_its_batch_is_no_longer_full() -> None:
+    """Two slots, three requests: the first one's place is taken by the third, the second one's by nobody."""
+    gateway, drained = Gateway(4, 8, 40), asyncio.Event()
+    off = generation_pb2.SPECULATION_OFF
+    load = generate_all(gateway, [[1]] * 3, 2, off, 8, drained=drained)  # type: ignore[arg-type]
+    work = asyncio.create_task(load)
+    await drained.wait()
+    assert gateway.tokens in range(14, 19), "4 + 8, and what the third had by then"
+    assert len(await work) == 3
+    answers, speed = await sustained(Gateway(4, 8, 40), [[1]] * 3, 2, off, 8)  # type: ignore[arg-type]
+    assert len(answers) == 3
+    assert speed > 0
