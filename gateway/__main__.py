@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from gateway.costs import PassCurve
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
 from gateway.planner import Planner
@@ -80,7 +81,8 @@ async def serve(settings: GatewaySettings) -> None:
     serve_metrics(registry, settings.metrics_port)
     scheduler = Scheduler(scheduler_limits(settings, description), settings.budget)
     metrics = GatewayMetrics(registry)
-    planner = Planner(settings.tree_nodes, settings.step_nodes, settings.adaptive)
+    passes = PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in description.pass_costs)
+    planner = Planner(passes, settings.tree_nodes, settings.step_nodes, settings.adaptive)
     loop = GenerationLoop(
         scheduler, pool, verifier, store, tokenizer, metrics, planner, settings.verifier_patience_s
     )

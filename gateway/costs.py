@@ -1,21 +1,39 @@
-"""What steps cost: passes by their tokens, drafts and the rest, measured by batch size. Pure."""
+"""What steps cost: passes by their tokens, drafts and the rest. Measured by batch size. Pure.
+
+The verifier says how long its passes take by their tokens; while serving, that is corrected.
+"""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 _SMOOTHING = 0.08
-_PACE_SMOOTHING, _PASS_SMOOTHING = 0.15, 0.02
-"""The pace follows at once; what a pass takes at an even pace is the model's and changes little."""
+_PACE_SMOOTHING, _SLOPE_SMOOTHING = 0.15, 0.005
 _OUTLIER = 3.0
+_TRUST = 0.1
+"""Belief in what the verifier said of nodes: the squared deviations of what they add that outweigh it."""
 _DRAFT_GROWTH = 0.35
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
-_NODE_GUESS = 0.02
-"""What a node adds to a pass, as a share of it, until it is measured."""
-_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
+K = TypeVar("K")
 T = TypeVar("T")
 V = TypeVar("V")
+
+
+class DraftTime(NamedTuple):
+    """What one service took for one step's drafts."""
+
+    service: frozenset[int]
+    """All its speculators."""
+    own_s: Mapping[int, float]
+    """Of those asked: they draft one after another."""
+    wire_s: float
+    """The rest: messages and what the service does for all."""
+
+    @property
+    def total_s(self) -> float:
+        """From the question to the answer."""
+        return self.wire_s + sum(self.own_s.values())
 
 
 class Average:
@@ -61,55 +79,54 @@ class BySize(Generic[T]):
         return value, size - other
 
 
-class CostCurve:
-    """Seconds of a pass by its number of tokens: measured in buckets, interpolated, never falling."""
+class PassCurve:
+    """Seconds of a pass by its tokens, from what the verifier measured: interpolated, never falling."""
 
-    def __init__(self) -> None:
-        self._tokens = [Average(_PASS_SMOOTHING) for _ in _BUCKETS]
-        self._seconds = [Average(_PASS_SMOOTHING) for _ in _BUCKETS]
-        self._points: list[tuple[float, float]] | None = []
-        """(tokens, seconds) of the fitted curve; None if a pass came in since."""
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """Counts one pass."""
-        bucket = min(bisect_left(_BUCKETS, tokens), len(_BUCKETS) - 1)
-        self._tokens[bucket].add(tokens)
-        self._seconds[bucket].add(seconds, clip=True)
-        self._points = None
-
-    @property
-    def reach(self) -> float:
-        """The most tokens that were measured."""
-        return max((t.value for t in self._tokens if t.count), default=0.0)
+    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
+        """`points` are (tokens, seconds), at least one."""
+        self._points: list[tuple[float, float]] = []
+        for tokens, seconds in sorted(points):
+            least = self._points[-1][1] if self._points else 0.0
+            self._points.append((tokens, max(seconds, least)))
 
     def at(self, tokens: float) -> float:
-        """Estimated seconds; 0 before anything was measured."""
-        if self._points is None:
-            self._points = self._fit()
-        points = self._points
-        above = bisect_left(points, (tokens,))
-        if not points:
-            return 0.0
-        if above == len(points):  # beyond all that was measured: at worst in proportion
-            return points[-1][1] * max(1.0, tokens / points[-1][0])
+        """Beyond all that was measured: in proportion."""
+        above = bisect_left(self._points, (tokens,))
+        if above == len(self._points):
+            most, seconds = self._points[-1]
+            return seconds * tokens / most
         if above == 0:
-            return points[0][1]
-        (t0, s0), (t1, s1) = points[above - 1 : above + 1]
+            return self._points[0][1]
+        (t0, s0), (t1, s1) = self._points[above - 1 : above + 1]
         return s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
 
-    def _fit(self) -> list[tuple[float, float]]:
-        """Isotonic regression: buckets that contradict each other share their mean."""
-        pools: list[tuple[float, float, list[float]]] = []  # mean seconds, weight, tokens of the buckets
-        for t, s in zip(self._tokens, self._seconds, strict=True):
-            if not s.count:
-                continue
-            mean, weight, tokens = s.value, min(s.count, 1 / _PASS_SMOOTHING), [t.value]
-            while pools and pools[-1][0] > mean:
-                before, other, more = pools.pop()
-                mean = (before * other + mean * weight) / (other + weight)
-                weight, tokens = other + weight, more + tokens
-            pools.append((mean, weight, tokens))
-        return [(t, mean) for mean, _, tokens in pools for t in tokens]
+
+class Slope:
+    """How much more nodes cost than the verifier said, from passes with more and with fewer of them.
+
+    A regression over the last few hundred passes: the machine's moods have nothing to do with node counts.
+    """
+
+    def __init__(self) -> None:
+        self._x, self._y, self._xx, self._xy = (Average(_SLOPE_SMOOTHING) for _ in range(4))
+
+    def add(self, said: float, found: float) -> None:
+        """What nodes add to a pass, as a share of it without them: as the verifier said, and as found."""
+        for average, value in (
+            (self._x, said),
+            (self._y, found),
+            (self._xx, said**2),
+            (self._xy, said * found),
+        ):
+            average.add(value)
+
+    @property
+    def value(self) -> float:
+        """1 where the verifier was right, or too pessimistic."""
+        variance = self._xx.value - self._x.value**2
+        covariance = self._xy.value - self._x.value * self._y.value
+        seen = min(self._x.count, 1 / _SLOPE_SMOOTHING)
+        return max(1.0, (seen * covariance + _TRUST) / (seen * variance + _TRUST))
 
 
 class StepCosts:
@@ -117,75 +134,67 @@ class StepCosts:
 
     Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
     alternatives were measured then. So every time is kept relative to the pace of its moment, which is
-    read off the passes: each against what was expected of it.
+    read off the passes, each against what was expected of it.
     """
 
-    def __init__(self) -> None:
-        self._pace = 1.0
+    def __init__(self, passes: PassCurve) -> None:
+        self._curve, self._pace = passes, 1.0
+        self._slopes: BySize[Slope] = BySize(Slope)
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
-        self._drafts: BySize[dict[frozenset[int], Average]] = BySize(dict)
-        """By those of a service's speculators that were asked together."""
-        self._passes: BySize[CostCurve] = BySize(CostCurve)
-        """A token of another request costs more than a node, so passes are told apart by batch size."""
+        self._drafts: BySize[dict[int, Average]] = BySize(dict)
+        self._wires: BySize[dict[frozenset[int], Average]] = BySize(dict)
 
     def observe(
-        self,
-        batch: int,
-        tokens: int,
-        verify_s: float,
-        draft_s: Mapping[frozenset[int], float],
-        overhead_s: float,
+        self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
-        """Counts one step; `draft_s`, by what each service was asked for, is empty for plain decoding."""
-        passes = self._passes[batch]
-        if passes.reach >= tokens:  # measured, not extrapolated
-            now = verify_s / passes.at(tokens)
-            self._pace += _PACE_SMOOTHING * (min(now, _OUTLIER * self._pace) - self._pace)
-        passes.add(tokens, verify_s / self._pace)
-        self._overhead[bool(draft_s)].add(overhead_s / self._pace, clip=True)
-        for asked, seconds in draft_s.items():
-            self._drafts[batch].setdefault(asked, Average()).add(seconds / self._pace, clip=True)
+        """Counts one step; `drafts` is empty for plain decoding."""
+        now = pass_s / self._at_even_pace(batch, tokens - batch)
+        if tokens > batch:
+            self._slopes[batch].add(
+                self._said(batch, tokens - batch), pass_s / (self._pace * self._curve.at(batch))
+            )
+        self._pace += _PACE_SMOOTHING * (min(now, _OUTLIER * self._pace) - self._pace)
+        self._overhead[bool(drafts)].add(overhead_s / self._pace, clip=True)
+        for draft in drafts:
+            wire = self._wires[batch].setdefault(draft.service, Average())
+            wire.add(draft.wire_s / self._pace, clip=True)
+            for speculator, seconds in draft.own_s.items():
+                self._drafts[batch].setdefault(speculator, Average()).add(seconds / self._pace, clip=True)
 
-    def knows_passes(self, batch: int) -> bool:
-        """Whether a pass was measured at this batch size."""
-        return self._passes[batch].reach > 0
-
-    def step_seconds(self, batch: int, asked: Collection[frozenset[int]], nodes: float) -> float:
-        """Time of a whole step that asks each service for some of its speculators and verifies so many nodes
-        per request; 0 before anything was measured."""
-        slowest = max((self.draft_seconds(batch, part) for part in asked), default=0.0)
+    def step_seconds(
+        self, batch: int, asked: frozenset[int], services: Iterable[frozenset[int]], nodes: float
+    ) -> float:
+        """Time of a whole step that asks these speculators, which belong to these services, and verifies so
+        many nodes per request."""
+        drafts = [self.draft_seconds(batch, asked & members, members) for members in services]
         overhead = self._pace * self._overhead[bool(asked)].value
-        return overhead + slowest + self.pass_seconds(batch, batch * nodes)
+        return overhead + max(drafts, default=0.0) + self.pass_seconds(batch, batch * nodes)
 
-    def draft_seconds(self, batch: int, asked: frozenset[int]) -> float:
-        """Time of the drafts of speculators of one service. A new batch size is judged by the nearest one
-        known, a new selection by the cheapest known one that contains it."""
-        found = self._drafts.nearest(batch, lambda drafts: drafts.get(asked))
-        found = found or self._drafts.nearest(batch, lambda drafts: _least(drafts, asked))
+    def draft_seconds(self, batch: int, asked: frozenset[int], service: frozenset[int]) -> float:
+        """Time of the drafts of speculators of a service; a new batch size is judged by the nearest one."""
+        if not asked:
+            return 0.0
+        own = sum(self._lent(batch, self._drafts, speculator) for speculator in asked)
+        return self._pace * (self._lent(batch, self._wires, service) + own)
+
+    def pass_seconds(self, batch: int, nodes: float) -> float:
+        """Time of a pass over a batch and so many tree nodes."""
+        return self._pace * self._at_even_pace(batch, nodes)
+
+    def _at_even_pace(self, batch: int, nodes: float) -> float:
+        return self._curve.at(batch) * (1 + self._slopes[batch].value * self._said(batch, nodes))
+
+    def _said(self, batch: int, nodes: float) -> float:
+        """What nodes add to a pass by the verifier's word, as a share of the pass without them."""
+        return self._curve.at(batch + nodes) / self._curve.at(batch) - 1
+
+    @staticmethod
+    def _lent(batch: int, known: "BySize[dict[K, Average]]", key: K) -> float:
+        found = known.nearest(batch, lambda averages: averages.get(key))
         if found is None:
             return 0.0
         seconds, doublings = found
-        return self._pace * seconds.value * float(2.0 ** (_DRAFT_GROWTH * doublings))
-
-    def pass_seconds(self, batch: int, nodes: float) -> float:
-        """Time of a pass over a batch and so many tree nodes; what this size lacks is lent by the nearest."""
-        return self._pace * self._pass(batch, nodes)
-
-    def _pass(self, batch: int, nodes: float) -> float:
-        own, wanted = self._passes[batch], batch + nodes / 2
-        if own.reach >= wanted:
-            return own.at(batch + nodes)
-        base = own.at(batch)
-        found = self._passes.nearest(batch, lambda curve: curve if curve.reach >= wanted else None)
-        if found is None:
-            return base * (1 + _NODE_GUESS * nodes)
-        lent, _ = found
-        return (base or lent.at(batch)) + max(0.0, lent.at(batch + nodes) - lent.at(batch))
-
-
-def _least(drafts: Mapping[frozenset[int], Average], asked: frozenset[int]) -> Average | None:
-    containing = [average for selection, average in drafts.items() if asked < selection]
-    return min(containing, key=lambda average: average.value, default=None)
+        return seconds.value * float(2.0 ** (_DRAFT_GROWTH * doublings))
 
 
 def _size(batch: int) -> int:

@@ -20,6 +20,9 @@ _MOST_GAIN = 6.0
 _LIKELY = 0.5
 """Share of the nodes of a small tree that may be hoped for."""
 _PART_SMOOTHING = 0.03
+_MOST_OF = 0.8
+"""Share of what a part usually brings that tells enough about the rest. (N-grams bring most of a text that
+copies and nothing of others: asked alone they say little about what an SSM would have brought.)"""
 _PRIOR_STEPS, _MOST_STEPS = 8.0, 40.0
 """Steps of a request that what is usual counts for, and how many of its own are remembered."""
 
@@ -84,6 +87,7 @@ class Gains:
         self.outcomes += len(outcomes)
         usual = self._usual[batch]
         brought = {part: _brought(part, outcomes) for part in self.parts if part <= asked}
+        self._learn_own(batch, brought)
         for part, found in brought.items():
             gain, nodes = (sum(values) / len(outcomes) for values in zip(*found.values(), strict=True))
             usual.nodes.setdefault(part, Average(_PART_SMOOTHING)).add(nodes, weight=len(outcomes))
@@ -91,9 +95,6 @@ class Gains:
                 usual.parts.setdefault(part, Average(_PART_SMOOTHING)).add(gain, weight=len(outcomes))
             if part == asked:
                 self._learn_usual(batch, part, gain, len(outcomes))
-            for name, (gained, _) in found.items():
-                if name in self._own:
-                    self._own[name].setdefault(part, _Own()).add(gained)
 
     def expected(self, batch: int, part: Part) -> float:
         """Accepted nodes per request of a step of the running requests, if this part of the pool is asked."""
@@ -125,12 +126,22 @@ class Gains:
         found = self._usual.nearest(batch, lambda usual: usual.nodes.get(part))
         return min(found[0].value, self._most_nodes) if found else 0.0
 
+    def _learn_own(self, batch: int, brought: Mapping[Part, Mapping[str, tuple[int, int]]]) -> None:
+        """A part of which most was asked is taken to have brought as much more as it usually does."""
+        for part in self.parts:
+            seen = max((other for other in brought if other <= part), key=len, default=None)
+            if seen is None or self.share(batch, seen) < _MOST_OF * self.share(batch, part):
+                continue
+            factor = self.share(batch, part) / self.share(batch, seen) if seen != part else 1.0
+            for name, (gained, _) in brought[seen].items():
+                if name in self._own:
+                    self._own[name].setdefault(part, _Own()).add(factor * gained)
+
     def _learn_usual(self, batch: int, asked: Part, gain: float, weight: int) -> None:
-        usual = self._usual[batch]
+        usual, share = self._usual[batch], self.share(batch, asked)
         if usual.gain is None:
             usual.gain = Average(_SMOOTHING, self._whole(batch))
-        share = self.share(batch, asked)
-        if share > 0:
+        if share >= _MOST_OF:
             usual.gain.add(min(gain / share, _MOST_GAIN), weight=weight)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gateway.calibration import Calibration
-from gateway.gains import Part
+from gateway.costs import DraftTime
 from gateway.metrics import GatewayMetrics
 from gateway.planner import Choice, Planner, StepReport
 from gateway.request import GenerationRequest, RequestState, Speculation
@@ -114,11 +114,11 @@ class GenerationLoop:
     async def _iterate(self, entries: list[StepEntry]) -> None:
         await self._release_preempted()
         started = time.perf_counter()
-        drafts, draft_seconds = await self.pool.draft(entries, self._choice.speculators)
+        drafts, draft_times = await self.pool.draft(entries, self._choice.speculators)
         drafted = time.perf_counter()
         trees = self._merge(entries, drafts)
         merged = time.perf_counter()
-        verdicts = await self._verifier.verify(entries, trees)
+        verdicts, pass_s = await self._verifier.verify(entries, trees)
         verified = time.perf_counter()
         self._verifier_lost_at = None
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
@@ -128,8 +128,7 @@ class GenerationLoop:
         self._metrics.observe_step(started, drafted, merged, verified, done)
         began = self._last_done or started
         self._last_done = done
-        times = (began, started, drafted, merged, verified, done)
-        self._learn(entries, trees, verdicts, draft_seconds, times)
+        self._learn(entries, trees, verdicts, draft_times, pass_s, done - began)
         self._calibrate(entries, drafts)
 
     def _merge(
@@ -182,21 +181,22 @@ class GenerationLoop:
         entries: Sequence[StepEntry],
         trees: Mapping[str, TokenTree],
         verdicts: Mapping[str, VerdictEntry],
-        draft_seconds: Mapping[Part, float],
-        times: tuple[float, float, float, float, float, float],
+        draft_times: Sequence[DraftTime],
+        pass_s: float,
+        step_s: float,
     ) -> None:
         """Tells the planner what a step brought and cost; prompts and chains are not its business."""
         modes = {entry.state.request.speculation for entry in entries}
-        if Speculation.SEQUENCE in modes or not all(entry.final for entry in entries):
+        if Speculation.SEQUENCE in modes or any(len(entry.delta) > 1 for entry in entries):
             return
-        began, started, drafted, merged, verified, done = times
+        slowest = max((time.total_s for time in draft_times), default=0.0)
         report = StepReport(
             choice=self._choice,
             batch=len(entries),
-            tokens=sum(len(entry.delta) - 1 + len(trees[entry.request_id]) for entry in entries),
-            verify_s=verified - merged,
-            draft_s=draft_seconds,
-            overhead_s=started - began + merged - drafted + done - verified,
+            tokens=sum(len(trees[entry.request_id]) for entry in entries),
+            pass_s=pass_s,
+            drafts=draft_times,
+            overhead_s=step_s - pass_s - slowest,
             outcomes={
                 entry.request_id: (trees[entry.request_id], verdicts[entry.request_id].accepted)
                 for entry in entries

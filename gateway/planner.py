@@ -5,32 +5,37 @@ The expected speed of asking the speculators S at batch size b is
     b * (1 + gain(S)) / (overhead + slowest service of S + pass(b * (1 + nodes of S that were verified)))
 
 and every term is measured while serving (`costs`, `gains`). The empty set is plain decoding: hopeless
-text or a large batch ends there. Then nothing would be learnt any more, so now and then a step looks at
-what the pool would bring: all of it, and its quickest member. A look that costs much is taken rarely, one
-that costs little often, so that both together slow decoding down by two per cent at most.
+text or a large batch ends there. What is not chosen teaches nothing, so now and then a step looks at it: at
+plain decoding, at the whole pool, at its quickest member. A look that costs much is taken rarely, one
+that costs little often, so that those that are due together slow decoding down by two per cent at most.
 
 How many nodes a tree gets is decided node by node, over the whole batch (`worth`).
 
 What is chosen depends only on committed tokens and on time, so it never biases the output.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.costs import BySize, StepCosts
+from gateway.costs import BySize, DraftTime, PassCurve, StepCosts
 from gateway.gains import Gains, Outcomes, Part
 
 _FIRST_OUTCOMES = 16
 """Trees that are looked at in full, at whatever batch size, before gains are believed."""
-_LOOK_SHARE = 0.01
-"""Of the time, for looks of either kind."""
+_LOOK_SHARE, _PLAIN_LOOK_SHARE = 0.01, 0.005
+"""Of the time, for looks at drafts of either kind, and at plain decoding, whose gain is known. Less for large
+batches: a look then tells about many texts."""
 _LEAST_WAIT, _LONGEST_WAIT = 4, 400
 """Steps between two looks."""
 _STAIR = 4
 """Nodes between the sizes at which the cost of a pass is looked up."""
-_BEGIN, _GO_ON = 1.05, 0.98
+_BEGIN, _GO_ON = 1.05, 1.01
 """Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
 the best one is more often too good."""
+_WHOLE = 1.03
+"""Times its promise counts the whole pool: a step of it tells about all parts, one of a part only about
+that, and copying comes in bursts that nobody foresees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,9 @@ class StepReport:
     batch: int
     tokens: int
     """Tokens in the target's pass."""
-    verify_s: float
-    draft_s: Mapping[Part, float]
-    """Of every service that answered, by those of its speculators that were asked."""
+    pass_s: float
+    drafts: Sequence[DraftTime]
+    """Of every service that answered."""
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Outcomes
@@ -75,9 +80,9 @@ class _Course:
 class Planner:
     """Chooses, and learns from what came of it."""
 
-    def __init__(self, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
+    def __init__(self, passes: PassCurve, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
         self._most_nodes, self._step_nodes, self._adaptive = most_nodes, step_nodes, adaptive
-        self.costs, self.gains = StepCosts(), Gains()
+        self.costs, self.gains = StepCosts(passes), Gains()
         self._services: Sequence[Part] = ()
         self._courses: BySize[_Course] = BySize(_Course)
 
@@ -97,8 +102,6 @@ class Planner:
         self.gains.follow(wanting, self._asking(everybody, batch).nodes)
         course = self._courses[batch]
         course.steps += 1
-        if not self.costs.knows_passes(batch):
-            return PLAIN
         if self.gains.outcomes < _FIRST_OUTCOMES:
             return self._asking(everybody, batch)
         best = self._best(batch, course)
@@ -109,7 +112,7 @@ class Planner:
         """Learns from a step."""
         if not self._adaptive:
             return
-        self.costs.observe(report.batch, report.tokens, report.verify_s, report.draft_s, report.overhead_s)
+        self.costs.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
         if report.choice.speculators and report.outcomes:
             self.gains.observe(report.batch, report.choice.speculators, report.outcomes)
 
@@ -141,33 +144,34 @@ class Planner:
     def _best(self, batch: int, course: _Course) -> Choice:
         choices = [self._asking(part, batch) for part in self.gains.parts]
         speeds = [self.expected_speed(batch, choice) for choice in choices]
+        speeds[-1] *= _WHOLE  # the parts come in order of size
         least = _GO_ON if course.speculating else _BEGIN
         course.speculating = max(speeds) > least * self.expected_speed(batch, PLAIN)
         return choices[speeds.index(max(speeds))] if course.speculating else PLAIN
 
     def _look(self, batch: int, course: _Course, best: Choice) -> Part | None:
         """The part of the pool that it is time to look at, if any."""
-        everybody = self.gains.everybody
-        members = [frozenset({speculator}) for speculator in sorted(everybody)]
-        quickest = min(members, key=lambda member: self.costs.draft_seconds(batch, member))
-        for part in (everybody, quickest):
-            if part <= best.speculators:
-                course.looked[part] = course.steps
-            elif course.steps - course.looked.setdefault(part, course.steps) >= self._wait(batch, part):
+        members = [(frozenset({s}), service) for service in self._services for s in sorted(service)]
+        quickest, _ = min(members, key=lambda member: self.costs.draft_seconds(batch, *member))
+        for part in (PLAIN.speculators, self.gains.everybody, quickest):
+            if part == best.speculators or PLAIN.speculators < part < best.speculators:
+                course.looked[part] = course.steps  # the step tells about it anyway
+            elif course.steps - course.looked.setdefault(part, course.steps) >= self._wait(batch, part, best):
                 course.looked[part] = course.steps
                 return part
         return None
 
-    def _wait(self, batch: int, part: Part) -> float:
-        """Steps of plain decoding over which a look that brings nothing is paid off."""
-        plain = self._seconds(batch, PLAIN.speculators)
-        lost = self._seconds(batch, part) - plain
-        return min(max(lost / (_LOOK_SHARE * plain), _LEAST_WAIT), _LONGEST_WAIT)
+    def _wait(self, batch: int, part: Part, best: Choice) -> float:
+        """Steps over which a look is paid off that brings no more than plain decoding would."""
+        lost = self._seconds(batch, part) - batch / self.expected_speed(batch, best)
+        share = (_LOOK_SHARE if part else _PLAIN_LOOK_SHARE) / math.sqrt(batch)
+        return min(max(lost / (share * self._seconds(batch, best.speculators)), _LEAST_WAIT), _LONGEST_WAIT)
 
     def _seconds(self, batch: int, part: Part) -> float:
-        asked = [part & service for service in self._services if part & service]
-        return self.costs.step_seconds(batch, asked, self.gains.nodes(batch, part))
+        return self.costs.step_seconds(batch, part, self._services, self.gains.nodes(batch, part))
 
     def _asking(self, part: Part, batch: int) -> Choice:
+        if not part:
+            return PLAIN
         room = self._step_nodes - (batch - 1)  # every further request has a token of its own in the pass
         return Choice(part, min(self._most_nodes, max(1, room // batch)))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import grpc
 
+from gateway.costs import DraftTime
 from gateway.gains import Part
 from gateway.scheduler import StepEntry
 from gateway.speculator_service import Asked, SpeculatorService
@@ -42,8 +43,8 @@ class Drafts(NamedTuple):
 
     trees: dict[str, list[tuple[int, TokenTree]]]
     """By request, (speculator, tree) in pool order."""
-    seconds: dict[Part, float]
-    """How long each service took, by those of its speculators that were asked."""
+    times: list[DraftTime]
+    """Of every service that answered."""
 
 
 class SpeculatorPool:
@@ -79,9 +80,9 @@ class SpeculatorPool:
         """Trees of the chosen speculators that meet the deadline; chains are drafted by all."""
         self._steps += 1
         trees: dict[str, list[tuple[int, TokenTree]]] = {}
-        seconds: dict[Part, float] = {}
+        times: list[DraftTime] = []
         running = [
-            self._spawn(self._ask(service, asked, trees, seconds))
+            self._spawn(self._ask(service, asked, trees, times))
             # whoever takes longest is asked first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
             if (asked := service.asked(entries, chosen)) and _available(service)
@@ -93,7 +94,7 @@ class SpeculatorPool:
             log.debug("%d services missed the deadline", len(late))
         # what arrives from now on concerns an older step: hand out copies
         in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in trees.items()}
-        return Drafts(in_order, dict(seconds))
+        return Drafts(in_order, list(times))
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all services forget requests; their time-to-live covers lost calls."""
@@ -112,7 +113,7 @@ class SpeculatorPool:
         service: SpeculatorService,
         asked: Mapping[str, Asked],
         trees: dict[str, list[tuple[int, TokenTree]]],
-        seconds: dict[Part, float],
+        times: list[DraftTime],
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
@@ -136,7 +137,7 @@ class SpeculatorPool:
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)
         service.last_seconds = time.perf_counter() - started
-        seconds[frozenset().union(*(item.speculators for item in asked.values()))] = service.last_seconds
+        times.append(service.draft_time(reply))
 
     async def _describe(self, service: SpeculatorService) -> None:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from gateway.costs import DraftTime
 from gateway.gains import Part
 from gateway.scheduler import StepEntry
 from specinfer.entry_status import EntryStatus
@@ -129,6 +130,11 @@ class SpeculatorService:
                 log.warning("dropping a tree of %s: %s", self.address, error)
                 self.counters.malformed += 1
         return list(found.items())
+
+    def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
+        """What its last answer took."""
+        own = {s: us / 1e6 for s, us in zip(self.members, reply.speculator_us, strict=False) if us}
+        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops what is known of requests."""

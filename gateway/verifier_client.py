@@ -1,6 +1,7 @@
 """Talks to the verifier: one message per iteration for the whole batch."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import grpc
 
@@ -12,6 +13,14 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import encode_tree
+
+
+class Verdicts(NamedTuple):
+    """What the verifier made of a step."""
+
+    by_request: dict[str, VerdictEntry]
+    compute_s: float
+    """Time it spent computing."""
 
 
 class VerifierClient:
@@ -38,9 +47,7 @@ class VerifierClient:
             raise UnavailableError(f"verifier: {error.details()}") from error
         return reply
 
-    async def verify(
-        self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]
-    ) -> dict[str, VerdictEntry]:
+    async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
         """Verifies one step.
 
         Raises:
@@ -54,7 +61,8 @@ class VerifierClient:
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
-        return {verdict.request_id: _decode(verdict) for verdict in reply.entries}
+        found = {verdict.request_id: _decode(verdict) for verdict in reply.entries}
+        return Verdicts(found, reply.compute_us / 1e6)
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets the verifier forget requests; its time-to-live covers a lost call.

@@ -56,6 +56,8 @@ class SpeculatorEngine:
         self.drafters, self.max_nodes = list(drafters), max_nodes
         self.description = combined([drafter.description for drafter in drafters])
         self._contexts = Contexts(idle_seconds, clock)
+        self.seconds = [0.0] * len(self.drafters)
+        """What each drafter took in the last step."""
 
     def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
         """Serves one step; one outcome per entry, in order."""
@@ -81,10 +83,12 @@ class SpeculatorEngine:
             drafts[index] = []
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
+            started = time.perf_counter()
             results = self._run(speculator, [_own_draws(jobs[i], speculator) for i in asked])
             for index, result in zip(asked, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
+            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         for index, job in jobs.items():
             found, held = tuple(drafts[index]), len(job.context)
             outcomes[index] = DraftOutcome(job.request_id, EntryStatus.OK, "", found, held)

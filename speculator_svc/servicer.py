@@ -51,6 +51,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             step_id=request.step_id,
             entries=[_encode(outcome) for outcome in outcomes],
             compute_us=round(seconds * 1e6),
+            speculator_us=[round(own * 1e6) for own in self._engine.seconds],
         )
 
     async def Describe(

@@ -17,6 +17,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.budget import BudgetPolicy
+from gateway.costs import PassCurve
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
 from gateway.planner import Planner
@@ -212,7 +213,7 @@ async def running_system(
         store,
         tokenizer,
         GatewayMetrics(CollectorRegistry()),
-        Planner(budget.per_request, budget.per_step, adaptive),
+        Planner(PassCurve([(1, 0.001), (64, 0.002)]), budget.per_request, budget.per_step, adaptive),
         patience_s,
     )
     running: asyncio.Task[None] | None = None

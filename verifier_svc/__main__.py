@@ -17,6 +17,7 @@ from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
 from verifier_svc.engine import EngineLimits, VerifierEngine
 from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.pass_costs import measure_passes
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -57,9 +58,12 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
 
 
 def describe(
-    settings: VerifierSettings, engine: VerifierEngine, fingerprint: str
+    settings: VerifierSettings,
+    engine: VerifierEngine,
+    fingerprint: str,
+    pass_costs: Sequence[tuple[int, float]],
 ) -> verifier_pb2.DescribeVerifierReply:
-    """What `Describe` answers."""
+    """What `Describe` answers; `pass_costs` are (tokens, seconds)."""
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
         model=settings.model,
@@ -75,6 +79,7 @@ def describe(
         dtype=settings.dtype,
         kv_window_tokens=settings.kv_window,
         kv_block_tokens=engine.runner.cache.block_tokens,
+        pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
     )
 
 
@@ -85,12 +90,12 @@ async def serve(settings: VerifierSettings) -> None:
     fingerprint = Tokenizer.load(resolve_model(settings.model)).fingerprint()
     thread = EngineThread("verifier-engine")
     engine = await thread.call(build_engine, settings)
+    pass_costs = await thread.call(measure_passes, engine.runner)
     registry = CollectorRegistry()
     serve_metrics(registry, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
-    servicer = VerifierServicer(
-        engine, thread, VerifierMetrics(registry), describe(settings, engine, fingerprint)
-    )
+    description = describe(settings, engine, fingerprint, pass_costs)
+    servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description)
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
     await run_until_signalled(server)
     thread.stop()

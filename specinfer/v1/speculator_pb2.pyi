@@ -51,14 +51,16 @@ class DraftEntry(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us")
+    __slots__ = ("step_id", "entries", "compute_us", "speculator_us")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    SPECULATOR_US_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftResult]
     compute_us: int
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    speculator_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftResult(_message.Message):
     __slots__ = ("request_id", "status", "message", "drafts", "held_len")

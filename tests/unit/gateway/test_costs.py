@@ -1,31 +1,22 @@
 """What steps are believed to cost, from what they took."""
 
+import random
+
 import pytest
 
-from gateway.costs import Average, BySize, CostCurve, StepCosts
+from gateway.costs import Average, BySize, DraftTime, PassCurve, StepCosts
 
-ONE, OTHER = frozenset({0}), frozenset({1})
+ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])
+APART = [ONE, OTHER]
+"""Each in a service of its own."""
 
 
-def test_the_cost_curve_interpolates_and_never_falls() -> None:
-    curve = CostCurve()
-    assert curve.at(5) == 0
-    curve.add(1, 0.004)
-    curve.add(16, 0.008)
-    assert curve.at(1) == pytest.approx(0.004)
-    assert curve.at(8.5) == pytest.approx(0.006)
+def test_the_curve_of_passes_interpolates_and_never_falls() -> None:
+    curve = PassCurve([(16, 0.008), (1, 0.004), (8, 0.003)])
+    assert curve.at(1) == curve.at(4) == curve.at(8) == pytest.approx(0.004)
+    assert curve.at(12) == pytest.approx(0.006)
     assert curve.at(32) == pytest.approx(0.016), "in proportion"
-    curve.add(8, 0.003)  # noise: more tokens do not take less time
-    assert curve.at(1) == curve.at(4) == curve.at(8) == pytest.approx(0.0035)
-    assert curve.at(12) == pytest.approx(0.00575)
-
-
-def test_one_slow_bucket_does_not_make_all_larger_passes_dear() -> None:
-    curve = CostCurve()
-    curve.add(3, 0.020)  # once, by bad luck
-    for _ in range(50):
-        curve.add(4, 0.008)
-    assert curve.at(4) < 0.0095
 
 
 def test_one_outlier_moves_an_average_little() -> None:
@@ -46,38 +37,61 @@ def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
 
 
 def test_a_step_costs_its_pass_the_slowest_draft_and_the_rest() -> None:
-    costs = StepCosts()
-    assert costs.step_seconds(1, [ONE, OTHER], 8) == 0
-    costs.observe(1, 1, 0.008, {}, 0.001)
-    costs.observe(1, 9, 0.010, {ONE: 0.001, OTHER: 0.004}, 0.002)
-    assert costs.step_seconds(1, (), 0) == pytest.approx(0.009)
-    assert costs.step_seconds(1, [ONE], 8) == pytest.approx(0.013)
-    assert costs.step_seconds(1, [ONE, OTHER], 8) == pytest.approx(0.016)
+    costs = StepCosts(CURVE)
+    costs.observe(1, 1, 0.008, [], 0.001)
+    costs.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.001}, 0), DraftTime(OTHER, {1: 0.003}, 0.001)], 0.002)
+    assert costs.step_seconds(1, frozenset(), APART, 0) == pytest.approx(0.009)
+    assert costs.step_seconds(1, ONE, APART, 8) == pytest.approx(0.013)
+    assert costs.step_seconds(1, BOTH, APART, 8) == pytest.approx(0.016)
 
 
-def test_speculators_of_one_service_are_timed_together() -> None:
-    """What was never asked for alone takes, as far as is known, what it took with others."""
-    costs, both = StepCosts(), ONE | OTHER
-    costs.observe(1, 9, 0.010, {both: 0.005}, 0.002)
-    assert costs.draft_seconds(1, ONE) == costs.draft_seconds(1, both) == pytest.approx(0.005)
-    costs.observe(1, 9, 0.010, {ONE: 0.001}, 0.002)
-    assert costs.draft_seconds(1, ONE) == pytest.approx(0.001, rel=0.05)
-    assert costs.draft_seconds(1, OTHER) == pytest.approx(0.005, rel=0.05)
+def test_speculators_of_one_service_take_turns_and_share_the_wire() -> None:
+    costs, both = StepCosts(CURVE), ONE | OTHER
+    costs.observe(1, 9, 0.010, [DraftTime(both, {0: 0.001, 1: 0.004}, 0.002)], 0.002)
+    assert costs.draft_seconds(1, both, both) == pytest.approx(0.007)
+    assert costs.draft_seconds(1, ONE, both) == pytest.approx(0.003)
+    for _ in range(50):
+        costs.observe(1, 9, 0.010, [DraftTime(both, {1: 0.004}, 0.001)], 0.002)
+    assert costs.draft_seconds(1, both, both) == pytest.approx(0.006, rel=0.05), (
+        "what the one costs stays known"
+    )
+    assert costs.draft_seconds(1, frozenset(), both) == 0
 
 
 def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
-    costs = StepCosts()
-    costs.observe(1, 9, 0.010, {ONE: 0.004}, 0.002)
-    assert 0.004 < costs.draft_seconds(4, ONE) < 0.016
+    costs = StepCosts(CURVE)
+    costs.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.002)
+    assert 0.004 < costs.draft_seconds(4, ONE, ONE) < 0.016
+
+
+def test_nodes_that_cost_more_than_was_said_are_found_out() -> None:
+    """The verifier said 2 ms for eight nodes and 4 for sixteen; behind long contexts it is 4 and 8."""
+    costs, rng = StepCosts(CURVE), random.Random(0)
+    for _ in range(2000):
+        nodes = rng.choice((2, 4, 8, 12, 16))
+        noise = rng.lognormvariate(0, 0.05)
+        costs.observe(1, 1 + nodes, noise * (0.008 + 0.0005 * nodes), [], 0.001)
+    assert costs.pass_seconds(1, 16) / costs.pass_seconds(1, 0) == pytest.approx(2.0, abs=0.15)
+    assert costs.pass_seconds(16, 1) / costs.pass_seconds(16, 0) < 1.03, (
+        "at other batch sizes the word stands"
+    )
+
+
+def test_passes_of_one_size_tell_only_the_pace() -> None:
+    costs = StepCosts(CURVE)
+    for _ in range(300):
+        costs.observe(1, 9, 0.030, [], 0.001)
+    assert costs.pass_seconds(1, 8) == pytest.approx(0.030, rel=0.01)
+    assert costs.pass_seconds(1, 0) == pytest.approx(0.024, rel=0.05), "all passes take three times as long"
 
 
 def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> None:
     """Plain passes were measured before the machine became half as fast; trees only since."""
-    costs = StepCosts()
+    costs = StepCosts(CURVE)
     for _ in range(50):
-        costs.observe(1, 1, 0.008, {}, 0.001)
-        costs.observe(1, 9, 0.010, {ONE: 0.004}, 0.001)
+        costs.observe(1, 1, 0.008, [], 0.001)
+        costs.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.001)
     for _ in range(100):
-        costs.observe(1, 9, 0.020, {ONE: 0.008}, 0.002)
-    assert costs.step_seconds(1, (), 0) == pytest.approx(0.018, rel=0.1)
-    assert costs.step_seconds(1, [ONE], 8) == pytest.approx(0.030, rel=0.05)
+        costs.observe(1, 9, 0.020, [DraftTime(ONE, {0: 0.008}, 0)], 0.002)
+    assert costs.step_seconds(1, frozenset(), APART, 0) == pytest.approx(0.018, rel=0.1)
+    assert costs.step_seconds(1, ONE, APART, 8) == pytest.approx(0.030, rel=0.05)

@@ -79,3 +79,31 @@ def test_what_a_smaller_batch_lends_is_not_more_than_small_trees_can_have() -> N
     assert gains.usual(16, FIRST) == 0.5
     assert gains.nodes(16, FIRST) == 1
     assert gains.usual(1, FIRST) > 3
+
+
+def test_a_small_part_asked_alone_says_nothing_about_the_whole() -> None:
+    gains = gains_of(2)
+    tree = merge_trees([(0, chain(9, [1])), (1, chain(9, [1, 2, 3]))])
+    for _ in range(200):
+        gains.observe(1, BOTH, {"r": (tree, [1, 2, 3])})
+    before = gains.usual(1, BOTH)
+    wrong = merge_trees([(0, chain(9, [5]))])
+    for _ in range(200):
+        gains.observe(1, FIRST, {"r": (wrong, [])})
+    assert gains.usual(1, BOTH) == before
+
+
+def test_what_most_of_the_pool_brings_tells_about_the_whole() -> None:
+    """Usually the second adds a tenth; a request is as good for both as it is for the first, and a tenth."""
+    gains = gains_of(2)
+    gains.follow(["usual"], 8)
+    tree = merge_trees([(0, chain(9, [1, 2])), (1, chain(9, [1, 2, 3]))])
+    for step in range(200):
+        gains.observe(1, BOTH, {"usual": (tree, [1, 2, 3] if step % 5 == 0 else [1, 2])})
+    assert gains.usual(1, BOTH) == pytest.approx(1.1 * gains.usual(1, FIRST), rel=0.03)
+    gains.follow(["good"], 8)
+    good = merge_trees([(0, chain(9, [1, 2, 3, 4]))])
+    for _ in range(100):
+        gains.observe(1, FIRST, {"good": (good, [1, 2, 3, 4])})
+    assert gains.expected(1, FIRST) == pytest.approx(3.7, abs=0.3)
+    assert gains.expected(1, BOTH) == pytest.approx(1.1 * gains.expected(1, FIRST), rel=0.03)

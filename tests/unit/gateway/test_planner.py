@@ -3,20 +3,26 @@ looks at worse ones cost little."""
 
 import random
 
-import pytest
-
+from gateway.costs import DraftTime, PassCurve
 from gateway.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 
 ROOT = 7
+ALONE = frozenset({0})
 
 
-def planner_of(speculators: int, most_nodes: int, step_nodes: int, adaptive: bool = True) -> Planner:
-    """With as many services of one speculator each."""
-    planner = Planner(most_nodes, step_nodes, adaptive)
+def planner_of(
+    speculators: int, most_nodes: int, step_nodes: int, adaptive: bool = True, node_ms: float = 0.1
+) -> Planner:
+    """With as many services of one speculator each, and a verifier that says what a node takes."""
+    planner = Planner(curve(node_ms), most_nodes, step_nodes, adaptive)
     planner.enrol([frozenset({s}) for s in range(speculators)])
     return planner
+
+
+def curve(node_ms: float) -> PassCurve:
+    return PassCurve([(1, 0.005), (1001, 0.005 + node_ms)])
 
 
 def simulate(
@@ -45,10 +51,11 @@ def simulate(
         ]
         in_pass = sum(len(tree) for tree, _ in outcomes)
         verify_ms = 5.0 + node_ms * (in_pass - batch)
-        took = {frozenset({s}): draft_ms[s] / 1000 for s in choice.speculators}
-        if one_service and choice.speculators:
-            took = {choice.speculators: sum(took.values())}
-        total_ms += 1.0 + 1000 * max(took.values(), default=0.0) + verify_ms
+        took = (
+            [_time(draft_ms, choice)] if one_service else [_time({s: t}, choice) for s, t in draft_ms.items()]
+        )
+        took = [time for time in took if time.own_s]
+        total_ms += 1.0 + 1000 * max((sum(time.own_s.values()) for time in took), default=0.0) + verify_ms
         tokens += sum(1 + len(accepted) for _, accepted in outcomes)
         planner.observe(
             StepReport(
@@ -56,6 +63,11 @@ def simulate(
             )
         )
     return choices, tokens / total_ms
+
+
+def _seconds(choice: Choice, seconds: float) -> list[DraftTime]:
+    """A pool of one speculator."""
+    return [DraftTime(ALONE, {0: seconds}, 0)] if choice.speculators else []
 
 
 def _draft(choice: Choice, accepts: dict[int, int]) -> TokenTree:
@@ -69,6 +81,13 @@ def _draft(choice: Choice, accepts: dict[int, int]) -> TokenTree:
         builder.propose_points(0, list(wrong), [0.01] * len(wrong))
         trees.append((s, builder.build()))
     return merge_trees(trees) if trees else TokenTree.root_only(ROOT)
+
+
+def _time(draft_ms: dict[int, float], choice: Choice) -> DraftTime:
+    """Of the service of these speculators."""
+    return DraftTime(
+        frozenset(draft_ms), {s: draft_ms[s] / 1000 for s in draft_ms if s in choice.speculators}, 0
+    )
 
 
 def _accepted(tree: TokenTree) -> list[int]:
@@ -106,7 +125,7 @@ def test_only_the_speculator_that_pays_is_asked() -> None:
 
 def test_speculators_of_one_service_cost_the_sum_of_their_drafts() -> None:
     """Side by side the first one's tokens would be free, but they take turns: only the better is asked."""
-    planner = Planner(16, 64)
+    planner = Planner(curve(0.05), 16, 64)
     planner.enrol([frozenset({0, 1})])
     draft_ms = {0: 4.5, 1: 5.0}
     choices, _ = simulate(planner, 600, 1, {0: 3, 1: 4}, draft_ms, node_ms=0.05, one_service=True)
@@ -119,11 +138,12 @@ def test_a_pool_that_grows_keeps_what_it_knows() -> None:
     planner.enrol([frozenset({0}), frozenset({1})])
     choices, _ = simulate(planner, 600, 1, {0: 3, 1: 8}, {0: 0.5, 1: 1.0}, node_ms=0.05)
     assert 1 in usual(choices).speculators
-    assert PLAIN not in choices, "it never starts anew"
+    assert choices.count(PLAIN) < 30, "looks; it does not start anew"
 
 
 def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
-    planner = planner_of(1, 8, 512)
+    planner = Planner(PassCurve([(1, 0.005), (16, 0.005), (32, 0.013)]), 8, 512)
+    planner.enrol([ALONE])
     assert usual(simulate(planner, 200, 1, {0: 1}, {0: 0.5}, node_ms=0.5)[0]).nodes > 0
     assert usual(simulate(planner, 200, 16, {0: 1}, {0: 0.5}, node_ms=0.5)[0]) == PLAIN
 
@@ -171,16 +191,13 @@ def test_one_outlier_does_not_change_its_mind() -> None:
         return planner.expected_speed(1, asking) / planner.expected_speed(1, PLAIN)
 
     before = gain()
-    planner.costs.observe(1, 5, 10.0, {0: 0.001}, 0.001)
+    planner.costs.observe(1, 5, 10.0, [DraftTime(ALONE, {0: 0.001}, 0)], 0.001)
     assert gain() > 0.8 * before
 
 
 def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     """200 tokens a second, 0.5 ms a node: a node must be accepted in one step of ten at least."""
-    planner = planner_of(1, 16, 32)
-    for tokens in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48):
-        report = StepReport(PLAIN, 1, tokens, 0.005 + 0.0005 * (tokens - 1), {}, 0.0, {})
-        planner.observe(report)
+    planner = planner_of(1, 16, 32, node_ms=0.5)
     worth = planner.worth(1, PLAIN)
     assert worth(5, 0.13)
     assert not worth(5, 0.07)
@@ -199,24 +216,12 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
             tree = _draft(choice, {0: 4 if good else 0})
             (tree,) = cut_trees([tree], [choice.nodes + 1], worth=planner.worth(1, choice))
             seconds = 0.005 + 0.0001 * (len(tree) - 1)
-            drafts = {choice.speculators: 0.004} if choice.speculators else {}
+            drafts = _seconds(choice, 0.004)
             outcomes = {f"r{number}": (tree, _accepted(tree))}
             planner.observe(StepReport(choice, 1, len(tree), seconds, drafts, 0.001, outcomes))
     late = {good: found[len(found) // 2 :] for good, found in spent.items()}
     assert sum(late[True]) / len(late[True]) > 0.9
     assert sum(late[False]) / len(late[False]) < 0.5
-
-
-def test_what_large_batches_cost_says_nothing_about_the_nodes_of_one_request() -> None:
-    """Sixteen requests of one token take 14 ms here, one request with fifteen nodes 7."""
-    planner = planner_of(1, 16, 64)
-    for _ in range(50):
-        planner.observe(StepReport(PLAIN, 16, 16, 0.014, {}, 0.001, {}))
-        planner.observe(StepReport(PLAIN, 1, 1, 0.006, {}, 0.001, {}))
-    choices, _ = simulate(planner, 200, 1, {0: 2}, {0: 3.0}, node_ms=0.1)
-    assert usual(choices).speculators == frozenset({0})
-    assert planner.costs.pass_seconds(16, 0) == pytest.approx(0.014)
-    assert planner.costs.pass_seconds(16, 4) > 0.014
 
 
 def test_bad_luck_does_not_end_what_pays() -> None:
@@ -232,20 +237,19 @@ def test_bad_luck_does_not_end_what_pays() -> None:
             while choice.speculators and right < 7 and rng.random() < 0.5:
                 right += 1
             outcomes = {f"r{number}": (chain(ROOT, range(7)), range(1, right + 1))}
-            drafts = {choice.speculators: 0.003} if choice.speculators else {}
+            drafts = _seconds(choice, 0.003)
             tokens, seconds = (8, 0.009) if choice.speculators else (1, 0.008)
             planner.observe(StepReport(choice, 1, tokens, seconds, drafts, 0.0, outcomes))
             left -= 1 + right
             speculated.append(bool(choice.speculators))
-    assert sum(speculated) / len(speculated) > 0.95
+    assert sum(speculated) / len(speculated) > 0.85
 
 
 def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() -> None:
     """Four more nodes cost 1 ms, sixteen more nothing beyond that: each of twenty is worth 0.05 ms."""
-    planner = planner_of(1, 20, 24)
-    for tokens, ms in ((1, 8), (2, 8), (3, 8), (4, 8), (6, 9), (8, 9), (12, 9), (16, 9), (21, 9), (40, 20)):
-        for _ in range(5):
-            planner.observe(StepReport(PLAIN, 1, tokens, ms / 1000, {}, 0.0, {}))
+    costs = PassCurve([(1, 0.008), (4, 0.008), (6, 0.009), (21, 0.009), (40, 0.020)])
+    planner = Planner(costs, 20, 24)
+    planner.enrol([ALONE])
     worth = planner.worth(1, PLAIN)
     assert worth(3, 0.02)
     assert worth(8, 0.001)

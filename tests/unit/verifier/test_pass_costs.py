@@ -1,0 +1,37 @@
+"""What the verifier measures before serving."""
+
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.pass_costs import measure_passes
+
+MODEL = tiny_transformers("llama")
+
+
+def test_every_size_is_measured_and_nothing_is_kept() -> None:
+    runner = runner_of(MODEL, kv_tokens=2048)
+    found = dict(measure_passes(runner))
+    assert sorted(found) == [1, 2, 4, 8, 12, 16, 18, 20, 24, 32, 48, 64]
+    assert all(seconds > 0 for seconds in found.values())
+    runner.cache.check()
+    assert runner.cache.free_tokens == runner.cache.capacity_tokens
+
+
+def test_a_small_cache_limits_the_sizes() -> None:
+    runner = runner_of(MODEL, kv_tokens=64)
+    assert max(tokens for tokens, _ in measure_passes(runner)) == 32
+    runner.cache.check()
+
+
+def test_when_the_time_is_up_one_round_has_to_do() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return float(looks)
+
+    found = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=5.0, clock=clock)
+    assert {seconds for _, seconds in found} == {1.0}
+    assert looks == 1 + 2 * 12 + 1, "the start, one round, and a look at the time"
+    looks = 0
+    measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1e9, clock=clock)
+    assert looks == 1 + 7 * 2 * 12 + 6, "seven rounds at most"

@@ -1,0 +1,51 @@
+"""How long passes take by their tokens, measured before serving: where the gateway's planner starts from."""
+
+import logging
+import time
+from collections.abc import Callable
+from statistics import median
+
+from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_SIZES = (1, 2, 4, 8, 12, 16, 18, 20, 24, 32, 48, 64)
+_CONTEXT = 256
+_MOST_ROUNDS = 7
+
+
+def measure_passes(
+    runner: ModelRunner, budget_s: float = 1.0, clock: Callable[[], float] = time.perf_counter
+) -> list[tuple[int, float]]:
+    """(tokens, seconds) of passes behind a context of 256 tokens.
+
+    The sizes take turns, so that a slow moment of the machine hits all of them; the median of each counts. At
+    least one round is run, and no further one once the time is up.
+    """
+    sequence = runner.open()
+    try:
+        most = min(_SIZES[-1], runner.cache.capacity_tokens // 2)
+        context = min(_CONTEXT, runner.cache.capacity_tokens - most, runner.config.max_positions - most)
+        runner.forward([Segment(sequence, [1] * context)])
+        found: dict[int, list[float]] = {size: [] for size in _SIZES if size <= most}
+        until = clock() + budget_s
+        for number in range(_MOST_ROUNDS):
+            if number and clock() > until:
+                break
+            for size, times in found.items():
+                times.append(_one_pass(runner, Segment(sequence, (), range(size), [-1] * size), clock))
+    finally:
+        runner.cache.release(sequence)
+    costs = [(size, median(times)) for size, times in found.items()]
+    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
+    return costs
+
+
+def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
+    """Its time; nothing of it stays in the cache."""
+    started = clock()
+    runner.forward([segment])
+    seconds = clock() - started
+    runner.cache.commit(segment.sequence, ())
+    return seconds
