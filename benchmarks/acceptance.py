@@ -48,7 +48,13 @@ class Bench:
             expansion = name if name[0].isdigit() else ""
             drawn = "point" if name == "ssm, point" else "without_replacement"
             options = DrafterOptions(
-                model=self._ssm, expansion=expansion, kv_tokens=32768, beam=8, depth=DEPTH, proposal=drawn
+                model=self._ssm,
+                expansion=expansion,
+                kv_tokens=32768,
+                beam=8,
+                depth=DEPTH,
+                proposal=drawn,
+                least_reach=0.0,
             )
             self._drafters[name] = make_drafter("ngram" if name == "ngram" else "ssm", options)
         return self._drafters[name]
