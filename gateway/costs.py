@@ -3,15 +3,17 @@
 The verifier says how long its passes take by their tokens; while serving, that is corrected.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 _SMOOTHING = 0.08
-_PACE_SMOOTHING, _SLOPE_SMOOTHING = 0.15, 0.005
+_PACE_SMOOTHING, _CHANGE_SMOOTHING = 0.15, 0.05
+"""The pace follows passes of one kind at once, and one of the other kind with caution."""
+_TREE_SMOOTHING = 0.3
 _OUTLIER = 3.0
-_TRUST = 0.1
-"""Belief in what the verifier said of nodes: the squared deviations of what they add that outweigh it."""
+_LOG_OUTLIER = math.log(_OUTLIER)
 _DRAFT_GROWTH = 0.35
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 
@@ -101,65 +103,49 @@ class PassCurve:
         return s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
 
 
-class Slope:
-    """How much more nodes cost than the verifier said, from passes with more and with fewer of them.
-
-    A regression over the last few hundred passes: the machine's moods have nothing to do with node counts.
-    """
-
-    def __init__(self) -> None:
-        self._x, self._y, self._xx, self._xy = (Average(_SLOPE_SMOOTHING) for _ in range(4))
-
-    def add(self, said: float, found: float) -> None:
-        """What nodes add to a pass, as a share of it without them: as the verifier said, and as found."""
-        for average, value in (
-            (self._x, said),
-            (self._y, found),
-            (self._xx, said**2),
-            (self._xy, said * found),
-        ):
-            average.add(value)
-
-    @property
-    def value(self) -> float:
-        """1 where the verifier was right, or too pessimistic."""
-        variance = self._xx.value - self._x.value**2
-        covariance = self._xy.value - self._x.value * self._y.value
-        seen = min(self._x.count, 1 / _SLOPE_SMOOTHING)
-        return max(1.0, (seen * covariance + _TRUST) / (seen * variance + _TRUST))
-
-
 class StepCosts:
     """Learns what the parts of a step take.
 
     Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
     alternatives were measured then. So every time is kept relative to the pace of its moment, which is
-    read off the passes, each against what was expected of it.
+    read off the passes, each against what was expected of it. Passes with trees have a factor of their own:
+    a machine that is short of memory bandwidth makes only small passes slow, one that is short of
+    arithmetic only large ones. It is learnt where steps with and without trees follow each other.
     """
 
     def __init__(self, passes: PassCurve) -> None:
-        self._curve, self._pace = passes, 1.0
-        self._slopes: BySize[Slope] = BySize(Slope)
+        self._curve, self._log_pace = passes, 0.0
+        self._log_tree = 0.0
+        """Logarithm of the factor of passes with trees."""
+        self._kind: tuple[int, bool] | None = None
+        """Batch size of the last pass, and whether it had trees."""
+        self._before: tuple[int, bool] | None = None
+        """The kind before that."""
+        self._alike = 0
+        """Passes of the last kind since."""
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._drafts: BySize[dict[int, Average]] = BySize(dict)
         self._wires: BySize[dict[frozenset[int], Average]] = BySize(dict)
+
+    @property
+    def pace(self) -> float:
+        """Time passes take now over the time the verifier said."""
+        return math.exp(self._log_pace)
 
     def observe(
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
         """Counts one step; `drafts` is empty for plain decoding."""
-        now = pass_s / self._at_even_pace(batch, tokens - batch)
-        if tokens > batch:
-            self._slopes[batch].add(
-                self._said(batch, tokens - batch), pass_s / (self._pace * self._curve.at(batch))
-            )
-        self._pace += _PACE_SMOOTHING * (min(now, _OUTLIER * self._pace) - self._pace)
-        self._overhead[bool(drafts)].add(overhead_s / self._pace, clip=True)
+        self._observe_pass(batch, tokens, pass_s)
+        pace = self.pace
+        overhead = self._overhead[bool(drafts)]
+        if drafts or self._alike > 1 or not overhead.count:
+            overhead.add(overhead_s / pace, clip=True)
         for draft in drafts:
             wire = self._wires[batch].setdefault(draft.service, Average())
-            wire.add(draft.wire_s / self._pace, clip=True)
+            wire.add(draft.wire_s / pace, clip=True)
             for speculator, seconds in draft.own_s.items():
-                self._drafts[batch].setdefault(speculator, Average()).add(seconds / self._pace, clip=True)
+                self._drafts[batch].setdefault(speculator, Average()).add(seconds / pace, clip=True)
 
     def step_seconds(
         self, batch: int, asked: frozenset[int], services: Iterable[frozenset[int]], nodes: float
@@ -167,7 +153,7 @@ class StepCosts:
         """Time of a whole step that asks these speculators, which belong to these services, and verifies so
         many nodes per request."""
         drafts = [self.draft_seconds(batch, asked & members, members) for members in services]
-        overhead = self._pace * self._overhead[bool(asked)].value
+        overhead = self.pace * self._overhead[bool(asked)].value
         return overhead + max(drafts, default=0.0) + self.pass_seconds(batch, batch * nodes)
 
     def draft_seconds(self, batch: int, asked: frozenset[int], service: frozenset[int]) -> float:
@@ -175,18 +161,27 @@ class StepCosts:
         if not asked:
             return 0.0
         own = sum(self._lent(batch, self._drafts, speculator) for speculator in asked)
-        return self._pace * (self._lent(batch, self._wires, service) + own)
+        return self.pace * (self._lent(batch, self._wires, service) + own)
 
     def pass_seconds(self, batch: int, nodes: float) -> float:
         """Time of a pass over a batch and so many tree nodes."""
-        return self._pace * self._at_even_pace(batch, nodes)
+        tree = self._log_tree if nodes else 0.0
+        return self._curve.at(batch + nodes) * math.exp(self._log_pace + tree)
 
-    def _at_even_pace(self, batch: int, nodes: float) -> float:
-        return self._curve.at(batch) * (1 + self._slopes[batch].value * self._said(batch, nodes))
-
-    def _said(self, batch: int, nodes: float) -> float:
-        """What nodes add to a pass by the verifier's word, as a share of the pass without them."""
-        return self._curve.at(batch + nodes) / self._curve.at(batch) - 1
+    def _observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
+        surprise = math.log(seconds / self.pass_seconds(batch, tokens - batch))
+        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
+        if self._kind is None:
+            self._log_pace = surprise
+        kind, trees = (_size(batch), tokens > batch), tokens > batch
+        if kind != self._kind:
+            self._before, self._kind, self._alike = self._kind, kind, 0
+        self._alike += 1
+        # what drafts leave in the caches slows the first plain pass after them
+        tells = 1 if trees else 2
+        if self._alike == tells and self._before == (kind[0], not trees):
+            self._log_tree += _TREE_SMOOTHING * (surprise if trees else -surprise)
+        self._log_pace += (_PACE_SMOOTHING if self._alike > tells else _CHANGE_SMOOTHING) * surprise
 
     @staticmethod
     def _lent(batch: int, known: "BySize[dict[K, Average]]", key: K) -> float:

@@ -28,9 +28,11 @@ _LOOK_SHARE, _PLAIN_LOOK_SHARE = 0.01, 0.005
 batches: a look then tells about many texts."""
 _LEAST_WAIT, _LONGEST_WAIT = 4, 400
 """Steps between two looks."""
+_PAUSE = 4
+"""Steps of plain decoding between two thoughts of anything else: thinking takes time, too."""
 _STAIR = 4
 """Nodes between the sizes at which the cost of a pass is looked up."""
-_BEGIN, _GO_ON = 1.05, 1.01
+_BEGIN, _GO_ON = 1.12, 1.05
 """Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
 the best one is more often too good."""
 _WHOLE = 1.03
@@ -75,6 +77,8 @@ class _Course:
     steps: int = 0
     looked: dict[Part, int] = field(default_factory=dict)
     """Step of the last look at a part of the pool."""
+    plain_until: int = 0
+    """A look at plain decoding takes two steps: the first still feels the drafts before it."""
 
 
 class Planner:
@@ -104,6 +108,8 @@ class Planner:
         course.steps += 1
         if self.gains.outcomes < _FIRST_OUTCOMES:
             return self._asking(everybody, batch)
+        if course.steps <= course.plain_until or (not course.speculating and course.steps % _PAUSE):
+            return PLAIN
         best = self._best(batch, course)
         look = self._look(batch, course, best)
         return best if look is None else self._asking(look, batch)
@@ -158,12 +164,15 @@ class Planner:
                 course.looked[part] = course.steps  # the step tells about it anyway
             elif course.steps - course.looked.setdefault(part, course.steps) >= self._wait(batch, part, best):
                 course.looked[part] = course.steps
+                if not part:
+                    course.plain_until = course.steps + 1
                 return part
         return None
 
     def _wait(self, batch: int, part: Part, best: Choice) -> float:
         """Steps over which a look is paid off that brings no more than plain decoding would."""
         lost = self._seconds(batch, part) - batch / self.expected_speed(batch, best)
+        lost *= 1 if part else 2
         share = (_LOOK_SHARE if part else _PLAIN_LOOK_SHARE) / math.sqrt(batch)
         return min(max(lost / (share * self._seconds(batch, best.speculators)), _LEAST_WAIT), _LONGEST_WAIT)
 

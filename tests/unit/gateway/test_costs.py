@@ -64,25 +64,27 @@ def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
     assert 0.004 < costs.draft_seconds(4, ONE, ONE) < 0.016
 
 
-def test_nodes_that_cost_more_than_was_said_are_found_out() -> None:
-    """The verifier said 2 ms for eight nodes and 4 for sixteen; behind long contexts it is 4 and 8."""
-    costs, rng = StepCosts(CURVE), random.Random(0)
-    for _ in range(2000):
-        nodes = rng.choice((2, 4, 8, 12, 16))
-        noise = rng.lognormvariate(0, 0.05)
-        costs.observe(1, 1 + nodes, noise * (0.008 + 0.0005 * nodes), [], 0.001)
-    assert costs.pass_seconds(1, 16) / costs.pass_seconds(1, 0) == pytest.approx(2.0, abs=0.15)
-    assert costs.pass_seconds(16, 1) / costs.pass_seconds(16, 0) < 1.03, (
-        "at other batch sizes the word stands"
-    )
+def test_trees_that_cost_more_or_less_than_was_said_are_found_out() -> None:
+    """The verifier said 8 and 10 ms; now and then two plain steps are looked at, the
+    first of them slowed down by cold caches, and trees take 14 or 8.5."""
+    for tree_ms in (14.0, 8.5):
+        costs, rng = StepCosts(CURVE), random.Random(0)
+        for step in range(600):
+            noise = rng.lognormvariate(0, 0.05)
+            tokens, ms = (1, 8.0 + (step % 30 == 0)) if step % 30 < 2 else (9, tree_ms)
+            costs.observe(1, tokens, noise * ms / 1000, [], 0.001)
+        ratio = costs.pass_seconds(1, 8) / costs.pass_seconds(1, 0)
+        assert ratio == pytest.approx(tree_ms / 8, rel=0.08)
+        said = costs.pass_seconds(4, 5) / costs.pass_seconds(4, 0) / (CURVE.at(9) / CURVE.at(4))
+        assert said == pytest.approx(tree_ms / 10, rel=0.08), "the machine is the same at other batch sizes"
 
 
-def test_passes_of_one_size_tell_only_the_pace() -> None:
+def test_passes_of_one_kind_tell_only_the_pace() -> None:
     costs = StepCosts(CURVE)
     for _ in range(300):
         costs.observe(1, 9, 0.030, [], 0.001)
     assert costs.pass_seconds(1, 8) == pytest.approx(0.030, rel=0.01)
-    assert costs.pass_seconds(1, 0) == pytest.approx(0.024, rel=0.05), "all passes take three times as long"
+    assert costs.pass_seconds(1, 0) == pytest.approx(0.024, rel=0.01), "all passes take three times as long"
 
 
 def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> None:
