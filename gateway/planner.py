@@ -32,7 +32,7 @@ _PAUSE = 4
 """Steps of plain decoding between two thoughts of anything else: thinking takes time, too."""
 _STAIR = 4
 """Nodes between the sizes at which the cost of a pass is looked up."""
-_BEGIN, _GO_ON = 1.12, 1.05
+_BEGIN, _GO_ON = 1.07, 1.02
 """Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
 the best one is more often too good."""
 _WHOLE = 1.03
