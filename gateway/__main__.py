@@ -61,6 +61,17 @@ def check_tokenizer(ours: str, verifier: verifier_pb2.DescribeVerifierReply) -> 
         )
 
 
+def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
+    """What the verifier's passes take.
+
+    Raises:
+        IncompatibleError: if it does not tell.
+    """
+    if not verifier.pass_costs:
+        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
+    return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serves until signalled."""
     tokenizer = Tokenizer.load(resolve_model(settings.model))
@@ -81,8 +92,7 @@ async def serve(settings: GatewaySettings) -> None:
     serve_metrics(registry, settings.metrics_port)
     scheduler = Scheduler(scheduler_limits(settings, description), settings.budget)
     metrics = GatewayMetrics(registry)
-    passes = PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in description.pass_costs)
-    planner = Planner(passes, settings.tree_nodes, settings.step_nodes, settings.adaptive)
+    planner = Planner(pass_curve(description), settings.tree_nodes, settings.step_nodes, settings.adaptive)
     loop = GenerationLoop(
         scheduler, pool, verifier, store, tokenizer, metrics, planner, settings.verifier_patience_s
     )

@@ -14,6 +14,8 @@ _PACE_SMOOTHING, _CHANGE_SMOOTHING = 0.15, 0.05
 _TREE_SMOOTHING = 0.3
 _OUTLIER = 3.0
 _LOG_OUTLIER = math.log(_OUTLIER)
+_LEAST_S = 1e-6
+"""A pass that is told to take no time at all takes a microsecond."""
 _DRAFT_GROWTH = 0.35
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 
@@ -85,11 +87,17 @@ class PassCurve:
     """Seconds of a pass by its tokens, from what the verifier measured: interpolated, never falling."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """`points` are (tokens, seconds), at least one."""
+        """`points` are (tokens, seconds).
+
+        Raises:
+            ValueError: if there is none.
+        """
         self._points: list[tuple[float, float]] = []
         for tokens, seconds in sorted(points):
-            least = self._points[-1][1] if self._points else 0.0
+            least = self._points[-1][1] if self._points else _LEAST_S
             self._points.append((tokens, max(seconds, least)))
+        if not self._points:
+            raise ValueError("a curve needs a point")
 
     def at(self, tokens: float) -> float:
         """Beyond all that was measured: in proportion."""
@@ -169,11 +177,12 @@ class StepCosts:
         return self._curve.at(batch + nodes) * math.exp(self._log_pace + tree)
 
     def _observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
-        surprise = math.log(seconds / self.pass_seconds(batch, tokens - batch))
-        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
-        if self._kind is None:
-            self._log_pace = surprise
+        surprise = math.log(max(seconds, _LEAST_S) / self.pass_seconds(batch, tokens - batch))
         kind, trees = (_size(batch), tokens > batch), tokens > batch
+        if self._kind is None:
+            self._log_pace, self._kind = surprise, kind
+            return
+        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
         if kind != self._kind:
             self._before, self._kind, self._alike = self._kind, kind, 0
         self._alike += 1

@@ -4,7 +4,10 @@ import random
 
 import pytest
 
+from gateway.__main__ import pass_curve
 from gateway.costs import Average, BySize, DraftTime, PassCurve, StepCosts
+from specinfer.errors import IncompatibleError
+from specinfer.v1 import verifier_pb2
 
 ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])
@@ -17,6 +20,16 @@ def test_the_curve_of_passes_interpolates_and_never_falls() -> None:
     assert curve.at(1) == curve.at(4) == curve.at(8) == pytest.approx(0.004)
     assert curve.at(12) == pytest.approx(0.006)
     assert curve.at(32) == pytest.approx(0.016), "in proportion"
+
+
+def test_a_verifier_that_tells_nothing_is_refused_and_one_that_tells_zeros_is_borne() -> None:
+    with pytest.raises(IncompatibleError, match="pass_costs is empty"):
+        pass_curve(verifier_pb2.DescribeVerifierReply())
+    zeros = verifier_pb2.DescribeVerifierReply(pass_costs=[verifier_pb2.PassCost(tokens=1)])
+    costs = StepCosts(pass_curve(zeros))
+    for tokens in (1, 9, 9, 1, 1):
+        costs.observe(1, tokens, 0.0, [], 0.0)
+    assert costs.pass_seconds(1, 8) > 0
 
 
 def test_one_outlier_moves_an_average_little() -> None:
