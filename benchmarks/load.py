@@ -3,25 +3,33 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specinfer.cli.client import Answer, GatewayClient
 from specinfer.v1 import common_pb2, generation_pb2
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked for, and how many requests run at a time."""
+
+    batch: int
+    speculation: generation_pb2.Speculation
+    new_tokens: int
+    temperature: float = 0.0
+
+
 async def generate_all(
     client: GatewayClient,
     prompts: Sequence[Sequence[int]],
-    batch: int,
-    speculation: generation_pb2.Speculation,
-    new_tokens: int,
-    temperature: float = 0.0,
+    load: Load,
     drained: asyncio.Event | None = None,
 ) -> list[Answer]:
     """Answers of exactly `new_tokens` tokens to prompts of token ids, in their order.
 
     `drained` is set when a request ends and no prompt is left to take its place.
     """
-    slots = asyncio.Semaphore(batch)
+    slots = asyncio.Semaphore(load.batch)
     ended = 0
 
     async def one(prompt: Sequence[int]) -> Answer:
@@ -30,14 +38,14 @@ async def generate_all(
             answer = await client.generate(
                 generation_pb2.GenerateRequest(
                     tokens=generation_pb2.TokenIds(ids=prompt),
-                    max_new_tokens=new_tokens,
-                    sampling=common_pb2.SamplingParams(temperature=temperature, seed=1),
-                    speculation=speculation,
+                    max_new_tokens=load.new_tokens,
+                    sampling=common_pb2.SamplingParams(temperature=load.temperature, seed=1),
+                    speculation=load.speculation,
                     ignore_eos=True,
                 )
             )
             ended += 1
-            if drained is not None and ended > len(prompts) - batch:
+            if drained is not None and ended > len(prompts) - load.batch:
                 drained.set()
             return answer
 
@@ -45,12 +53,7 @@ async def generate_all(
 
 
 async def sustained(
-    client: GatewayClient,
-    prompts: Sequence[Sequence[int]],
-    batch: int,
-    speculation: generation_pb2.Speculation,
-    new_tokens: int,
-    temperature: float = 0.0,
+    client: GatewayClient, prompts: Sequence[Sequence[int]], load: Load
 ) -> tuple[list[Answer], float]:
     """Answers, and the tokens per second while `batch` requests were running.
 
@@ -59,7 +62,7 @@ async def sustained(
     """
     drained = asyncio.Event()
     before, started = (await client.status()).new_tokens, time.perf_counter()
-    work = generate_all(client, prompts, batch, speculation, new_tokens, temperature, drained)
+    work = generate_all(client, prompts, load, drained)
     answers, empty = asyncio.create_task(work), asyncio.create_task(drained.wait())
     await asyncio.wait([answers, empty], return_when=asyncio.FIRST_COMPLETED)
     empty.cancel()

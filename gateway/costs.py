@@ -178,7 +178,8 @@ class StepCosts:
 
     def _observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
         surprise = math.log(max(seconds, _LEAST_S) / self.pass_seconds(batch, tokens - batch))
-        kind, trees = (_size(batch), tokens > batch), tokens > batch
+        trees = tokens > batch
+        kind = _size(batch), trees
         if self._kind is None:
             self._log_pace, self._kind = surprise, kind
             return

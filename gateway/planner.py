@@ -123,9 +123,9 @@ class Planner:
             self.gains.observe(report.batch, report.choice.speculators, report.outcomes)
 
     def expected_speed(self, batch: int, choice: Choice) -> float:
-        """Tokens per second expected of a choice; 0 before anything was measured."""
-        seconds = self._seconds(batch, choice.speculators)
-        return batch * (1 + self.gains.expected(batch, choice.speculators)) / seconds if seconds else 0.0
+        """Tokens per second expected of a choice."""
+        part = choice.speculators
+        return batch * (1 + self.gains.expected(batch, part)) / self._seconds(batch, part)
 
     def worth(self, batch: int, choice: Choice) -> Callable[[int, float], bool]:
         """Whether one more node pays in this step, given those kept and its chance of acceptance.

@@ -5,8 +5,9 @@ Several speculators of one service share contexts and messages; each drafts for 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError, InvalidInputError, SpecInferError
@@ -16,6 +17,9 @@ from speculator_svc.contexts import Contexts
 from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
 
 log = logging.getLogger(__name__)
+
+Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
+"""A speculator, and its tree or why it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class DraftOutcome:
     request_id: str
     status: EntryStatus
     message: str = ""
-    drafts: tuple[tuple[int, TokenTree | SpecInferError], ...] = ()
-    """(speculator, its tree or why it has none); those with nothing to say are left out."""
+    drafts: tuple[Draft, ...] = ()
+    """Speculators with nothing to say are left out."""
     held_len: int = 0
 
 
@@ -64,7 +68,6 @@ class SpeculatorEngine:
         self.release(self._contexts.idle())
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
-        drafts: dict[int, list[tuple[int, TokenTree | SpecInferError]]] = {}
         for index, entry in enumerate(entries):
             if entry.base_len == 0 and self._contexts.held_len(entry.request_id):
                 self.release([entry.request_id])  # whatever was held, this starts over
@@ -80,18 +83,11 @@ class SpeculatorEngine:
                 continue
             context = self._contexts.append(entry.request_id, entry.delta)
             jobs[index] = DraftJob(entry.request_id, context, entry.limits, entry.sampling)
-            drafts[index] = []
-        for speculator in range(len(self.drafters)):
-            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
-            started = time.perf_counter()
-            results = self._run(speculator, [_own_draws(jobs[i], speculator) for i in asked])
-            for index, result in zip(asked, results, strict=True):
-                if isinstance(result, SpecInferError) or len(result) > 1:
-                    drafts[index].append((speculator, result))
-            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
-        for index, job in jobs.items():
-            found, held = tuple(drafts[index]), len(job.context)
-            outcomes[index] = DraftOutcome(job.request_id, EntryStatus.OK, "", found, held)
+        for index, found in self._ask_all(entries, jobs).items():
+            job = jobs[index]
+            outcomes[index] = DraftOutcome(
+                job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
+            )
         return [outcomes[index] for index in range(len(entries))]
 
     def release(self, request_ids: Sequence[str]) -> int:
@@ -126,6 +122,19 @@ class SpeculatorEngine:
                 "context", longest, f"longer than the {description.max_context_len} served"
             )
 
+    def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
+        """What every drafter says to the jobs whose entries ask for it, by index of the entry."""
+        drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
+        for speculator in range(len(self.drafters)):
+            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
+            started = time.perf_counter()
+            results = self._run(speculator, [_own_draws(jobs[i], speculator) for i in asked])
+            for index, result in zip(asked, results, strict=True):
+                if isinstance(result, SpecInferError) or len(result) > 1:
+                    drafts[index].append((speculator, result))
+            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
+        return drafts
+
     def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Drafts for all jobs at once; if that fails, one by one, so that only the culprit fails."""
         if not jobs:
@@ -152,7 +161,6 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
     if len(fingerprints) > 1:
         raise IncompatibleError(f"the drafters have different tokenizers: {', '.join(sorted(fingerprints))}")
     return DrafterDescription(
-        model="",
         vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
         tokenizer_fingerprint=min(fingerprints, default=""),
         max_context_len=min((d.max_context_len for d in descriptions if d.max_context_len), default=0),

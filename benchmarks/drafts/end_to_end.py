@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
-from benchmarks.load import generate_all, sustained
+from benchmarks.load import Load, generate_all, sustained
 from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.v1 import generation_pb2
@@ -53,7 +54,7 @@ async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
     client = GatewayClient(address)
     try:
         tokens = [prompt.tokens for prompt in prompts]
-        await generate_all(client, tokens, batch, Speculation.SPECULATION_OFF, 1)
+        await generate_all(client, tokens, Load(batch, Speculation.SPECULATION_OFF, 1))
     finally:
         await client.close()
 
@@ -69,8 +70,9 @@ async def _run(
     client = GatewayClient(address)
     tokens = [prompt.tokens for prompt in prompts]
     try:
-        await generate_all(client, tokens[:batch], batch, speculation, FIRST_TOKENS, temperature)
-        answers, speed = await sustained(client, tokens, batch, speculation, new_tokens, temperature)
+        first = Load(batch, speculation, FIRST_TOKENS, temperature)
+        await generate_all(client, tokens[:batch], first)
+        answers, speed = await sustained(client, tokens, replace(first, new_tokens=new_tokens))
     finally:
         await client.close()
     return {

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.load import generate_all
+from benchmarks.load import Load, generate_all
 from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.v1 import generation_pb2
@@ -34,10 +34,11 @@ async def _measure(
             for batch in batches:
                 first = int(batch == 1)  # like the peers, batch 1 leaves out the first prompt
                 count = max(batch, few if batch == 1 else 2 * batch)
-                await generate_all(client, prompts[:batch], batch, speculation, new_tokens)
+                load = Load(batch, speculation, new_tokens)
+                await generate_all(client, prompts[:batch], load)
                 measured = prompts[first : first + count]
                 started = time.perf_counter()
-                answers = await generate_all(client, measured, batch, speculation, new_tokens)
+                answers = await generate_all(client, measured, load)
                 result[str(batch)] = count * new_tokens / (time.perf_counter() - started)
                 if batch == 1:
                     result |= _single(answers)

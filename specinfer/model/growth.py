@@ -55,13 +55,17 @@ class GrowthShape:
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
         """What is asked for, but no best-first tree deeper than `deepest`; others as asked."""
-        if self.deepest is None or asked.width is not None or self.expansion is not None:
+        if self.deepest is None or not self.best_first(asked):
             return asked
         return replace(asked, depth=min(asked.depth, self.deepest))
 
     def followed(self, limits: TreeLimits) -> float:
         """The least probability of a path that a tree within these limits follows further."""
-        return self.least_reach if self.expansion is None and limits.width is None else 0.0
+        return self.least_reach if self.best_first(limits) else 0.0
+
+    def best_first(self, limits: TreeLimits) -> bool:
+        """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""
+        return self.expansion is None and limits.width is None
 
     def sampling(self, asked: SamplingParams) -> SamplingParams:
         """What is asked for, or greedy if that is cooler than `coolest_draw`."""

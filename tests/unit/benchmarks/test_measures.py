@@ -8,7 +8,7 @@ from benchmarks.drafts.decoding import Decoding, Plan
 from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.drafts.success import success
-from benchmarks.load import generate_all, sustained
+from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
 from specinfer.cli.client import Answer
@@ -118,12 +118,12 @@ class Gateway:
 async def test_a_load_tells_when_its_batch_is_no_longer_full() -> None:
     """Two slots, three requests: the first one's place is taken by the third, the second one's by nobody."""
     gateway, drained = Gateway(4, 8, 40), asyncio.Event()
-    off = generation_pb2.SPECULATION_OFF
-    load = generate_all(gateway, [[1]] * 3, 2, off, 8, drained=drained)  # type: ignore[arg-type]
+    two = Load(2, generation_pb2.SPECULATION_OFF, 8)
+    load = generate_all(gateway, [[1]] * 3, two, drained)  # type: ignore[arg-type]
     work = asyncio.create_task(load)
     await drained.wait()
     assert gateway.tokens in range(14, 19), "4 + 8, and what the third had by then"
     assert len(await work) == 3
-    answers, speed = await sustained(Gateway(4, 8, 40), [[1]] * 3, 2, off, 8)  # type: ignore[arg-type]
+    answers, speed = await sustained(Gateway(4, 8, 40), [[1]] * 3, two)  # type: ignore[arg-type]
     assert len(answers) == 3
     assert speed > 0
