@@ -128,7 +128,9 @@ class GenerationLoop:
         self._metrics.observe_step(started, drafted, merged, verified, done)
         began = self._last_done or started
         self._last_done = done
-        self._learn(entries, trees, verdicts, draft_times, pass_s, done - began)
+        # Nobody in time: the wait is no drafter's cost, nor is it plain decoding's.
+        drafting_s = max((draft.total_s for draft in draft_times), default=drafted - started)
+        self._learn(entries, trees, verdicts, draft_times, pass_s, done - began - pass_s - drafting_s)
         self._calibrate(entries, drafts)
 
     def _merge(
@@ -183,20 +185,20 @@ class GenerationLoop:
         verdicts: Mapping[str, VerdictEntry],
         draft_times: Sequence[DraftTime],
         pass_s: float,
-        step_s: float,
+        overhead_s: float,
     ) -> None:
         """Tells the planner what a step brought and cost; prompts and chains are not its business."""
         modes = {entry.state.request.speculation for entry in entries}
-        if Speculation.SEQUENCE in modes or any(len(entry.delta) > 1 for entry in entries):
+        prompts = any(not entry.final or len(entry.delta) > 1 for entry in entries)
+        if Speculation.SEQUENCE in modes or prompts:
             return
-        slowest = max((time.total_s for time in draft_times), default=0.0)
         report = StepReport(
             choice=self._choice,
             batch=len(entries),
             tokens=sum(len(trees[entry.request_id]) for entry in entries),
             pass_s=pass_s,
             drafts=draft_times,
-            overhead_s=step_s - pass_s - slowest,
+            overhead_s=overhead_s,
             outcomes={
                 entry.request_id: (trees[entry.request_id], verdicts[entry.request_id].accepted)
                 for entry in entries

@@ -18,15 +18,16 @@ _MOST_ROUNDS = 7
 def measure_passes(
     runner: ModelRunner, budget_s: float = 1.0, clock: Callable[[], float] = time.perf_counter
 ) -> list[tuple[int, float]]:
-    """(tokens, seconds) of passes behind a context of 256 tokens.
+    """(tokens, seconds) of passes behind a context of 256 tokens, or what fits a smaller model or cache.
 
     The sizes take turns, so that a slow moment of the machine hits all of them; the median of each counts. At
     least one round is run, and no further one once the time is up.
     """
     sequence = runner.open()
     try:
-        most = min(_SIZES[-1], runner.cache.capacity_tokens // 2)
-        context = min(_CONTEXT, runner.cache.capacity_tokens - most, runner.config.max_positions - most)
+        positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
+        most = min(_SIZES[-1], positions // 2)
+        context = min(_CONTEXT, positions - most)
         runner.forward([Segment(sequence, [1] * context)])
         found: dict[int, list[float]] = {size: [] for size in _SIZES if size <= most}
         until = clock() + budget_s
@@ -34,7 +35,7 @@ def measure_passes(
             if number and clock() > until:
                 break
             for size, times in found.items():
-                times.append(_one_pass(runner, Segment(sequence, (), range(size), [-1] * size), clock))
+                times.append(_one_pass(runner, Segment(sequence, (), [1] * size, [-1] * size), clock))
     finally:
         runner.cache.release(sequence)
     costs = [(size, median(times)) for size, times in found.items()]

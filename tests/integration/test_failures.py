@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from gateway.planner import Planner, StepReport
 from gateway.scheduler import SchedulerLimits
 from specinfer.cli.processes import Child, free_port, wait_for_port
 from specinfer.cli.redis_server import redis_command
@@ -280,6 +281,26 @@ async def test_a_speculator_with_another_tokenizer_is_refused(redis_url: str) ->
             pass
     assert other.fingerprint() in str(caught.value)
     assert ascii_tokenizer().fingerprint() in str(caught.value)
+
+
+async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[StepReport] = []
+    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
+    release = threading.Event()
+
+    def slow(job: DraftJob) -> TokenTree:
+        release.wait(20)
+        return always(job)
+
+    async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}, deadline_s=2.0) as system:
+        assert await system.tokens([5], max_new_tokens=2) == greedy([5], 2)
+        release.set()
+    waited = [report for report in reports if report.choice.speculators]
+    assert waited
+    assert not any(report.drafts for report in waited)
+    assert all(report.overhead_s < 2.0 for report in waited)
 
 
 async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:

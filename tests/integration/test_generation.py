@@ -97,8 +97,11 @@ async def test_sequence_speculation_asks_for_one_branch(redis_url: str) -> None:
     assert replies[-1].summary.stats.steps == 4  # chains of 3: 4 x 4
 
 
-async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=8, prefill_chunk=7, tree_depth=4, kv_capacity_tokens=2048)
+@pytest.mark.parametrize("chunk", [1, 7])
+async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(
+    redis_url: str, chunk: int
+) -> None:
+    limits = SchedulerLimits(max_batch=8, prefill_chunk=chunk, tree_depth=4, kv_capacity_tokens=2048)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, limits=limits) as system:
         answers = await asyncio.gather(*(system.tokens(prompt) for prompt in PROMPTS))
     assert answers == [greedy(prompt, 16) for prompt in PROMPTS]

@@ -21,6 +21,12 @@ def test_a_small_cache_limits_the_sizes() -> None:
     runner.cache.check()
 
 
+def test_a_model_of_few_positions_limits_them_too() -> None:
+    runner = runner_of(tiny_transformers("llama", max_position_embeddings=24, vocab_size=5))
+    assert max(tokens for tokens, _ in measure_passes(runner)) == 12
+    runner.cache.check()
+
+
 def test_when_the_time_is_up_one_round_has_to_do() -> None:
     looks = 0
 
