@@ -3,7 +3,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -27,28 +26,35 @@ class Attention {
   static constexpr int MOST_ROWS = 6;
 
  public:
-  Attention(Model& model, const Pass& pass, std::atomic<int>* next, int threads)
-      : m_(model), s_(model.shape), p_(pass), next_(next), threads_(threads) {}
+  Attention(Model& model, const Pass& pass, SharedWork* work, int thread, int threads)
+      : m_(model), s_(model.shape), p_(pass), work_(work), thread_(thread), threads_(threads) {}
 
-  // Work is handed out in tiles of (token, head) rows that share a KV head and read it once; fewer rows when
-  // there is little work, so that all threads get some. (Twelve rows with two vectors each were slower.)
+  // Work comes in tiles of (token, head) rows that share a KV head and read it once, sequence by sequence and
+  // head by head. Called once per pass.
+  void plan() {
+    first_unit_.assign(1, 0);
+    for (int s = 0; s < p_.sequences; ++s) first_unit_.push_back(first_unit_.back() + tiles_of(s) * s_.kv_heads);
+  }
+
   void run(int layer) {
-    const int group = s_.heads / s_.kv_heads;
-    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, MOST_ROWS);
-    int first = 0;
-    int unit = next_[layer].fetch_add(1, std::memory_order_relaxed);
-    for (int s = 0; s < p_.sequences; ++s) {
-      const int rows = (p_.row_start[s + 1] - p_.row_start[s]) * group;
-      const int tiles = (rows + most - 1) / most, units = tiles * s_.kv_heads;
-      for (; unit < first + units; unit = next_[layer].fetch_add(1, std::memory_order_relaxed)) {
-        const Range r = share(rows, (unit - first) % tiles, tiles);
-        attend_rows<MOST_ROWS>(layer, s, (unit - first) / tiles, r.begin, r.end - r.begin);
-      }
-      first += units;
+    for (int unit; (unit = work_[layer].take(thread_, first_unit_.back())) >= 0;) {
+      const int s = int(std::upper_bound(first_unit_.begin(), first_unit_.end(), unit) - first_unit_.begin()) - 1;
+      const int tiles = tiles_of(s), place = unit - first_unit_[s];
+      const Range r = share(rows_of(s), place % tiles, tiles);
+      attend_rows<MOST_ROWS>(layer, s, place / tiles, r.begin, r.end - r.begin);
     }
   }
 
  private:
+  int rows_of(int s) const { return (p_.row_start[s + 1] - p_.row_start[s]) * (s_.heads / s_.kv_heads); }
+
+  // Fewer rows in a tile when there is little work, so that all threads get some. (Twelve rows with two vectors
+  // each were slower.)
+  int tiles_of(int s) const {
+    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, MOST_ROWS);
+    return (rows_of(s) + most - 1) / most;
+  }
+
   template <int RT>
   void attend_rows(int layer, int s, int kv, int first, int rows) {
     if (rows == RT) return attend_tile<RT>(layer, s, kv, first);
@@ -199,8 +205,9 @@ class Attention {
   Model& m_;
   const Shape& s_;
   const Pass& p_;
-  std::atomic<int>* next_;
-  const int threads_;
+  SharedWork* work_;
+  const int thread_, threads_;
+  std::vector<int> first_unit_;  // of each sequence, and the number of all
   std::vector<float> scores_;
   std::vector<Unit> weights_;
 };

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -54,13 +53,14 @@ class Worker {
   static constexpr int S = Kind::S;
 
  public:
-  Worker(Model& model, const Pass& pass, Barrier& barrier, std::atomic<int>* next, int thread, int threads)
-      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), next_(next), thread_(thread), threads_(threads),
-        attention_(model, pass, next, threads) {
+  Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
+      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
+        attention_(model, pass, work, thread, threads) {
     scratch_ = model.quantised ? model.scratch[thread]->data() : nullptr;
   }
 
   void run() {
+    attention_.plan();
     embed();
     for (int layer = 0; layer < s_.layers; ++layer) {
       Layer& l = m_.layers[layer];
@@ -131,7 +131,7 @@ class Worker {
         store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
       }
     }
-    if (thread_ == 0) next_[layer].store(0, std::memory_order_relaxed);
+    if (thread_ == 0) work_[layer].reset();
     barrier_.wait();
   }
 
@@ -198,7 +198,7 @@ class Worker {
   const Shape& s_;
   const Pass& p_;
   Barrier& barrier_;
-  std::atomic<int>* next_;
+  SharedWork* work_;
   const int thread_, threads_;
   char* scratch_;  // one expanded tile
   Attention<Kind> attention_;
@@ -222,11 +222,11 @@ void prepare(Model& m, size_t tokens, int threads) {
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
 template <class Kind, class Work>
 void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work work) {
-  std::vector<std::atomic<int>> next(m.shape.layers);
+  std::vector<SharedWork> shared(m.shape.layers);
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
-    Worker<Kind> worker(m, p, barrier, next.data(), thread, threads);
+    Worker<Kind> worker(m, p, barrier, shared.data(), thread, threads);
     work(worker, thread);
   }
 }

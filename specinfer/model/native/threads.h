@@ -30,6 +30,23 @@ class Barrier {
   std::atomic<int> count_{0}, phase_{0};
 };
 
+// Units of work in order of their place in memory, handed out from both ends, so that threads at different ends
+// read different memory.
+class SharedWork {
+ public:
+  void reset() { taken_ = front_ = back_ = 0; }
+
+  // The next of `units` for a thread, or -1.
+  int take(int thread, int units) {
+    if (taken_.fetch_add(1, std::memory_order_relaxed) >= units) return -1;
+    if (thread % 2 == 0) return front_.fetch_add(1, std::memory_order_relaxed);
+    return units - 1 - back_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<int> taken_{0}, front_{0}, back_{0};
+};
+
 struct Range {
   int begin, end;
 };
