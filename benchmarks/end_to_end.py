@@ -1,8 +1,8 @@
 """`make bench-acceptance`, second part: what speculation brings through the real services.
 
 Writes `benchmarks/results/end-to-end.json` and `.md`: tokens per second of plain decoding, sequences of 4
-to 8 tokens and trees, greedy and at temperature 0.8, by batch and by source. Plain decoding is measured
-before and after the trees.
+to 8 tokens and trees, greedy and at temperature 0.8, by batch and by source, in turns. Answers end where
+the model ends them.
 """
 
 import json
@@ -27,7 +27,7 @@ def main(
     prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
     / "tests/data/prompts.jsonl",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
-    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
 ) -> None:
     """Measure the default pool through the services."""
     found = load_prompts(prompts, per_source)

@@ -17,6 +17,8 @@ class Load:
     speculation: generation_pb2.Speculation
     new_tokens: int
     temperature: float = 0.0
+    ignore_eos: bool = True
+    """Whether answers go on where the model would end them, so that all are of `new_tokens`."""
 
 
 async def generate_all(
@@ -25,7 +27,7 @@ async def generate_all(
     load: Load,
     drained: asyncio.Event | None = None,
 ) -> list[Answer]:
-    """Answers of exactly `new_tokens` tokens to prompts of token ids, in their order.
+    """Answers to prompts of token ids, in their order.
 
     `drained` is set when a request ends and no prompt is left to take its place.
     """
@@ -41,7 +43,7 @@ async def generate_all(
                     max_new_tokens=load.new_tokens,
                     sampling=common_pb2.SamplingParams(temperature=load.temperature, seed=1),
                     speculation=load.speculation,
-                    ignore_eos=True,
+                    ignore_eos=load.ignore_eos,
                 )
             )
             ended += 1

@@ -57,10 +57,19 @@ class _Request:
     context: list[int]
     held: int = 0
     steps: int = 0
+    ended: bool = False
+    """Whether the target has ended the answer."""
 
     @property
     def new_tokens(self) -> int:
         return len(self.context) - len(self.prompt.tokens)
+
+    def commit(self, tokens: Sequence[int], stops: Sequence[int]) -> None:
+        """Appends what a step brought, up to the answer's end."""
+        end = next((i for i, token in enumerate(tokens) if token in stops), None)
+        self.ended = end is not None
+        self.context += tokens if end is None else tokens[: end + 1]
+        self.steps += 1
 
 
 class Decoding:
@@ -82,7 +91,7 @@ class Decoding:
             running = requests
             while running:
                 self._step(running)
-                running = [r for r in running if r.new_tokens < self._plan.new_tokens]
+                running = [r for r in running if r.new_tokens < self._plan.new_tokens and not r.ended]
             result.seconds += time.perf_counter() - started
             names = [r.name for r in requests]
             self._engine.release(names)
@@ -104,9 +113,8 @@ class Decoding:
             tokens.append(outcome.verdict.bonus)
             for index, tree in enumerate(drafts[i]):
                 self._calibration.observe(index, tree, tokens)
-            requests[i].context += tokens
+            requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
-            requests[i].steps += 1
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""

@@ -1,8 +1,14 @@
-"""Tokens per second through the real services: plain, sequences of 4 to 8, trees; by batch and source."""
+"""Tokens per second through the real services: plain, sequences of 4 to 8, trees; by batch and source.
+
+The machine's speed drifts by a fifth within seconds. So the modes take turns over parts of the prompts,
+and a mode is compared with the plain decoding of its own system in the same turns.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import harmonic_mean, stdev
 from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
@@ -12,9 +18,57 @@ from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.v1 import generation_pb2
 
 SEQUENCES = range(4, 9)
+TURNS = 5
 FIRST_TOKENS = 24
 """Of one batch, before the clock starts."""
-Speculation = generation_pb2.Speculation
+PLAIN, TREE = "plain", "tree"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some requests took, one after another, and brought."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Counts a request; its prompt's time included."""
+        self.seconds += answer.ttft_s + answer.tpot_s * (len(answer.token_ids) - 1)
+        self.tokens += len(answer.token_ids)
+        self.steps += answer.summary.stats.steps
+        self.accepted += answer.summary.stats.accepted
+
+
+@dataclass(slots=True)
+class Measured:
+    """One mode at one batch size."""
+
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second while the batch was full, turn by turn."""
+    by_source: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+
+    def beside(self, plain: "Measured") -> dict[str, Any]:
+        """What is reported: its speed, over plain decoding too, with the standard error over the turns."""
+        tallies = self.by_source.values()
+        gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
+        return {
+            "tokens_per_second": harmonic_mean(self.rates),
+            "gain": harmonic_mean(self.rates) / harmonic_mean(plain.rates),
+            "gain_error": stdev(gains) / len(gains) ** 0.5,
+            "acceptance_length": acceptance_length(
+                sum(t.steps for t in tallies), sum(t.accepted for t in tallies)
+            ),
+            "by_source": {
+                source: {
+                    "gain": (t.tokens / t.seconds) / (p.tokens / p.seconds),
+                    "acceptance_length": acceptance_length(t.steps, t.accepted),
+                }
+                for source, t in self.by_source.items()
+                for p in [plain.by_source[source]]
+            },
+        }
 
 
 def end_to_end(
@@ -24,29 +78,50 @@ def end_to_end(
     new_tokens: int,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """Per mode and batch: tokens per second while the batch is full, and by source.
-
-    The machine's speed drifts, so trees stand between two runs of plain decoding at every batch size.
-    """
-    found: dict[str, dict[str, Any]] = {}
+    """Per mode and batch: speed, gain over plain decoding, tokens per step, and by source."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
     for length in SEQUENCES:
-        modes = {f"sequence of {length}": Speculation.SPECULATION_SEQUENCE}
-        if length == SEQUENCES[0]:
-            modes = {
-                "plain": Speculation.SPECULATION_OFF,
-                "tree": Speculation.SPECULATION_TREE,
-                "plain again": Speculation.SPECULATION_OFF,
-                **modes,
-            }
+        modes = {
+            PLAIN: generation_pb2.SPECULATION_OFF,
+            f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE,
+            **({TREE: generation_pb2.SPECULATION_TREE} if length == SEQUENCES[0] else {}),
+        }
         flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}
         with LocalSystem(LocalOptions(gateway=flags)) as system:
             asyncio.run(_warm_up(system.address, prompts, max(batches)))
             for batch in batches:
-                for mode, speculation in modes.items():
-                    say(f"{mode}, batch {batch}")
-                    run = _run(system.address, prompts, batch, speculation, temperature, new_tokens)
-                    found.setdefault(mode, {})[str(batch)] = asyncio.run(run)
-    return found
+                say(f"{', '.join(modes)}, batch {batch}")
+                load = Load(batch, modes[PLAIN], new_tokens, temperature, ignore_eos=False)
+                reports = asyncio.run(_in_turns(system.address, prompts, load, modes))
+                for mode, report in reports.items():
+                    found[mode].setdefault(str(batch), report)
+    return dict(found)
+
+
+async def _in_turns(
+    address: str, prompts: Sequence[Prompt], load: Load, modes: Mapping[str, generation_pb2.Speculation]
+) -> dict[str, dict[str, Any]]:
+    measured = {mode: Measured() for mode in modes}
+    for turn in range(TURNS):
+        part = part_of(prompts, turn, load.batch)
+        for mode in list(modes)[:: -1 if turn % 2 else 1]:
+            await _run(address, part, replace(load, speculation=modes[mode]), measured[mode])
+    return {mode: own.beside(measured[PLAIN]) for mode, own in measured.items()}
+
+
+def part_of(prompts: Sequence[Prompt], turn: int, batch: int) -> list[Prompt]:
+    """The prompts of a turn: a share of all at batch 1, more where the batch must stay full.
+
+    Sources alternate, so every part has all of them.
+    """
+    by_source: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        by_source[prompt.source].append(prompt)
+    rounds = [[of[i] for of in by_source.values() if i < len(of)] for i in range(len(prompts))]
+    mixed = [prompt for some in rounds for prompt in some]
+    size = min(len(mixed), max(-(-len(mixed) // TURNS), 3 * batch))
+    first = turn * len(mixed) // TURNS
+    return [mixed[(first + i) % len(mixed)] for i in range(size)]
 
 
 async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
@@ -54,46 +129,20 @@ async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
     client = GatewayClient(address)
     try:
         tokens = [prompt.tokens for prompt in prompts]
-        await generate_all(client, tokens, Load(batch, Speculation.SPECULATION_OFF, 1))
+        await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
     finally:
         await client.close()
 
 
-async def _run(
-    address: str,
-    prompts: Sequence[Prompt],
-    batch: int,
-    speculation: generation_pb2.Speculation,
-    temperature: float,
-    new_tokens: int,
-) -> dict[str, Any]:
+async def _run(address: str, prompts: Sequence[Prompt], load: Load, measured: Measured) -> None:
+    """One mode's turn."""
     client = GatewayClient(address)
     tokens = [prompt.tokens for prompt in prompts]
     try:
-        first = Load(batch, speculation, FIRST_TOKENS, temperature)
-        await generate_all(client, tokens[:batch], first)
-        answers, speed = await sustained(client, tokens, replace(first, new_tokens=new_tokens))
+        await generate_all(client, tokens[: load.batch], replace(load, new_tokens=FIRST_TOKENS))
+        answers, rate = await sustained(client, tokens, load)
     finally:
         await client.close()
-    return {
-        "tokens_per_second": speed,
-        "acceptance_length": _length(answers),
-        "by_source": {
-            source: _of_source([a for p, a in zip(prompts, answers, strict=True) if p.source == source])
-            for source in dict.fromkeys(p.source for p in prompts)
-        },
-    }
-
-
-def _of_source(answers: Sequence[Answer]) -> dict[str, float]:
-    """A request's own pace, its prompt included: at batch 1 the reciprocal of its time."""
-    seconds = sum(a.ttft_s + a.tpot_s * (len(a.token_ids) - 1) for a in answers)
-    return {
-        "tokens_per_second": sum(len(a.token_ids) for a in answers) / seconds,
-        "acceptance_length": _length(answers),
-    }
-
-
-def _length(answers: Sequence[Answer]) -> float:
-    steps = sum(a.summary.stats.steps for a in answers)
-    return acceptance_length(steps, sum(a.summary.stats.accepted for a in answers))
+    measured.rates.append(rate)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        measured.by_source[prompt.source].add(answer)

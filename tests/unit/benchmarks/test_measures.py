@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 
 from benchmarks.drafts.decoding import Decoding, Plan
+from benchmarks.drafts.end_to_end import TURNS, Measured, Tally, part_of
 from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt
-from benchmarks.drafts.success import success
+from benchmarks.drafts.success import guesses, success
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
@@ -46,6 +47,17 @@ def test_without_a_right_guess_a_step_brings_one_token() -> None:
     plan = Plan(nodes=4, depth=3, temperature=0, new_tokens=5, batch=2, calibrated=True)
     result = Decoding(runner_of(MODEL), [NgramDrafter(4, 4)], plan).run(PROMPTS)
     assert result.per_prompt == [("a", 5, 5), ("b", 5, 5), ("b", 5, 5)]
+
+
+def test_answers_are_followed_to_where_the_target_ends_them() -> None:
+    output, _, _ = ours.decode_one(runner_of(MODEL), list(PROMPTS[0].tokens), 6)
+    end = next(i for i, token in enumerate(output) if i and token not in output[:i])
+    ending = tiny_transformers("llama", seed=3, eos_token_id=output[end])
+    for drafter in (NgramDrafter(4, 4), twin(2, 1, 1)):
+        plan = Plan(nodes=20, depth=3, temperature=0, new_tokens=6)
+        ((_, _, tokens),) = Decoding(runner_of(ending), [drafter], plan).run(PROMPTS[:1]).per_prompt
+        assert tokens == end + 1
+    assert len(guesses(runner_of(ending), twin(), PROMPTS[:1], 0.0, 6)["a"]) == end + 1
 
 
 def test_perplexity_is_that_of_the_target() -> None:
@@ -127,3 +139,25 @@ async def test_a_load_tells_when_its_batch_is_no_longer_full() -> None:
     answers, speed = await sustained(Gateway(4, 8, 40), [[1]] * 3, two)  # type: ignore[arg-type]
     assert len(answers) == 3
     assert speed > 0
+
+
+def test_every_turn_has_all_sources_and_enough_prompts() -> None:
+    prompts = [Prompt(source, (i,)) for source in "abc" for i in range(10)]
+    parts = [part_of(prompts, turn, 1) for turn in range(TURNS)]
+    assert sorted(map(repr, (p for part in parts for p in part))) == sorted(map(repr, prompts)), (
+        "each prompt once"
+    )
+    assert all({p.source for p in part} == set("abc") for part in parts)
+    assert [len(part_of(prompts, turn, 4)) for turn in range(TURNS)] == [12] * TURNS
+    assert len(part_of(prompts, 1, 16)) == 30, "there are no more"
+
+
+def test_gains_are_over_plain_decoding_of_the_same_turns() -> None:
+    plain, tree = Measured([100.0, 50.0]), Measured([150.0, 100.0])
+    plain.by_source["a"], tree.by_source["a"] = Tally(2.0, 100, 100, 0), Tally(1.0, 100, 50, 50)
+    report = tree.beside(plain)
+    assert math.isclose(report["tokens_per_second"], 120)
+    assert math.isclose(report["gain"], 120 / (200 / 3))
+    assert math.isclose(report["gain_error"], 0.25), "gains of 1.5 and 2"
+    assert report["by_source"] == {"a": {"gain": 2.0, "acceptance_length": 2.0}}
+    assert plain.beside(plain)["gain_error"] == 0
