@@ -11,12 +11,7 @@ Nothing here touches the model; the attention backend turns `AttentionBatch` int
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specinfer.model.kv_cache import KVSequence, Slots
-
-Ints = NDArray[np.int64]
+from specinfer.model.kv_cache import KVSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +38,9 @@ class AttentionRows:
     stop: int
     length: int
     """The request's positions: context, then tentative nodes."""
-    blocks: Ints
+    blocks: Sequence[int]
     """Block table: position p lies in slot blocks[p // B] * B + p % B."""
-    visible: Ints
+    visible: list[int]
     """[rows] number of leading positions each query sees."""
     extra: list[list[int]]
     """[rows] further positions each query sees: the tentative nodes on its path, itself included."""
@@ -55,14 +50,14 @@ class AttentionRows:
 class Batch:
     """One flattened pass."""
 
-    token_ids: Ints
+    token_ids: list[int]
     """[T]"""
-    positions: Ints
+    positions: list[int]
     """[T] rotary position: place in the context, or that of its last token + depth for a node."""
-    write_slots: Slots
+    write_slots: list[int]
     """[T] where each token's key and value go."""
     rows: list[AttentionRows]
-    logit_rows: Ints
+    logit_rows: list[int]
     """[R] rows of the pass whose logits are wanted."""
     logit_spans: list[tuple[int, int]]
     """Per segment, its range within `logit_rows`: the last delta token first if wanted, then nodes."""
@@ -70,55 +65,36 @@ class Batch:
 
 def flatten(segments: Sequence[Segment]) -> Batch:
     """Builds the pass. The segments' cache blocks must be reserved and nodes not yet added."""
-    tokens: list[int] = []
-    positions: list[Ints] = []
-    writes: list[Slots] = []
-    rows: list[AttentionRows] = []
-    logit_rows: list[int] = []
-    spans: list[tuple[int, int]] = []
+    batch = Batch([], [], [], [], [], [])
     for segment in segments:
-        start = len(tokens)
-        tokens.extend(segment.delta)
-        tokens.extend(segment.nodes)
-        part, part_positions = _attention_rows(segment, start)
-        rows.append(part)
-        positions.append(part_positions)
+        start = len(batch.token_ids)
+        batch.token_ids.extend(segment.delta)
+        batch.token_ids.extend(segment.nodes)
+        part, positions = _attention_rows(segment, start)
+        batch.rows.append(part)
+        batch.positions.extend(positions)
         held = segment.sequence.cached + segment.sequence.nodes
-        writes.append(segment.sequence.slots(held, part.length))
-        first = start + len(segment.delta)
-        wanted = [first - 1] if segment.want_last else []
-        wanted.extend(range(first, len(tokens)))
-        spans.append((len(logit_rows), len(logit_rows) + len(wanted)))
-        logit_rows.extend(wanted)
-    return Batch(
-        np.array(tokens, np.int64),
-        np.concatenate(positions),
-        np.concatenate(writes),
-        rows,
-        np.array(logit_rows, np.int64),
-        spans,
-    )
+        batch.write_slots.extend(segment.sequence.slots(held, part.length))
+        first, wanted = start + len(segment.delta), len(batch.logit_rows)
+        batch.logit_rows.extend(range(first - segment.want_last, part.stop))
+        batch.logit_spans.append((wanted, len(batch.logit_rows)))
+    return batch
 
 
-def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, Ints]:
+def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[int]]:
     sequence, delta = segment.sequence, len(segment.delta)
     assert not (delta and sequence.nodes), "a delta needs the earlier tree to be committed first"
     held = sequence.cached
     context = held + delta
     total = context + sequence.nodes + len(segment.nodes)
     depths, paths = _node_paths(segment)
-    visible = np.concatenate([np.arange(held + 1, context + 1), np.full(len(paths), context)]).astype(
-        np.int64
-    )
+    visible = [*range(held + 1, context + 1), *([context] * len(paths))]
     extra: list[list[int]] = [[] for _ in range(delta)]
     extra.extend([context + node for node in path] for path in paths)
-    positions = np.concatenate([np.arange(held, context), context - 1 + np.array(depths, np.int64)]).astype(
-        np.int64
-    )
-    positions += sequence.shift
+    first = held + sequence.shift
+    positions = [*range(first, first + delta), *(first + delta - 1 + depth for depth in depths)]
     stop = start + delta + len(paths)
-    blocks = np.array(sequence.blocks, np.int64)
-    return AttentionRows(start, stop, total, blocks, visible, extra), positions
+    return AttentionRows(start, stop, total, sequence.blocks, visible, extra), positions
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:

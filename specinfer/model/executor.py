@@ -56,8 +56,8 @@ class TorchExecutor:
     def run(self, batch: Batch) -> torch.Tensor:
         """See `Executor.run`."""
         token_ids, positions, slots, logit_rows = (
-            torch.from_numpy(array).to(self._device)
-            for array in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
+            torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
         )
         plan = self._attention.plan(batch)
 
@@ -72,14 +72,16 @@ class TorchExecutor:
 
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
-        here, there = (torch.from_numpy(slots).to(self._device) for slots in (source, target))
+        here, there = (
+            torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
+        )
         for cache in (self._keys, self._values):
             # index_select copies first, so overlapping rows are safe
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """See `KVStorage.rotate`."""
-        here = torch.from_numpy(slots).to(self._device)
+        here = torch.tensor(slots, dtype=torch.int64, device=self._device)
         angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(1, here, turned.to(self._keys.dtype))

@@ -82,8 +82,8 @@ class GenericExecutor:
     def run(self, batch: Batch) -> torch.Tensor:
         """See `Executor.run`."""
         token_ids, positions, slots, rows = (
-            torch.from_numpy(array).to(self._device)
-            for array in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
+            torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
         )
         keep = {"logits_to_keep": rows} if self._keeps else {}
         token = _PASS.set(_Pass(self, self.attention.plan(batch), slots))
@@ -99,7 +99,9 @@ class GenericExecutor:
     @torch.inference_mode()
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
-        here, there = (torch.from_numpy(slots).to(self._device) for slots in (source, target))
+        here, there = (
+            torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
+        )
         for pair in self._memory.values():
             for cache in pair:
                 cache.index_copy_(0, there, cache.index_select(0, here))

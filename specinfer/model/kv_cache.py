@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specinfer.errors import ExhaustedError, InvalidInputError, SettingError
 
 BLOCK_TOKENS = 16
 
-Slots = NDArray[np.int64]
+Slots = Seq[int]
 
 
 class KVSequence:
@@ -71,12 +70,10 @@ class KVSequence:
         """Tentative tree nodes."""
         return len(self.node_parents)
 
-    def slots(self, start: int, stop: int) -> Slots:
+    def slots(self, start: int, stop: int) -> list[int]:
         """Physical slots of positions [start, stop) in the cache."""
-        positions = np.arange(start, stop, dtype=np.int64)
-        table = np.asarray(self.blocks, np.int64)
-        slots: Slots = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
-        return slots
+        table = self.blocks
+        return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
     def node_path(self, node: int) -> list[int]:
         """Tentative nodes from the root's child down to `node` itself."""
@@ -223,7 +220,7 @@ class PagedKVCache:
             return
         base, end = sequence.cached, sequence.cached + sequence.nodes
         slots = sequence.slots(base, end)
-        self._storage.move(slots[[node for _, node in moved]], slots[[i for i, _ in moved]])
+        self._storage.move([slots[node] for _, node in moved], [slots[i] for i, _ in moved])
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
         """Drops blocks behind the sinks while more than the window is held; returns the tokens dropped.

@@ -72,26 +72,13 @@ class TreeBuilder:
 
     def build(self) -> TokenTree:
         """The finished tree, depth first, siblings in insertion order."""
-        parents = np.array(self.parents, np.int32)
-        order = topology.depth_first(parents)
-        rank = np.empty(len(order), np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        new_parents = np.where(parents[order] < 0, -1, rank[parents[order]]).astype(np.int32)
-        place = rank.tolist()
+        order = topology.depth_first(self.parents)
+        place = [0] * len(order)
+        for new, old in enumerate(order):
+            place[old] = new
         return TokenTree(
-            np.array(self.token_ids, np.int32)[order],
-            new_parents,
-            tuple(_renumber(proposal, place) for proposal in self._proposals),
-            np.array(self.scores, np.float32)[order],
+            np.array([self.token_ids[node] for node in order], np.int32),
+            np.array([-1, *(place[self.parents[node]] for node in order[1:])], np.int32),
+            tuple([p.moved(place) for p in self._proposals]),
+            np.array([self.scores[node] for node in order], np.float32),
         )
-
-
-def _renumber(proposal: Proposal, place: list[int]) -> Proposal:
-    return Proposal(
-        place[proposal.parent],
-        proposal.speculator,
-        proposal.kind,
-        tuple([place[child] for child in proposal.children]),
-        proposal.q_token_ids,
-        proposal.q_probabilities,
-    )

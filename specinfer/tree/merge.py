@@ -61,8 +61,7 @@ def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:
     for node in range(1, len(tokens)):
         place.append(builder.add(place[parents[node]], tokens[node], scores[node]))
     for p in tree.proposals:
-        kids = tuple([place[child] for child in p.children])
-        builder.propose(Proposal(place[p.parent], speculator, p.kind, kids, p.q_token_ids, p.q_probabilities))
+        builder.propose(p.moved(place, speculator))
 
 
 def truncate(tree: TokenTree, max_nodes: int, draw_priors: DrawPriors = MappingProxyType({})) -> TokenTree:

@@ -1,7 +1,10 @@
-"""What follows from the parents array alone: depths, children, ancestors, depth-first order.
+"""What follows from the parents alone: depths, children, ancestors, depth-first order.
 
-Pure functions of `parents` ([N] int32, -1 for the root, parents before children).
+Pure functions of `parents` ([N], -1 for the root, parents before children). Trees are small: plain lists
+are quicker than arrays.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +20,10 @@ def depths(parents: Int32) -> Int32:
     return np.array(result, np.int32)
 
 
-def children(parents: Int32) -> list[list[int]]:
+def children(parents: Sequence[int]) -> list[list[int]]:
     """Children of every node, in index order."""
     result: list[list[int]] = [[] for _ in parents]
-    for node, parent in enumerate(parents.tolist()):
+    for node, parent in enumerate(parents):
         if parent >= 0:
             result[parent].append(node)
     return result
@@ -38,7 +41,7 @@ def ancestor_mask(parents: Int32) -> NDArray[np.bool_]:
     return mask
 
 
-def depth_first(parents: Int32) -> Int32:
+def depth_first(parents: Sequence[int]) -> list[int]:
     """[N] node indices in depth-first order, siblings in index order."""
     kids = children(parents)
     order: list[int] = []
@@ -46,5 +49,5 @@ def depth_first(parents: Int32) -> Int32:
     while stack:
         node = stack.pop()
         order.append(node)
-        stack.extend(reversed(kids[node]))
-    return np.array(order, np.int32)
+        stack += kids[node][::-1]
+    return order

@@ -3,6 +3,8 @@
 Decoding checks only what numpy needs; call `TokenTree.validate` on trees from outside.
 """
 
+from typing import Any
+
 import numpy as np
 
 from specinfer.errors import MalformedTreeError
@@ -12,23 +14,16 @@ from specinfer.v1 import tree_pb2
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
     """The message of a tree."""
-    return tree_pb2.TokenTree(
-        token_ids=tree.token_ids.tolist(),
-        parents=tree.parents.tolist(),
-        proposals=[_encode_proposal(proposal) for proposal in tree.proposals],
-        scores=tree.scores.tolist(),
+    message = tree_pb2.TokenTree(
+        token_ids=tree.token_ids.tolist(), parents=tree.parents.tolist(), scores=tree.scores.tolist()
     )
-
-
-def _encode_proposal(proposal: Proposal) -> tree_pb2.Proposal:
-    return tree_pb2.Proposal(
-        parent=proposal.parent,
-        speculator=proposal.speculator,
-        kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers; a test compares them
-        children=proposal.children,
-        q_token_ids=proposal.q_token_ids.tolist(),
-        q_probabilities=proposal.q_probabilities.tolist(),
-    )
+    for parent, speculator, kind, children, q_token_ids, q_probabilities in tree.proposals:
+        number: Any = int(kind)  # the enums share their numbers; a test compares them
+        added = message.proposals.add(parent=parent, speculator=speculator, kind=number, children=children)
+        if len(q_token_ids) or len(q_probabilities):
+            added.q_token_ids.extend(q_token_ids.tolist())
+            added.q_probabilities.extend(q_probabilities.tolist())
+    return message
 
 
 def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
@@ -38,14 +33,14 @@ def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
     """
     try:
-        token_ids = np.array(message.token_ids, np.int64).astype(np.int32)
-        scores = np.array(message.scores, np.float32)
+        token_ids = np.array(message.token_ids[:], np.int64).astype(np.int32)
+        scores = np.array(message.scores[:], np.float32)
         if not len(scores):
             scores = np.ones(len(token_ids), np.float32)
         return TokenTree(
             token_ids,
-            np.array(message.parents, np.int32),
-            tuple(_decode_proposal(proposal) for proposal in message.proposals),
+            np.array(message.parents[:], np.int32),
+            tuple([_decode_proposal(proposal) for proposal in message.proposals]),
             scores,
         )
     except (ValueError, OverflowError) as error:
@@ -53,11 +48,11 @@ def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
 
 
 def _decode_proposal(message: tree_pb2.Proposal) -> Proposal:
-    start = message.parent, message.speculator, ProposalKind(message.kind), tuple(message.children)
+    start = message.parent, message.speculator, ProposalKind(message.kind), tuple(message.children[:])
     if not message.q_token_ids and not message.q_probabilities:
         return Proposal(*start)
     return Proposal(
         *start,
-        np.array(message.q_token_ids, np.int64).astype(np.int32),
-        np.array(message.q_probabilities, np.float32),
+        np.array(message.q_token_ids[:], np.int64).astype(np.int32),
+        np.array(message.q_probabilities[:], np.float32),
     )

@@ -37,7 +37,8 @@ class SsmDrafter:
         token_ids: torch.Tensor | None = None,
     ) -> None:
         self._runner, self._description, self._shape = runner, description, shape
-        self._token_ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
+        ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
+        self._token_ids = ids.to(torch.int32)  # as the kernels read them
         self._sequences: dict[str, KVSequence] = {}
 
     @classmethod

@@ -32,12 +32,12 @@ class ReferenceAttention:
         return [self._part(rows) for rows in batch.rows]
 
     def _part(self, rows: AttentionRows) -> _Part:
-        visible = torch.from_numpy(rows.visible)
+        visible = torch.tensor(rows.visible, dtype=torch.int64)
         positions = torch.arange(rows.length)
         mask = positions < visible[:, None]
         for row, extra in enumerate(rows.extra):
             mask[row, extra] = True
-        blocks = torch.from_numpy(rows.blocks)
+        blocks = torch.tensor(rows.blocks, dtype=torch.int64)
         slots = blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
         return _Part(rows.start, rows.stop, slots.to(self._device), mask.to(self._device))
 

@@ -6,6 +6,7 @@ what else is in the pass (kernels.cpp), so trees, chains and plain decoding agre
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from specinfer.model.config import ModelConfig
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.native.build import load_library
-from specinfer.model.native.growth import CacheMemory, grow_natively
+from specinfer.model.native.growth import CacheMemory, NativeGrowth
 from specinfer.model.quantise import BlockWeights
 from specinfer.model.transformer import Weights, rotary_tables
 from specinfer.tree import TokenTree
@@ -104,6 +105,9 @@ class NativeExecutor:
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
         self._keys = torch.zeros(entries, dtype=dtype)
         self._values = torch.zeros(entries, dtype=dtype)
+        library, model = self._library, self._model
+        memory = CacheMemory(self._keys, self._values, num_blocks)
+        self._growth = NativeGrowth(lambda call: library.si_grow(model, ctypes.byref(call)), memory)
 
     def __del__(self) -> None:
         if hasattr(self, "_model"):
@@ -114,19 +118,21 @@ class NativeExecutor:
         rows = batch.rows
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         extra = [positions for part in rows for positions in part.extra]
-        arrays = {
+        lists: dict[str, Sequence[int]] = {
             "token_ids": batch.token_ids,
             "positions": batch.positions,
             "write_slots": batch.write_slots,
-            "visible": np.concatenate([part.visible for part in rows]),
-            "extra_start": np.cumsum([0, *map(len, extra)]),
-            "extra": np.array([p for positions in extra for p in positions]),
-            "row_start": np.array([*(part.start for part in rows), len(batch.token_ids)]),
-            "block_start": np.cumsum([0, *(len(part.blocks) for part in rows)]),
-            "blocks": np.concatenate([part.blocks for part in rows]),
+            "visible": [v for part in rows for v in part.visible],
+            "extra_start": [*accumulate(map(len, extra), initial=0)],
+            "extra": [p for positions in extra for p in positions],
+            "row_start": [*(part.start for part in rows), len(batch.token_ids)],
+            "block_start": [*accumulate((len(part.blocks) for part in rows), initial=0)],
+            "blocks": [b for part in rows for b in part.blocks],
             "logit_rows": batch.logit_rows,
         }
-        held = {name: np.ascontiguousarray(array, np.int32) for name, array in arrays.items()}
+        numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
+        starts = accumulate(map(len, lists.values()), initial=0)
+        address = numbers.ctypes.data
         task = _Pass(
             tokens=len(batch.token_ids),
             sequences=len(rows),
@@ -136,7 +142,7 @@ class NativeExecutor:
             cache_blocks=self._num_blocks,
             logits_out=logits.data_ptr(),
             threads=torch.get_num_threads(),
-            **{name: array.ctypes.data for name, array in held.items()},
+            **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
         )
         self._library.si_forward(self._model, ctypes.byref(task))
         return logits
@@ -145,16 +151,11 @@ class NativeExecutor:
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
         """See `Grower.grow`."""
-        memory = CacheMemory(self._keys, self._values, self._num_blocks)
-
-        def call(structure: ctypes.Structure) -> None:
-            self._library.si_grow(self._model, ctypes.byref(structure))
-
-        return grow_natively(call, memory, tasks, shape, token_ids)
+        return self._growth.grow(tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
         """Copies cache entries; all sources are read before any target is written."""
-        pair = [np.ascontiguousarray(slots, np.int32) for slots in (source, target)]
+        pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._model,
             *(ctypes.c_void_p(t.data_ptr()) for t in (self._keys, self._values)),
@@ -166,7 +167,7 @@ class NativeExecutor:
     def rotate(self, slots: Slots, delta: int) -> None:
         """See `KVStorage.rotate`."""
         angles = torch.tensor(self.config.inv_freq) * delta
-        cos, sin, here = angles.cos(), angles.sin(), np.ascontiguousarray(slots, np.int32)
+        cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(
             self._model,
             ctypes.c_void_p(self._keys.data_ptr()),

@@ -1,7 +1,7 @@
 """Whole drafts in the compiled kernels: tasks to flat arrays, results to token trees (see growth.h)."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,45 +111,57 @@ class _Results:
         return builder.build()
 
 
-def grow_natively(
-    call: Any,
-    memory: CacheMemory,
-    tasks: Sequence[GrowthTask],
-    shape: GrowthShape,
-    token_ids: torch.Tensor,
-) -> list[TokenTree]:
-    """Runs `si_grow` through `call(structure)`; every task's cache must have room for its nodes."""
-    jobs = _jobs(tasks)
-    most = max(1, int(jobs["nodes"].max()))
-    support = min(shape.q_support, len(token_ids)) if not jobs["greedy"].all() else 0
-    results = _Results.sized(len(tasks), most, support)
-    widths = shape.expansion.widths if shape.expansion is not None else ()
-    arrays = {
-        "token_ids": np.array([token for task in tasks for token in task.delta], np.int32),
-        "blocks": np.array([block for task in tasks for block in task.sequence.blocks], np.int32),
-        "vocabulary": np.ascontiguousarray(token_ids.numpy(), np.int32),
-        "widths": np.array(widths, np.int32),
-    }
-    call(
-        _GrowthCall(
-            jobs=len(tasks),
-            most=most,
-            beam=shape.beam,
-            support=support,
-            replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
-            levels=len(widths),
-            threads=torch.get_num_threads(),
-            least_reach=shape.least_reach,
-            job=jobs.ctypes.data,
-            keys=memory.keys.data_ptr(),
-            values=memory.values.data_ptr(),
-            cache_blocks=memory.blocks,
-            **{name: array.ctypes.data for name, array in arrays.items()},
-            **results.addresses(),
+class NativeGrowth:
+    """Grows trees in the kernels. Keeps the arrays of the last call: their sizes mostly repeat."""
+
+    def __init__(self, run: Callable[[ctypes.Structure], None], memory: CacheMemory) -> None:
+        self._run, self._memory = run, memory
+        self._sizes = (0, 0, 0)
+        self._results = _Results.sized(*self._sizes)
+        self._addresses = self._results.addresses()
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Runs `si_grow`; every task's cache must have room for its nodes."""
+        jobs = _jobs(tasks)
+        most = max(1, *(task.limits.nodes for task in tasks))
+        kinds = [None if task.sampling.greedy else shape.kind for task in tasks]
+        support = min(shape.q_support, len(token_ids)) if any(kinds) else 0
+        self._make_room(len(tasks), most, support)
+        widths = shape.expansion.widths if shape.expansion is not None else ()
+        arrays = {
+            "job": jobs,
+            "token_ids": np.array([token for task in tasks for token in task.delta], np.int32),
+            "blocks": np.array([block for task in tasks for block in task.sequence.blocks], np.int32),
+            "widths": np.array(widths, np.int32),
+        }
+        vocabulary = token_ids.to(torch.int32).contiguous()  # already so in drafters
+        self._run(
+            _GrowthCall(
+                jobs=len(tasks),
+                most=most,
+                beam=shape.beam,
+                support=support,
+                replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
+                levels=len(widths),
+                threads=torch.get_num_threads(),
+                least_reach=shape.least_reach,
+                vocabulary=vocabulary.data_ptr(),
+                keys=self._memory.keys.data_ptr(),
+                values=self._memory.values.data_ptr(),
+                cache_blocks=self._memory.blocks,
+                **{name: array.ctypes.data for name, array in arrays.items()},
+                **self._addresses,
+            )
         )
-    )
-    kinds = [None if task.sampling.greedy else shape.kind for task in tasks]
-    return [results.tree(i, task.delta[-1], kinds[i]) for i, task in enumerate(tasks)]
+        return [self._results.tree(i, task.delta[-1], kinds[i]) for i, task in enumerate(tasks)]
+
+    def _make_room(self, jobs: int, most: int, support: int) -> None:
+        sizes = jobs, most, support
+        if sizes != self._sizes:
+            self._sizes, self._results = sizes, _Results.sized(*sizes)
+            self._addresses = self._results.addresses()
 
 
 def _jobs(tasks: Sequence[GrowthTask]) -> NDArray[Any]:
