@@ -1,7 +1,7 @@
 """The verifier's domain: context deltas and trees in, verdicts out. No gRPC here.
 
-One path for everything: append a delta, score a tree, accept, compact the cache. A wrong or failing
-entry gets its own error; the rest of the batch is served.
+One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the
+cache. A wrong or failing entry gets its own error; the rest of the batch is served.
 """
 
 import logging
@@ -119,12 +119,15 @@ class VerifierEngine:
         self.runner, self.limits = runner, limits or EngineLimits()
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._held: dict[str, _Held] = {}
+        self._unsettled: list[tuple[KVSequence, list[int]]] = []
+        """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches, since the start."""
         self._clock = clock
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Serves one step; one outcome per job, in order."""
+        self.settle()
         self._forget_idle()
         outcomes: dict[int, VerifyOutcome] = {}
         ready: list[int] = []
@@ -149,8 +152,19 @@ class VerifierEngine:
             outcomes[index] = self._conclude(jobs[index], rows)
         return [outcomes[index] for index in range(len(jobs))]
 
+    def settle(self) -> None:
+        """Keeps in the cache what the last step accepted and drops the rest.
+
+        The next call does it, too; called before, it takes no time from a step.
+        """
+        unsettled, self._unsettled = self._unsettled, []
+        for sequence, kept in unsettled:
+            self.runner.cache.commit(sequence, kept)
+            self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
+
     def release(self, request_ids: Sequence[str]) -> int:
         """Forgets requests; returns how many were known."""
+        self.settle()
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
             self.runner.cache.release(self._held.pop(request_id).sequence)
@@ -231,7 +245,7 @@ class VerifierEngine:
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, f"the model failed: {rows}")
         sequence = self._held[job.request_id].sequence
         if job.tree is None:
-            self._slide(sequence)
+            self._unsettled.append((sequence, []))
             return VerifyOutcome(job.request_id, EntryStatus.OK, held_len=sequence.length)
         context_len = sequence.length
         rule = self._greedy if job.sampling.greedy else self._stochastic
@@ -244,20 +258,15 @@ class VerifierEngine:
         except BrokenModelError as error:
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(error))
-        self.runner.cache.commit(sequence, [node - 1 for node in verdict.accepted])
-        self._slide(sequence)
+        self._unsettled.append((sequence, [node - 1 for node in verdict.accepted]))
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
             verdict=verdict,
             logprobs=_logprobs(job.tree, verdict, rows) if job.logprobs else (),
-            held_len=sequence.length,
+            held_len=context_len + len(verdict.accepted),
             top_k=_top_k(rows, job.top_k),
         )
-
-    def _slide(self, sequence: KVSequence) -> None:
-        """Keeps a windowed cache (if it is one) within its window."""
-        self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)

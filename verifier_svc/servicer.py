@@ -1,7 +1,8 @@
 """Protobuf in and out of the verifier engine, nothing else."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,6 +17,16 @@ from verifier_svc.engine import VerifierEngine, VerifyJob, VerifyOutcome
 from verifier_svc.metrics import VerifierMetrics
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a message asked for, and what became of it."""
+
+    reply: verifier_pb2.VerifyReply
+    jobs: Sequence[VerifyJob]
+    outcomes: Sequence[VerifyOutcome]
+    seconds: float
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -36,23 +47,29 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> AsyncIterator[verifier_pb2.VerifyReply]:
         """One reply per request message, in order."""
         async for request in requests:
-            yield await self._thread.call(self._step, request)
+            step = await self._thread.call(self._step, request)
+            yield step.reply
+            await self._thread.call(self._conclude, step)  # while the reply travels
 
-    def _step(self, request: verifier_pb2.VerifyRequest) -> verifier_pb2.VerifyReply:
+    def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
         started = time.perf_counter()
         decoded = [_decode(entry) for entry in request.entries]
         jobs = [job for job in decoded if isinstance(job, VerifyJob)]
         served = self._engine.verify(jobs)
         seconds = time.perf_counter() - started
-        self._metrics.observe(jobs, served, seconds)
-        self._observe_cache()
         results = iter(served)
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
-        return verifier_pb2.VerifyReply(
+        reply = verifier_pb2.VerifyReply(
             step_id=request.step_id,
             entries=[_encode(outcome) for outcome in outcomes],
             compute_us=round(seconds * 1e6),
         )
+        return _Step(reply, jobs, served, seconds)
+
+    def _conclude(self, step: _Step) -> None:
+        self._engine.settle()
+        self._metrics.observe(step.jobs, step.outcomes, step.seconds)
+        self._observe_cache()
 
     async def Describe(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context

@@ -34,16 +34,30 @@ def only(outcomes: list[VerifyOutcome]) -> VerifyOutcome:
     return outcome
 
 
-def test_a_tree_is_accepted_as_far_as_the_target_agrees() -> None:
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_tree_is_accepted_as_far_as_the_target_agrees(settled: bool) -> None:
     engine, expected = make(), greedy(PROMPT, 6)
     tree = chain(PROMPT[-1], [*expected[:2], (expected[2] + 1) % 97])
     outcome = only(engine.verify([job("r", 0, PROMPT, tree)]))
     assert outcome.verdict is not None
     assert (outcome.verdict.accepted, outcome.verdict.bonus) == ((1, 2), expected[2])
     assert outcome.held_len == len(PROMPT) + 2
+    if settled:
+        engine.settle()
+        (sequence,) = engine.runner.cache._sequences
+        assert (sequence.tokens, sequence.nodes) == ([*PROMPT, *expected[:2]], 0)
     after = only(engine.verify([job("r", outcome.held_len, [expected[2]])]))
     assert after.verdict is not None
     assert after.verdict.bonus == expected[3]
+
+
+def test_a_request_may_go_before_its_step_is_settled() -> None:
+    engine = make()
+    engine.verify([job("a", 0, PROMPT, chain(PROMPT[-1], greedy(PROMPT, 2))), job("b", 0, [1])])
+    assert engine.release(["a", "b"]) == 2
+    cache = engine.runner.cache
+    cache.check()
+    assert cache.free_tokens == cache.capacity_tokens
 
 
 def test_one_branch_and_a_wider_tree_around_it_agree_bit_for_bit_with_the_chain() -> None:
