@@ -23,6 +23,8 @@ from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 from verifier_svc.acceptance import Float64, RandomAt, Target, Verdict
 
+_MUCH = 1e-6
+
 Candidate = tuple[int, Int32, Float64]
 """A child node, and the distribution (ids [K], probabilities [K]) that its token was drawn from."""
 
@@ -45,14 +47,19 @@ def verify_multi_step(tree: TokenTree, target: Target, random_at: RandomAt) -> V
 def _try_children(
     tree: TokenTree, proposals: Sequence[Proposal], p: Float64, rng: np.random.Generator
 ) -> int | None:
-    """The accepted child, or None with `p` changed in place into the residual distribution."""
+    """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
+
+    P is p / total: a rejection then costs as much as q has tokens, not as much as the vocabulary.
+    """
+    total = 1.0
     for proposal in proposals:
         for child, ids, q in _candidates(tree, proposal):
             token = int(tree.token_ids[child])
             q_token = float(q[ids == token][0])
-            if rng.random() * q_token <= p[token] and p[token] > 0:
+            if rng.random() * q_token * total <= p[token] and p[token] > 0:
                 return child
-            if not _subtract(p, ids, q):
+            total = _subtract(p, total, ids, q)
+            if total <= 0:
                 return child  # P = q: only rounding can have rejected the token
     return None
 
@@ -75,14 +82,11 @@ def _candidates(tree: TokenTree, proposal: Proposal) -> Iterator[Candidate]:
             q = q / q.sum()
 
 
-def _subtract(p: Float64, ids: Int32, q: Float64) -> bool:
-    """P := normalise(max(0, P - q)) in place; False, and P as it was, if nothing would be left."""
-    residual = np.maximum(p[ids] - q, 0.0)
+def _subtract(p: Float64, total: float, ids: Int32, q: Float64) -> float:
+    """p := max(0, p - total * q) in place; returns the new total, or 0 if nothing would be left."""
     before = p[ids]
-    p[ids] = residual
-    total = p.sum()
-    if total <= 0:
-        p[ids] = before
-        return False
-    p /= total
-    return True
+    after = np.maximum(before - total * q, 0.0)
+    p[ids] = after
+    left = total - float((before - after).sum())
+    # what little is left of much is rounding: then it is added up again
+    return left if left > _MUCH * total else float(p.sum())
