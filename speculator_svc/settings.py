@@ -32,7 +32,11 @@ class SpeculatorSettings(ServiceSettings):
     layers: int = Field(0, ge=0, description="ssm: keep only the first layers; 0 keeps all.")
     dtype: str = Field("bfloat16", description="ssm: numeric type.")
     device: str = Field("cpu", description="ssm: torch device.")
-    weights: str = Field("converted", description="ssm: int8 or int4 quantises the weights while loading.")
+    weights: str = Field(
+        "auto",
+        description="ssm: int8, int4 and w8a8 (activations too) quantise while loading, converted does not; "
+        "auto takes w8a8 where the native kernels multiply bytes.",
+    )
     executor: str = Field("auto", description="ssm: what runs passes: native, torch, or auto.")
     attention: str = Field("reference", description="ssm: attention backend of the torch executor.")
     kv_tokens: int = Field(32768, ge=16, description="ssm: context tokens the KV cache holds.")

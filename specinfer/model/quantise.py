@@ -1,9 +1,10 @@
-"""Weight-only int8 and int4: a model's matrices in the blocks of GGUF, quantised while loading.
+"""A model's matrices quantised while loading: int8 and int4 for the weights alone, w8a8 for activations too.
 
-Groups of 32 weights along a row share a scale (int8, GGUF's Q8_0) or a scale and a minimum (int4, Q4_1).
-Embeddings for looking up and vectors stay as they are. The quantised model is another model: good for a
-speculator, whose mistakes cost only time (the paper's quantised SSM), and a decision of the operator for a
-target.
+int8 and int4 are the blocks of GGUF: groups of 32 weights along a row share a scale (Q8_0) or a scale and a
+minimum (Q4_1), and expand to bfloat16 where they are multiplied. In w8a8 every row of a matrix has one
+scale, activations are put into eight bits row by row, and bytes are multiplied with bytes. Embeddings for
+looking up and vectors stay as they are. The quantised model is another model: good for a speculator, whose
+mistakes cost only time (the paper's quantised SSM), and a decision of the operator for a target.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,11 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-BLOCK_TYPES = {"int8": "Q8_0", "int4": "Q4_1"}
+BLOCK_TYPES = {"int8": "Q8_0", "int4": "Q4_1", "w8a8": "W8A8"}
 _GROUP = 32
 
 Blocks = tuple[str, torch.Tensor]
-"""(GGUF type, bytes [N, K / 32 blocks])."""
+"""(GGUF type, bytes [N, K / 32 blocks]); or ("W8A8", bytes [N, 4 + K]: a float32 scale, signed bytes)."""
 
 
 @runtime_checkable
@@ -30,7 +31,7 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
     """Weights with quantised matrices.
 
     Args:
-        bits: "int8" or "int4".
+        bits: "int8", "int4" or "w8a8".
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], bits: str) -> None:
@@ -52,5 +53,14 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
         weight = self._weights[name].float()
         if weight.dim() != 2 or weight.shape[1] % _GROUP:
             return None
+        if self._type == "W8A8":
+            return self._type, _bytes(weight)
         kind = gguf.GGMLQuantizationType[self._type]
         return self._type, torch.from_numpy(gguf.quantize(weight.numpy(), kind))
+
+
+def _bytes(weight: torch.Tensor) -> torch.Tensor:
+    """[N, 4 + K] bytes of a matrix [N, K]: the scale of every row, its weights over that."""
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-20) / 127
+    rounded = (weight / scale).round().to(torch.int8)
+    return torch.cat([scale.view(torch.uint8), rounded.view(torch.uint8)], 1)

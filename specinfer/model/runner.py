@@ -36,8 +36,8 @@ class RunnerOptions:
     """Attention backend of the torch executor."""
     kv_tokens: int = 16384
     weights: str = "converted"
-    """"native" keeps the quantised blocks of the model's GGUF file; "int8" and "int4" quantise while loading.
-    All three need the native executor in bfloat16."""
+    """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
+    loading (`quantise.py`). All four need the native executor in bfloat16."""
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
     kv_window: int = 0

@@ -48,7 +48,7 @@ class DrafterOptions:
     layers: int = 0
     dtype: str = "bfloat16"
     device: str = "cpu"
-    weights: str = "converted"
+    weights: str = "auto"
     executor: str = "auto"
     attention: str = "reference"
     kv_tokens: int = 32768

@@ -1,5 +1,6 @@
 """A small model (SSM) drafts: it keeps a cache per request and grows trees (`specinfer.model.growth`)."""
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,13 @@ from specinfer.hub import resolve_model
 from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
+from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+
+log = logging.getLogger(__name__)
 
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter was never asked about."""
@@ -117,12 +121,24 @@ def _runner_options(options: DrafterOptions) -> RunnerOptions:
     return RunnerOptions(
         dtype=options.dtype,
         device=options.device,
-        weights=options.weights,
+        weights=_weights(options),
         executor=options.executor,
         attention=options.attention,
         kv_tokens=options.kv_tokens,
         layers=options.layers or None,
     )
+
+
+def _weights(options: DrafterOptions) -> str:
+    """What `auto` means: bytes where the native kernels will run and multiply them. A draft may be rough."""
+    if options.weights != "auto":
+        return options.weights
+    native = (
+        options.device == "cpu" and options.dtype == "bfloat16" and options.executor in ("auto", "native")
+    )
+    chosen = "w8a8" if native and multiplies_bytes() else "converted"
+    log.info("weights = auto: %s", chosen)
+    return chosen
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:

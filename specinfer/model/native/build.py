@@ -46,6 +46,14 @@ def load_library() -> ctypes.CDLL:
         raise UnavailableError(f"native kernels: {error}") from error
 
 
+def multiplies_bytes() -> bool:
+    """Whether the kernels run here, in bfloat16, and multiply bytes with bytes (`--weights w8a8`)."""
+    try:
+        return bool(load_library().si_supports_bytes())
+    except UnavailableError:
+        return False
+
+
 @cache
 def processor_flags() -> frozenset[str]:
     """Instruction sets of this processor; empty where they cannot be read."""

@@ -26,7 +26,7 @@ from specinfer.tree import TokenTree
 _QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _QKV_BIAS = range(6)
 _LANES = 16
-_STORAGE = {"Q4_1": 1, "Q8_0": 2}
+_STORAGE = {"Q4_1": 1, "Q8_0": 2, "W8A8": 3}
 
 Int32 = NDArray[np.int32]
 
@@ -213,6 +213,8 @@ class NativeExecutor:
         the same kind, else numbers."""
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}
+        if "W8A8" in kinds and not self._library.si_supports_bytes():
+            raise UnavailableError("native kernels: weights = 'w8a8': the processor lacks avx512_vnni")
         if len(kinds) == 1 and None not in found:
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
             self._library.si_set_quantised(self._model, layer, which, _at(rows), _STORAGE[kinds.pop()])

@@ -56,7 +56,7 @@ class Worker {
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
         attention_(model, pass, work, thread, threads) {
-    scratch_ = model.quantised ? model.scratch[thread]->data() : nullptr;
+    if (model.quantised) scratch_.expanded = model.scratch[thread]->data();
   }
 
   void run() {
@@ -200,7 +200,7 @@ class Worker {
   Barrier& barrier_;
   SharedWork* work_;
   const int thread_, threads_;
-  char* scratch_;  // one expanded tile
+  Scratch scratch_;
   Attention<Kind> attention_;
 };
 

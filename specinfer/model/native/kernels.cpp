@@ -29,6 +29,14 @@ int si_supports_bf16() {
 #endif
 }
 
+int si_supports_bytes() {
+#ifdef __AVX512VNNI__
+  return si_supports_bf16();
+#else
+  return 0;
+#endif
+}
+
 void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* sin) {
   Model* m = new Model;
   m->shape = *shape;
@@ -51,11 +59,13 @@ void si_set_matrix(void* model, int layer, int which, const void* data) {
   set_dense<F32>(m, layer, which, data);
 }
 
-// The same from GGUF blocks: [N, K / 32] of 20 bytes (storage 1, Q4_1) or 34 bytes (2, Q8_0); bfloat16 only.
+// The same from GGUF blocks: [N, K / 32] of 20 bytes (storage 1, Q4_1) or 34 bytes (2, Q8_0); or from rows of a
+// float32 scale and K signed bytes (3, W8A8). Bfloat16 only.
 void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
   Model& m = *static_cast<Model*>(model);
-  m.quantised = true;
+  m.quantised |= storage != W8A8;
   set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
+    if (storage == W8A8) return pack_bytes(to, data, columns, k, vectors, rows);
     pack_quantised(to, data, Storage(storage), columns, k, vectors, rows);
   });
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bytes.h"
 #include "numbers.h"
 #include "threads.h"
 
@@ -32,8 +33,9 @@ class Arena {
 
 // How a matrix is stored. Quantised kinds are those of GGUF: groups of 32 along k share a scale (and, for
 // Q4_1, a minimum). They are expanded tile by tile to the very bfloat16 numbers that dequantising the
-// whole file gives, so results do not change by a bit, only the bytes read do.
-enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2 };
+// whole file gives, so results do not change by a bit, only the bytes read do. W8A8 is multiplied in bytes: see
+// bytes.h.
+enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2, W8A8 = 3 };
 constexpr int GROUP = 32;
 
 struct Matrix {
@@ -41,12 +43,16 @@ struct Matrix {
   Storage storage = DENSE;
   Arena* packed = nullptr;
   std::vector<float> bias;
+  std::vector<float> scale;      // W8A8: per packed column, the scale,
+  std::vector<int32_t> excess;   // and what the zero of unsigned activations adds to its sums
+  bool expands() const { return storage == Q4_1 || storage == Q8_0; }
   int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
   // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
   // step of two rows, 16 bytes of nibble pairs or 32 bytes of byte pairs.
   size_t group_bytes() const { return storage == Q4_1 ? 64 + 256 : 32 + 512; }
   size_t tile_bytes(int s) const {
-    return storage == DENSE ? size_t(k) / s * vectors * 64 : size_t(k / GROUP) * vectors * group_bytes();
+    if (expands()) return size_t(k / GROUP) * vectors * group_bytes();
+    return size_t(k) / (storage == W8A8 ? Bytes::S : s) * vectors * 64;
   }
   ~Matrix() { delete packed; }
 };
@@ -101,6 +107,29 @@ void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int colum
           }
         }
       }
+}
+
+// Rows of a scale (float32) and K signed bytes into tiles of [K/4][vectors * 16][4]. `row_of` as for `pack`.
+template <class RowOf>
+void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vectors, RowOf row_of) {
+  m.n = columns, m.k = k, m.vectors = vectors, m.storage = W8A8;
+  const int width = vectors * LANES, padded = m.tiles() * width;
+  m.packed = new Arena(m.tiles() * m.tile_bytes(Bytes::S));
+  m.scale.assign(padded, 0), m.excess.assign(padded, 0);
+  int8_t* out = reinterpret_cast<int8_t*>(m.packed->data());
+  std::memset(out, 0, m.tiles() * m.tile_bytes(Bytes::S));
+  for (int c = 0; c < padded; ++c) {
+    const int row = row_of(c);
+    if (row < 0) continue;
+    const uint8_t* from = source + size_t(row) * (sizeof(float) + k);
+    std::memcpy(&m.scale[c], from, sizeof(float));
+    const int8_t* w = reinterpret_cast<const int8_t*>(from + sizeof(float));
+    int8_t* tile = out + (c / width) * m.tile_bytes(Bytes::S) + (c % width) * Bytes::S;
+    for (int i = 0; i < k; ++i) {
+      tile[size_t(i / Bytes::S) * width * Bytes::S + i % Bytes::S] = w[i];
+      m.excess[c] += Bytes::ZERO * w[i];
+    }
+  }
 }
 
 #ifdef __AVX512BF16__
@@ -158,9 +187,9 @@ inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
 // MR rows times one tile: out[r][c] = sum over k in order.
 template <class Kind, int MR, int NV>
 inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
-  __m512 acc[MR][NV];
+  typename Kind::Sum acc[MR][NV];
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
+    for (int v = 0; v < NV; ++v) acc[r][v] = Kind::zero();
   for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
     __m512i b[NV];
     for (int v = 0; v < NV; ++v) b[v] = _mm512_load_si512(w + v * 64);
@@ -169,7 +198,7 @@ inline void micro(const Unit* a, size_t stride, const char* w, int steps, float*
       for (int v = 0; v < NV; ++v) acc[r][v] = Kind::madd(acc[r][v], b[v], a[r * stride + step]);
   }
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) _mm512_store_ps(out + (r * NV + v) * LANES, acc[r][v]);
+    for (int v = 0; v < NV; ++v) Kind::keep(out + (r * NV + v) * LANES, acc[r][v]);
 }
 
 template <class Kind, int NV, int MR>
@@ -185,8 +214,8 @@ inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, in
 // computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
 // fetches `next`, the first one of the matrix that follows.
 template <class Kind, int NV, class Finish>
-void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* scratch, const char* next,
-              Finish finish) {
+void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* expanded,
+                    const char* next, Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
   const size_t bytes = size_t(steps) * NV * 64;
@@ -194,21 +223,45 @@ void multiply(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unu
   for (int tile = range.begin; tile < range.end; ++tile) {
     const char* w = m.packed->data() + tile * bytes;
 #ifdef __AVX512BF16__
-    if (m.storage != DENSE) {
-      expand(m, tile, scratch, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
-      w = scratch;
+    if (m.expands()) {
+      expand(m, tile, expanded, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
+      w = expanded;
     }
 #endif
     const char* following = tile + 1 < range.end ? w + bytes : next;
     for (int piece = 0; piece < pieces; ++piece) {
       const Range r = share(rows, piece, pieces);
-      const Ahead ahead = m.storage != DENSE ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+      const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
                                       : Ahead{following + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
       micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
       for (int i = r.begin; i < r.end; ++i)
         finish(i, tile * NV * LANES, out + (i - r.begin) * NV * LANES);
     }
   }
+}
+
+// What a thread needs for products with quantised matrices.
+struct Scratch {
+  char* expanded = nullptr;  // one tile
+#ifdef __AVX512BF16__
+  ByteRows bytes;
+#endif
+};
+
+// The same, with activations put into bytes first if the matrix is.
+template <class Kind, int NV, class Finish>
+void multiply(const Matrix& m, const Unit* a, int rows, Range range, Scratch& scratch, const char* next, Finish finish) {
+#ifdef __AVX512BF16__
+  if (m.storage == W8A8) {
+    scratch.bytes.fill(a, rows, m.k);
+    return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, nullptr, next, [&](int row, int col, float* v) {
+      for (int i = 0; i < NV * LANES; i += LANES)
+        Bytes::finish(v + i, &m.excess[col + i], &m.scale[col + i], scratch.bytes.scales[row]);
+      finish(row, col, v);
+    });
+  }
+#endif
+  multiply_tiles<Kind, NV>(m, a, rows, range, scratch.expanded, next, finish);
 }
 
 }  // namespace specinfer

@@ -28,7 +28,13 @@ inline float from_bf16(uint16_t x) {
 #ifdef __AVX512BF16__
 struct Bf16 {
   using T = uint16_t;
+  using Sum = __m512;
   static inline constexpr int S = 2;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
+  static __m512 load(const T* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+  }
   static __m512 madd(__m512 acc, __m512i w, Unit a) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
   }
@@ -45,7 +51,10 @@ struct Bf16 {
 
 struct F32 {
   using T = float;
+  using Sum = __m512;
   static inline constexpr int S = 1;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
   static __m512 madd(__m512 acc, __m512i w, Unit a) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(int(a))), _mm512_castsi512_ps(w), acc);
   }

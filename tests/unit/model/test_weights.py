@@ -11,6 +11,7 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.config import from_transformers, load_config
+from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.quantise import QuantisedWeights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
@@ -133,13 +134,61 @@ def test_quantising_while_loading_is_rounding_to_blocks(bits: str, farthest: flo
     assert float((found - original).norm() / original.norm()) < farthest
 
 
+def bytes_runner(model: Any, weights: str = "w8a8") -> ModelRunner:
+    if not multiplies_bytes():
+        pytest.skip("the processor lacks avx512_vnni")
+    source = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    options = RunnerOptions(kv_tokens=512, executor="native", weights=weights)
+    return ModelRunner.build(from_transformers(model.config), source, options)
+
+
+@pytest.mark.native
+def test_bytes_are_multiplied_as_they_should() -> None:
+    """A model whose layers add nothing: its logits are one product, computed here by hand."""
+    model = tiny_transformers("llama-untied", head_dim=32, hidden_size=96, intermediate_size=160)
+    for name, tensor in model.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            tensor.data.zero_()
+    runner = bytes_runner(model)
+    (found,) = runner.forward([Segment(runner.open(), PROMPT, [3, 4, 5], [-1, 0, 0], want_last=True)])
+    weights = {
+        name: tensor.detach().to(torch.bfloat16).float() for name, tensor in model.state_dict().items()
+    }
+    x = weights["model.embed_tokens.weight"][[PROMPT[-1], 3, 4, 5]]
+    x = x * (x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
+    x = (x * weights["model.norm.weight"]).to(torch.bfloat16).float()
+    columns = weights["lm_head.weight"]
+    row_scales, scales = (t.abs().amax(1, keepdim=True) / 127 for t in (x, columns))
+    whole = (x * (1 / row_scales)).round() @ (columns / scales).round().T
+    torch.testing.assert_close(found, whole * row_scales * scales.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.native
+def test_a_model_in_bytes_is_near_the_original_and_agrees_with_itself() -> None:
+    model = tiny_transformers(
+        "llama-untied", head_dim=32, hidden_size=96, intermediate_size=160, num_attention_heads=6
+    )
+    runner = bytes_runner(model)
+
+    def logits(runner: ModelRunner, nodes: list[int], parents: list[int]) -> torch.Tensor:
+        return runner.forward([Segment(runner.open(), PROMPT * 4, nodes, parents, want_last=True)])[0]
+
+    chain = logits(runner, [3, 4, 5], [-1, 0, 1])
+    tree = logits(runner, [3, *range(20, 40), 4, 5], [-1, *[-1] * 20, 0, 21])
+    assert torch.equal(tree[[0, 1, 22, 23]], chain), "whatever else is in the pass"
+    original = logits(bytes_runner(model, "converted"), [3, 4, 5], [-1, 0, 1])
+    assert 0 < float((chain - original).norm() / original.norm()) < 0.1
+
+
 def test_native_weights_need_what_they_need(tmp_path: Path) -> None:
     tiny_transformers("llama").save_pretrained(tmp_path)
     with pytest.raises(SettingError, match=r"weights = 'native': .* has no source\.gguf"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native"))
     with pytest.raises(SettingError, match="weights = 'native': needs the native executor in bfloat16"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native", dtype="float32"))
-    with pytest.raises(SettingError, match="weights = 'int2': must be one of converted, native, int8, int4"):
+    with pytest.raises(
+        SettingError, match="weights = 'int2': must be one of converted, native, int8, int4, w8a8"
+    ):
         ModelRunner.load(tmp_path, RunnerOptions(weights="int2"))
 
 
