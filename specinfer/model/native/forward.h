@@ -122,7 +122,7 @@ class Worker {
         norm_head(x, l.q_norm, s_.eps);
         rotate(x, cos, sin, d);
         T* q = reinterpret_cast<T*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
-        for (int i = 0; i < d; ++i) q[i] = Kind::from_float(x[i]);
+        for (int i = 0; i < d; i += LANES) Kind::store(q + i, _mm512_loadu_ps(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, s_.eps);
         rotate(x, cos, sin, d);
@@ -136,13 +136,22 @@ class Worker {
   }
 
   void store_key(int layer, int slot, int head, const float* x) const {
-    T* block = cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head);
-    for (int i = 0; i < s_.dim; ++i) block[((i / S) * BLOCK + slot % BLOCK) * S + i % S] = Kind::from_float(x[i]);
+    Unit* block = reinterpret_cast<Unit*>(cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head)) + slot % BLOCK;
+    Unit units[LANES / S];
+    for (int i = 0; i < s_.dim; i += LANES) {
+      Kind::store(reinterpret_cast<T*>(units), _mm512_loadu_ps(x + i));
+      for (int u = 0; u < LANES / S; ++u) block[(i / S + u) * BLOCK] = units[u];
+    }
   }
+
   void store_value(int layer, int slot, int head, const float* x) const {
     const int lane = slot % BLOCK;
     T* pair = cache_block<T>(p_, s_, p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
-    for (int i = 0; i < s_.dim; ++i) pair[i * S] = Kind::from_float(x[i]);
+    T numbers[LANES];
+    for (int i = 0; i < s_.dim; i += LANES) {
+      Kind::store(numbers, _mm512_loadu_ps(x + i));
+      for (int j = 0; j < LANES; ++j) pair[(i + j) * S] = numbers[j];
+    }
   }
 
   // x += a W^T + bias

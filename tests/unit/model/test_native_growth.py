@@ -20,6 +20,8 @@ SAMPLED = SamplingParams(temperature=0.8, seed=11)
 
 
 def make(dtype: str = "float32") -> ModelRunner:
+    if dtype == "w8a8":
+        return runner_of(MODEL, executor="native", dtype="bfloat16", weights="w8a8", kv_tokens=8192)
     return runner_of(MODEL, executor="native", dtype=dtype, kv_tokens=8192)
 
 
@@ -72,7 +74,7 @@ def assert_same(found: TokenTree, expected: TokenTree) -> None:
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "w8a8"])
 @pytest.mark.parametrize("beam", [1, 4, 30])
 def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> None:
     for found, expected in grow_both(GrowthShape(beam=beam), LIMITS, GREEDY, dtype):
