@@ -53,6 +53,7 @@ class _Pass(ctypes.Structure):
         ("cache_blocks", ctypes.c_int64),
         ("logits_out", ctypes.c_void_p),
         ("threads", ctypes.c_int),
+        ("sparse", ctypes.c_int),
     ]
 
 
@@ -142,6 +143,7 @@ class NativeExecutor:
             cache_blocks=self._num_blocks,
             logits_out=logits.data_ptr(),
             threads=torch.get_num_threads(),
+            sparse=len(rows) < len(batch.logit_rows),  # of a tree only the nodes of one path
             **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
         )
         self._library.si_forward(self._model, ctypes.byref(task))

@@ -196,11 +196,17 @@ class Worker {
                      reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
     }
     barrier_.wait();
+    const bool stream = p_.sparse && s_.vocab % 64 == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
     multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
                       [&](int row, int col, const float* v) {
-                        const int n = std::min(64, s_.vocab - col);
-                        std::memcpy(p_.logits_out + size_t(row) * s_.vocab + col, v, n * sizeof(float));
+                        float* out = p_.logits_out + size_t(row) * s_.vocab + col;
+                        if (!stream) {
+                          std::memcpy(out, v, std::min(64, s_.vocab - col) * sizeof(float));
+                          return;
+                        }
+                        for (int i = 0; i < 64; i += LANES) _mm512_stream_ps(out + i, _mm512_load_ps(v + i));
                       });
+    if (stream) _mm_sfence();
   }
 
   Model& m_;

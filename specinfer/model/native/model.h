@@ -46,6 +46,7 @@ struct Pass {
   int64_t cache_blocks;
   float* logits_out;
   int threads;
+  int sparse = 0;                              // few of the logits will be read: they need not stay in the caches
 };
 
 // Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.

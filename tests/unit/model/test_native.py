@@ -15,8 +15,9 @@ SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 152, "num_atten
 DTYPES = ["float32", "bfloat16"]
 
 
-def make(executor: str, dtype: str = "float32", family: str = "llama") -> ModelRunner:
-    return runner_of(tiny_transformers(family, **SHAPE), executor=executor, dtype=dtype, kv_tokens=8192)
+def make(executor: str, dtype: str = "float32", family: str = "llama", vocabulary: int = 97) -> ModelRunner:
+    model = tiny_transformers(family, **SHAPE, vocab_size=vocabulary)
+    return runner_of(model, executor=executor, dtype=dtype, kv_tokens=8192)
 
 
 def random_segments(runner: ModelRunner, seed: int, requests: int) -> list[Segment]:
@@ -38,9 +39,10 @@ def random_segments(runner: ModelRunner, seed: int, requests: int) -> list[Segme
     return segments
 
 
+@pytest.mark.parametrize("vocabulary", [97, 128])  # of whole vectors: logits are streamed past the caches
 @pytest.mark.parametrize("seed", range(4))
-def test_ragged_random_trees_equal_the_oracle(seed: int) -> None:
-    torch_runner, native = make("torch"), make("native")
+def test_ragged_random_trees_equal_the_oracle(seed: int, vocabulary: int) -> None:
+    torch_runner, native = (make(executor, vocabulary=vocabulary) for executor in ("torch", "native"))
     expected = torch_runner.forward(random_segments(torch_runner, seed, 5))
     found = native.forward(random_segments(native, seed, 5))
     for a, b in zip(found, expected, strict=True):
