@@ -83,8 +83,8 @@ def end_to_end(
     for length in SEQUENCES:
         modes = {
             PLAIN: generation_pb2.SPECULATION_OFF,
-            f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE,
             **({TREE: generation_pb2.SPECULATION_TREE} if length == SEQUENCES[0] else {}),
+            f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE,
         }
         flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}
         with LocalSystem(LocalOptions(gateway=flags)) as system:

@@ -5,7 +5,7 @@
     each token sees   a leading stretch of its own request's positions (`visible`),
                       plus the tentative nodes on its own path (`extra`)
 
-Nothing here touches the model; the attention backend turns `AttentionBatch` into what it needs.
+Nothing here touches the model; executors turn the batch into what they need.
 """
 
 from collections.abc import Sequence

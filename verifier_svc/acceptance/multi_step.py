@@ -23,7 +23,8 @@ from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 from verifier_svc.acceptance import Float64, RandomAt, Target, Verdict
 
-_MUCH = 1e-6
+_ROUNDING = 1e-6
+"""Share of a total below which what is left of it may be rounding, and is added up anew."""
 
 Candidate = tuple[int, Int32, Float64]
 """A child node, and the distribution (ids [K], probabilities [K]) that its token was drawn from."""
@@ -88,5 +89,4 @@ def _subtract(p: Float64, total: float, ids: Int32, q: Float64) -> float:
     after = np.maximum(before - total * q, 0.0)
     p[ids] = after
     left = total - float((before - after).sum())
-    # what little is left of much is rounding: then it is added up again
-    return left if left > _MUCH * total else float(p.sum())
+    return left if left > _ROUNDING * total else float(p.sum())
