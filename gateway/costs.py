@@ -144,16 +144,33 @@ class StepCosts:
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
         """Counts one step; `drafts` is empty for plain decoding."""
-        self._observe_pass(batch, tokens, pass_s)
+        self.observe_pass(batch, tokens, pass_s)
         pace = self.pace
         overhead = self._overhead[bool(drafts)]
         if drafts or self._alike > 1 or not overhead.count:
             overhead.add(overhead_s / pace, clip=True)
         for draft in drafts:
-            wire = self._wires[batch].setdefault(draft.service, Average())
-            wire.add(draft.wire_s / pace, clip=True)
+            self._average(batch, self._wires, draft.service).add(draft.wire_s / pace, clip=True)
             for speculator, seconds in draft.own_s.items():
-                self._drafts[batch].setdefault(speculator, Average()).add(seconds / pace, clip=True)
+                self._average(batch, self._drafts, speculator).add(seconds / pace, clip=True)
+
+    def observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
+        """Counts the pass of a step of which nothing else is known."""
+        surprise = math.log(max(seconds, _LEAST_S) / self.pass_seconds(batch, tokens - batch))
+        trees = tokens > batch
+        kind = _size(batch), trees
+        if self._kind is None:
+            self._log_pace, self._kind = surprise, kind
+            return
+        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
+        if kind != self._kind:
+            self._before, self._kind, self._alike = self._kind, kind, 0
+        self._alike += 1
+        # what drafts leave in the caches slows the first plain pass after them
+        tells = 1 if trees else 2
+        if self._alike == tells and self._before == (kind[0], not trees):
+            self._log_tree += _TREE_SMOOTHING * (surprise if trees else -surprise)
+        self._log_pace += (_PACE_SMOOTHING if self._alike > tells else _CHANGE_SMOOTHING) * surprise
 
     def step_seconds(
         self, batch: int, asked: frozenset[int], services: Iterable[frozenset[int]], nodes: float
@@ -176,22 +193,12 @@ class StepCosts:
         tree = self._log_tree if nodes else 0.0
         return self._curve.at(batch + nodes) * math.exp(self._log_pace + tree)
 
-    def _observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
-        surprise = math.log(max(seconds, _LEAST_S) / self.pass_seconds(batch, tokens - batch))
-        trees = tokens > batch
-        kind = _size(batch), trees
-        if self._kind is None:
-            self._log_pace, self._kind = surprise, kind
-            return
-        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
-        if kind != self._kind:
-            self._before, self._kind, self._alike = self._kind, kind, 0
-        self._alike += 1
-        # what drafts leave in the caches slows the first plain pass after them
-        tells = 1 if trees else 2
-        if self._alike == tells and self._before == (kind[0], not trees):
-            self._log_tree += _TREE_SMOOTHING * (surprise if trees else -surprise)
-        self._log_pace += (_PACE_SMOOTHING if self._alike > tells else _CHANGE_SMOOTHING) * surprise
+    def _average(self, batch: int, known: "BySize[dict[K, Average]]", key: K) -> Average:
+        """Of a batch size; a new one starts from what the nearest lends: a first outlier is not believed."""
+        averages = known[batch]
+        if key not in averages:
+            averages[key] = Average(start=self._lent(batch, known, key) or None)
+        return averages[key]
 
     @staticmethod
     def _lent(batch: int, known: "BySize[dict[K, Average]]", key: K) -> float:

@@ -62,7 +62,7 @@ class StepReport:
     """Tokens in the target's pass."""
     pass_s: float
     drafts: Sequence[DraftTime]
-    """Of every service that answered."""
+    """Of every service that answered in time and had no more to read than usual."""
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Outcomes
@@ -118,7 +118,10 @@ class Planner:
         """Learns from a step."""
         if not self._adaptive:
             return
-        self.costs.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
+        if report.drafts or not report.choice.speculators:
+            self.costs.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
+        else:  # late, or reading what they missed: not what steps usually take
+            self.costs.observe_pass(report.batch, report.tokens, report.pass_s)
         if report.choice.speculators and report.outcomes:
             self.gains.observe(report.batch, report.choice.speculators, report.outcomes)
 

@@ -26,6 +26,8 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 log = logging.getLogger(__name__)
 
 _RETRY_DESCRIBE_S = 1.0
+_USUAL_DELTA = 16
+"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Drafts(NamedTuple):
     trees: dict[str, list[tuple[int, TokenTree]]]
     """By request, (speculator, tree) in pool order."""
     times: list[DraftTime]
-    """Of every service that answered."""
+    """Of every service that answered and had no more to read than usual."""
 
 
 class SpeculatorPool:
@@ -137,7 +139,8 @@ class SpeculatorPool:
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)
         service.last_seconds = time.perf_counter() - started
-        times.append(service.draft_time(reply))
+        if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
+            times.append(service.draft_time(reply))
 
     async def _describe(self, service: SpeculatorService) -> None:
         try:

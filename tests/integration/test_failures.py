@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.planner import Planner, StepReport
+from gateway.planner import PLAIN, Choice, Planner, StepReport
 from gateway.scheduler import SchedulerLimits
 from specinfer.cli.processes import Child, free_port, wait_for_port
 from specinfer.cli.redis_server import redis_command
@@ -301,6 +301,20 @@ async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
     assert waited
     assert not any(report.drafts for report in waited)
     assert all(report.overhead_s < 2.0 for report in waited)
+
+
+async def test_reading_what_was_missed_is_not_what_drafts_take(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty steps of plain decoding, then trees: the first draft reads the twenty tokens."""
+    reports: list[StepReport] = []
+    everybody = Choice(frozenset({0}), 4)
+    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
+    monkeypatch.setattr(Planner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
+        assert await system.tokens([5], max_new_tokens=32) == greedy([5], 32)
+    speculated = [bool(report.drafts) for report in reports if report.choice.speculators]
+    assert speculated[:3] == [False, True, True]
 
 
 async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:

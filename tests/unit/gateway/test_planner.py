@@ -3,6 +3,8 @@ looks at worse ones cost little."""
 
 import random
 
+import pytest
+
 from gateway.costs import DraftTime, PassCurve
 from gateway.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
@@ -222,6 +224,15 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
     late = {good: found[len(found) // 2 :] for good, found in spent.items()}
     assert sum(late[True]) / len(late[True]) > 0.9
     assert sum(late[False]) / len(late[False]) < 0.5
+
+
+def test_a_step_whose_drafts_were_late_says_nothing_of_plain_decoding() -> None:
+    planner = planner_of(1, 16, 64)
+    planner.observe(StepReport(PLAIN, 1, 1, 0.008, [], 0.001, {}))
+    before = planner.expected_speed(1, PLAIN)
+    for _ in range(20):
+        planner.observe(StepReport(Choice(ALONE, 16), 1, 1, 0.008, [], 0.5, {}))
+    assert planner.expected_speed(1, PLAIN) == pytest.approx(before)
 
 
 def test_bad_luck_does_not_end_what_pays() -> None:
