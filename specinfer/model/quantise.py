@@ -48,13 +48,13 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
 
     def blocks(self, name: str) -> Blocks | None:
         """The matrix, quantised; None if its rows are no whole groups."""
-        import gguf
-
         weight = self._weights[name].float()
         if weight.dim() != 2 or weight.shape[1] % _GROUP:
             return None
         if self._type == "W8A8":
             return self._type, _bytes(weight)
+        import gguf
+
         kind = gguf.GGMLQuantizationType[self._type]
         return self._type, torch.from_numpy(gguf.quantize(weight.numpy(), kind))
 

@@ -46,6 +46,11 @@ class RunnerOptions:
     """First tokens a windowed cache never drops."""
 
 
+def holds_blocks(dtype: str, executor: str) -> bool:
+    """Whether a model so loaded can hold quantised matrices: only the native executor does, in bfloat16."""
+    return dtype == "bfloat16" and executor in ("auto", "native")
+
+
 def check_options(options: RunnerOptions) -> None:
     """Checks the names among the options.
 
@@ -56,8 +61,7 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if options.weights not in WEIGHTS:
         raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
-    blocks = options.weights != "converted"
-    if blocks and (options.dtype != "bfloat16" or options.executor not in ("auto", "native")):
+    if options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
         raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")

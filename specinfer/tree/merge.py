@@ -152,11 +152,7 @@ class _Cut:
             return self._tree
         for count, p in zip(self._taken, self._tree.proposals, strict=True):
             if count:
-                parent = self._place[p.parent]
-                kids = tuple([self._place[child] for child in p.children[:count]])
-                self._builder.propose(
-                    Proposal(parent, p.speculator, p.kind, kids, p.q_token_ids, p.q_probabilities)
-                )
+                self._builder.propose(p.moved(self._place, count=count))
         return self._builder.build()
 
     def _offer(self, index: int, draw: int) -> list[tuple[float, int, int]]:

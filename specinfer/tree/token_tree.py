@@ -11,7 +11,7 @@ test is lossless. Data only: nothing here drafts, verifies or knows a model.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -55,14 +55,25 @@ class Proposal(NamedTuple):
     q_token_ids: Int32 = _NO_TOKENS
     q_probabilities: Float32 = _NO_PROBABILITIES
 
-    def moved(self, place: Sequence[int], speculator: int | None = None) -> "Proposal":
-        """The same in a tree in which node v is called place[v]; another speculator's, if one is given."""
+    def moved(
+        self,
+        place: Sequence[int] | Mapping[int, int],
+        speculator: int | None = None,
+        count: int | None = None,
+    ) -> "Proposal":
+        """The same in a tree in which node v is called place[v].
+
+        Args:
+            place: names at least the parent and the children that are kept.
+            speculator: whose it is from now on; None leaves that.
+            count: how many of the children are kept; None keeps all.
+        """
         parent, own, kind, children, q_token_ids, q_probabilities = self
         return Proposal(
             place[parent],
             own if speculator is None else speculator,
             kind,
-            tuple([place[child] for child in children]),
+            tuple([place[child] for child in children[:count]]),
             q_token_ids,
             q_probabilities,
         )

@@ -13,7 +13,7 @@ from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, ve
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.native.build import multiplies_bytes
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.runner import ModelRunner, RunnerOptions, holds_blocks
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
@@ -133,9 +133,7 @@ def _weights(options: DrafterOptions) -> str:
     """What `auto` means: bytes where the native kernels will run and multiply them. A draft may be rough."""
     if options.weights != "auto":
         return options.weights
-    native = (
-        options.device == "cpu" and options.dtype == "bfloat16" and options.executor in ("auto", "native")
-    )
+    native = options.device == "cpu" and holds_blocks(options.dtype, options.executor)
     chosen = "w8a8" if native and multiplies_bytes() else "converted"
     log.info("weights = auto: %s", chosen)
     return chosen

@@ -118,6 +118,7 @@ void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vector
   m.scale.assign(padded, 0), m.excess.assign(padded, 0);
   int8_t* out = reinterpret_cast<int8_t*>(m.packed->data());
   std::memset(out, 0, m.tiles() * m.tile_bytes(Bytes::S));
+#pragma omp parallel for
   for (int c = 0; c < padded; ++c) {
     const int row = row_of(c);
     if (row < 0) continue;
