@@ -7,14 +7,15 @@ only when the verifier stays away do its requests end with an error.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gateway.calibration import Calibration
-from gateway.costs import DraftTime
+from gateway.lessons import Drafts, FinishedStep, StepTimes, learn
 from gateway.metrics import GatewayMetrics
-from gateway.planner import Choice, Planner, StepReport
+from gateway.planner import Choice, Planner
 from gateway.request import GenerationRequest, RequestState, Speculation
-from gateway.scheduler import Progress, Scheduler, StepEntry, VerdictEntry
+from gateway.scheduler import Progress, Scheduler, StepEntry
 from gateway.speculator_pool import SpeculatorPool
 from gateway.store import RequestStore
 from gateway.subscribers import Subscribers, Update
@@ -28,6 +29,15 @@ log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
 _MOST_DELIVERIES = 64
 """Steps that may wait for the store before the loop waits too."""
+
+
+class _Aftermath(NamedTuple):
+    """What is left to do of a step while the next one runs."""
+
+    progress: list[tuple[Progress, str | None]]
+    """With its text, or None where that can be found later."""
+    step: FinishedStep | None
+    """To learn from; None if requests ended between steps."""
 
 
 class GenerationLoop:
@@ -51,7 +61,7 @@ class GenerationLoop:
         self.subscribers = Subscribers()
         self._texts: dict[str, TextStream] = {}
         self._wake = asyncio.Event()
-        self._deliveries: asyncio.Queue[list[tuple[Progress, str]]] = asyncio.Queue(_MOST_DELIVERIES)
+        self._aftermath: asyncio.Queue[_Aftermath] = asyncio.Queue(_MOST_DELIVERIES)
         self._background: set[asyncio.Task[None]] = set()
         self._verifier_lost_at: float | None = None
         self._last_done = 0.0
@@ -86,7 +96,7 @@ class GenerationLoop:
     async def run(self) -> None:
         """Iterates until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._store_and_publish())
+            tasks.create_task(self._conclude_steps())
             tasks.create_task(self._run())
 
     async def _run(self) -> None:
@@ -122,20 +132,14 @@ class GenerationLoop:
         verified = time.perf_counter()
         self._verifier_lost_at = None
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
-        await self._deliver(progress)
         self.steps += 1
         done = time.perf_counter()
-        self._metrics.observe_step(started, drafted, merged, verified, done)
-        began = self._last_done or started
+        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        # Nobody in time: the wait is no drafter's cost, nor is it plain decoding's.
-        drafting_s = max((draft.total_s for draft in draft_times), default=drafted - started)
-        self._learn(entries, trees, verdicts, draft_times, pass_s, done - began - pass_s - drafting_s)
-        self._calibrate(entries, drafts)
+        step = FinishedStep(self._choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
+        await self._deliver(progress, step)
 
-    def _merge(
-        self, entries: Sequence[StepEntry], drafts: Mapping[str, Sequence[tuple[int, TokenTree]]]
-    ) -> dict[str, TokenTree]:
+    def _merge(self, entries: Sequence[StepEntry], drafts: Drafts) -> dict[str, TokenTree]:
         """The trees to verify: corrected, merged, and cut over the whole batch; or only roots.
 
         Sequence speculation takes the chain of the first speculator that drafted one, whole.
@@ -161,15 +165,6 @@ class GenerationLoop:
         cut = cut_trees([trees[name] for name in names], limits, priors, worth)
         return trees | dict(zip(names, cut, strict=True))
 
-    def _calibrate(
-        self, entries: Sequence[StepEntry], drafts: Mapping[str, Sequence[tuple[int, TokenTree]]]
-    ) -> None:
-        """Tells how the drafts of this step fared against the tokens it committed."""
-        for entry in entries:
-            committed = entry.state.tokens[entry.base_len + len(entry.delta) :]
-            for index, tree in drafts.get(entry.request_id, ()):
-                self._calibration.observe(index, tree, committed)
-
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
         preempted = self.scheduler.take_preempted()
@@ -178,61 +173,47 @@ class GenerationLoop:
             self._metrics.preemptions.inc(len(preempted))
             await self._verifier.release(preempted)
 
-    def _learn(
-        self,
-        entries: Sequence[StepEntry],
-        trees: Mapping[str, TokenTree],
-        verdicts: Mapping[str, VerdictEntry],
-        draft_times: Sequence[DraftTime],
-        pass_s: float,
-        overhead_s: float,
-    ) -> None:
-        """Tells the planner what a step brought and cost; prompts and chains are not its business."""
-        modes = {entry.state.request.speculation for entry in entries}
-        prompts = any(not entry.final or len(entry.delta) > 1 for entry in entries)
-        if Speculation.SEQUENCE in modes or prompts:
-            return
-        report = StepReport(
-            choice=self._choice,
-            batch=len(entries),
-            tokens=sum(len(trees[entry.request_id]) for entry in entries),
-            pass_s=pass_s,
-            drafts=draft_times,
-            overhead_s=overhead_s,
-            outcomes={
-                entry.request_id: (trees[entry.request_id], verdicts[entry.request_id].accepted)
-                for entry in entries
-                if entry.state.request.speculation is Speculation.TREE and entry.request_id in verdicts
-            },
-        )
-        self._planner.observe(report)
+    async def _deliver(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
+        """Hands on what a step brought; waits only if the store is far behind.
 
-    async def _deliver(self, progress: Sequence[Progress]) -> None:
-        """Turns tokens into text and hands both on; waits only if the store is far behind.
-
-        Text comes first because a stop string ends a request, which the next plan must know.
+        A stop string ends a request, which the next plan must know: where there are any, text comes first.
         """
-        if progress:
-            await self._deliveries.put([(item, self._text(item)) for item in progress])
+        found = [(item, self._text(item) if item.state.request.stop_strings else None) for item in progress]
+        if found or step:
+            await self._aftermath.put(_Aftermath(found, step))
 
-    async def _store_and_publish(self) -> None:
-        """Store, then publish: a token is durable before a client sees it. Runs beside the next step."""
+    async def _conclude_steps(self) -> None:
+        """Learns from steps, stores and publishes what they brought: all beside the next step."""
         while True:
-            delivery = await self._deliveries.get()
+            waiting = [await self._aftermath.get()]
             await asyncio.sleep(0)  # the drafts of the next step are asked for first
-            while not self._deliveries.empty():
-                delivery += self._deliveries.get_nowait()
-            try:
-                await self._store.append([item for item, _ in delivery])
-            except UnavailableError as error:
-                log.error("%s; ending %d requests", error, len(delivery))
-                lost = {item.state.request.request_id: item.state for item, _ in delivery}
-                open_states = [state for state in lost.values() if state.finish is None]
-                ended = self.scheduler.fail(open_states, str(error), time.monotonic())
-                delivery += [(item, "") for item in ended]
-            for item, text in delivery:
-                self._publish(item, text)
-            self._release([item.state for item, _ in delivery if item.final])
+            while not self._aftermath.empty():
+                waiting.append(self._aftermath.get_nowait())
+            for _, step in waiting:
+                if step is not None:
+                    self._metrics.observe_step(step.times)
+                    learn(step, self._planner, self._calibration)
+            delivery = [
+                (item, self._text(item) if text is None else text)
+                for progress, _ in waiting
+                for item, text in progress
+            ]
+            if delivery:
+                await self._store_and_publish(delivery)
+
+    async def _store_and_publish(self, delivery: list[tuple[Progress, str]]) -> None:
+        """A token is durable before a client sees it."""
+        try:
+            await self._store.append([item for item, _ in delivery])
+        except UnavailableError as error:
+            log.error("%s; ending %d requests", error, len(delivery))
+            lost = {item.state.request.request_id: item.state for item, _ in delivery}
+            open_states = [state for state in lost.values() if state.finish is None]
+            ended = self.scheduler.fail(open_states, str(error), time.monotonic())
+            delivery += [(item, "") for item in ended]
+        for item, text in delivery:
+            self._publish(item, text)
+        self._release([item.state for item, _ in delivery if item.final])
 
     def _text(self, item: Progress) -> str:
         stream = self._texts.get(item.state.request.request_id)

@@ -1,11 +1,14 @@
 """Prometheus metrics of the gateway."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.lessons import StepTimes
 from gateway.scheduler import Progress
 
+_PHASES = ("draft", "merge", "verify", "commit")
 _MILLISECONDS = [0.001 * 2**i for i in range(14)]
 
 
@@ -49,12 +52,9 @@ class GatewayMetrics:
         self._waiting.set(waiting)
         self._running.set(running)
 
-    def observe_step(
-        self, started: float, drafted: float, merged: float, verified: float, done: float
-    ) -> None:
-        """Counts the phases of one iteration; arguments are times of a monotonic clock."""
-        phases = (("draft", started, drafted), ("merge", drafted, merged), ("verify", merged, verified))
-        for phase, start, stop in (*phases, ("commit", verified, done)):
+    def observe_step(self, times: StepTimes) -> None:
+        """Counts the phases of one iteration."""
+        for phase, (start, stop) in zip(_PHASES, pairwise(times[1:]), strict=True):
             self._phase.labels(phase).observe(stop - start)
 
     def observe_progress(self, item: Progress, names: Sequence[str]) -> None:

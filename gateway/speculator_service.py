@@ -125,7 +125,7 @@ class SpeculatorService:
             try:
                 if speculator not in asked[name].speculators or speculator in found:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
-                found[speculator] = _sound_tree(draft, asked[name].entry, vocab_size)
+                found[speculator] = _sound_tree(draft, speculator, asked[name].entry, vocab_size)
             except MalformedTreeError as error:
                 log.warning("dropping a tree of %s: %s", self.address, error)
                 self.counters.malformed += 1
@@ -143,9 +143,9 @@ class SpeculatorService:
             self.refused.difference_update([(request_id, speculator) for speculator in self.members])
 
 
-def _sound_tree(draft: speculator_pb2.Draft, entry: StepEntry, vocab_size: int) -> TokenTree:
+def _sound_tree(draft: speculator_pb2.Draft, speculator: int, entry: StepEntry, vocab_size: int) -> TokenTree:
     """Also checks what only the gateway can know: the root, and how deep this tree may be."""
-    tree = decode_tree(draft.tree)
+    tree = decode_tree(draft.tree, speculator)
     tree.validate(vocab_size, entry.limits.nodes + 1)
     if tree.root_token_id != entry.state.tokens[-1]:
         raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")

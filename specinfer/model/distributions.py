@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specinfer.model.native.softmax import native_softmax
 from specinfer.sampling import SamplingParams, StreamDomain, stream_key
 
+Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 SMALLEST_TEMPERATURE = 1e-4
 _DRAW_BLOCK = 256
@@ -27,14 +29,23 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> Float64:
         one_hot = np.zeros(len(row))
         one_hot[row.argmax()] = 1.0
         return one_hot
+    if sampling.top_k and sampling.top_k < len(row):
+        row = np.where(row < np.partition(row, -sampling.top_k)[-sampling.top_k], -np.inf, row)
+    temperature = max(sampling.temperature, SMALLEST_TEMPERATURE)
+    p = native_softmax(row, temperature)
+    if p is None:
+        p = softmax(row, temperature)
+    return _nucleus(p, sampling.top_p) if sampling.top_p < 1 else p
+
+
+def softmax(row: Float32, temperature: float) -> Float64:
+    """[V] float64 softmax of float32 logits: what the kernels do, where there are none."""
     p: Float64 = row.astype(np.float64)
     p -= p.max()
-    p /= max(sampling.temperature, SMALLEST_TEMPERATURE)
-    if sampling.top_k and sampling.top_k < len(p):
-        p[p < np.partition(p, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    p /= temperature
     np.exp(p, out=p)
     p /= p.sum()
-    return _nucleus(p, sampling.top_p) if sampling.top_p < 1 else p
+    return p
 
 
 def _nucleus(p: Float64, top_p: float) -> Float64:

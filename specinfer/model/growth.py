@@ -30,6 +30,11 @@ from specinfer.tree.token_tree import Float32, Int32
 
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
+GREEDY_SCORE_TEMPERATURE = 0.75
+"""Of the softmax that scores candidates for greedy requests. A target that takes its most probable token
+takes the draft's first one more often than the draft, which learnt the target's distribution, gives it
+probability; so trees for it should be deeper and narrower. Measured (docs/LOG.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrowthShape:
@@ -71,6 +76,10 @@ class GrowthShape:
         """What is asked for, or greedy if that is cooler than `coolest_draw`."""
         return GREEDY if asked.temperature < self.coolest_draw else asked
 
+    def score_temperature(self, asked: SamplingParams) -> float:
+        """Temperature of the draft's probabilities as scores of points."""
+        return GREEDY_SCORE_TEMPERATURE if asked.greedy else 1.0
+
     def scored_nodes(self, limits: TreeLimits) -> int:
         """Most nodes that growing one tree runs through the model."""
         if self.expansion is None:
@@ -88,6 +97,9 @@ class GrowthTask:
     """Context tokens the cache lacks, at least one; the last is the tree's root."""
     limits: TreeLimits
     sampling: SamplingParams
+    """How children are drawn; greedy takes the most probable tokens, as points."""
+    score_temperature: float = 1.0
+    """Of the softmax that scores points."""
 
 
 @runtime_checkable
@@ -179,7 +191,7 @@ class ReferenceGrowth:
         width = self._width(limits, depth)
         if width == 0:
             return []
-        top = rows.softmax(-1).topk(width, dim=-1)
+        top = (rows / growth.task.score_temperature).softmax(-1).topk(width, dim=-1)
         scores, ids = top.values.numpy(), self._token_ids[top.indices].tolist()
         reach = np.array([growth.reach[node] for node in growth.frontier])[:, None] * scores
         # a candidate that is not among the level's `nodes` best cannot be among the tree's

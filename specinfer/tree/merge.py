@@ -44,6 +44,8 @@ def merge_trees(
     Raises:
         MalformedTreeError: if the roots differ.
     """
+    if max_nodes is None and len(trees) == 1 and _all_by(*trees[0]):
+        return trees[0][1]
     builder = TreeBuilder(trees[0][1].root_token_id)
     for speculator, tree in trees:
         if tree.root_token_id != builder.token_ids[0]:
@@ -53,6 +55,10 @@ def merge_trees(
         _graft(builder, speculator, tree)
     merged = builder.build()
     return merged if max_nodes is None else truncate(merged, max_nodes, draw_priors)
+
+
+def _all_by(speculator: int, tree: TokenTree) -> bool:
+    return all(proposal.speculator == speculator for proposal in tree.proposals)
 
 
 def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:

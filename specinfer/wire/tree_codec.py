@@ -26,8 +26,8 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
     return message
 
 
-def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
-    """The tree of a message.
+def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
+    """The tree of a message, its proposals those of `speculator` unless that is None.
 
     Raises:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.
@@ -40,15 +40,16 @@ def decode_tree(message: tree_pb2.TokenTree) -> TokenTree:
         return TokenTree(
             token_ids,
             np.array(message.parents[:], np.int32),
-            tuple([_decode_proposal(proposal) for proposal in message.proposals]),
+            tuple([_decode_proposal(proposal, speculator) for proposal in message.proposals]),
             scores,
         )
     except (ValueError, OverflowError) as error:
         raise MalformedTreeError("tree", str(message)[:80], str(error)) from error
 
 
-def _decode_proposal(message: tree_pb2.Proposal) -> Proposal:
-    start = message.parent, message.speculator, ProposalKind(message.kind), tuple(message.children[:])
+def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Proposal:
+    whose = message.speculator if speculator is None else speculator
+    start = message.parent, whose, ProposalKind(message.kind), tuple(message.children[:])
     if not message.q_token_ids and not message.q_probabilities:
         return Proposal(*start)
     return Proposal(

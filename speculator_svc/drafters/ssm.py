@@ -114,7 +114,8 @@ class SsmDrafter:
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
-        return GrowthTask(sequence, delta, limits, self._shape.sampling(job.sampling))
+        shape, asked = self._shape, job.sampling
+        return GrowthTask(sequence, delta, limits, shape.sampling(asked), shape.score_temperature(asked))
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

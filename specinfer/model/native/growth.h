@@ -22,7 +22,7 @@ struct GrowthJob {
   int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
   int32_t nodes, depth, width;          // limits; width 0: none
   int32_t greedy, top_k, last;          // last: absolute position of the root, keys the random stream
-  float temperature, top_p;
+  float temperature, top_p;             // greedy: of the softmax that scores points
   uint64_t seed;
 };
 
@@ -236,7 +236,8 @@ class Rules {
     std::vector<double> reach(p.size());
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width; ++c) {
-        p[r * width + c] = std::exp(lists_.values(row + r)[c] - lists_.values(row + r)[0]) / lists_.sum(row + r);
+        const float below = lists_.values(row + r)[c] - lists_.values(row + r)[0];
+        p[r * width + c] = std::exp(below / t.job->temperature) / lists_.sum(row + r);
         reach[r * width + c] = t.reach[t.frontier[r]] * p[r * width + c];
       }
     // a candidate that is not among the level's `nodes` best cannot be among the tree's
@@ -383,7 +384,7 @@ void grow(Model& m, const Growth& g) {
       barrier.wait();
       std::vector<float> temperature;
       for (const GrowingTree* t : active)
-        temperature.insert(temperature.end(), t->frontier.size(), t->job->greedy ? 1 : t->job->temperature);
+        temperature.insert(temperature.end(), t->frontier.size(), t->job->temperature);
       const Range r = share(passes.pass.logits, thread, g.threads);
       for (int i = r.begin; i < r.end; ++i) lists.fill(i, &logits[size_t(i) * vocabulary], vocabulary, temperature[i]);
       barrier.wait();

@@ -164,6 +164,13 @@ class NativeGrowth:
             self._addresses = self._results.addresses()
 
 
+def _temperature(task: GrowthTask) -> float:
+    """Of the scores of points, or of the distribution that is drawn from."""
+    if task.sampling.greedy:
+        return task.score_temperature
+    return max(task.sampling.temperature, SMALLEST_TEMPERATURE)
+
+
 def _jobs(tasks: Sequence[GrowthTask]) -> NDArray[Any]:
     rows = [
         (
@@ -177,7 +184,7 @@ def _jobs(tasks: Sequence[GrowthTask]) -> NDArray[Any]:
             t.sampling.greedy,
             t.sampling.top_k,
             t.sequence.length + len(t.delta),
-            max(t.sampling.temperature, SMALLEST_TEMPERATURE),
+            _temperature(t),
             t.sampling.top_p,
             t.sampling.seed,
         )

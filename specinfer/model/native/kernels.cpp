@@ -16,6 +16,7 @@
 #include "cache.h"
 #include "forward.h"
 #include "growth.h"
+#include "softmax.h"
 
 using namespace specinfer;
 
@@ -101,6 +102,9 @@ void si_grow(void* model, const Growth* growth) {
 #endif
   grow<F32>(m, *growth);
 }
+
+// [n] float32 logits to float64 probabilities.
+void si_softmax(const float* logits, int n, float temperature, double* p) { softmax(logits, n, temperature, p); }
 
 // Moves cache entries, all sources read before any target is written.
 void si_move(void* model, void* keys, void* values, int64_t blocks, int count, const int32_t* source,

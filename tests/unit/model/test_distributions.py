@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError
-from specinfer.model.distributions import draw, generator, probabilities
+from specinfer.model.distributions import SMALLEST_TEMPERATURE, draw, generator, probabilities, softmax
+from specinfer.model.native.softmax import native_softmax
 from specinfer.sampling import SamplingParams, StreamDomain
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
@@ -13,18 +14,19 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
 
 def test_temperature_divides_the_logits() -> None:
     p = probabilities(LOGITS, SamplingParams(temperature=0.5))
-    np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1))
+    np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1), rtol=1e-6)
 
 
 def test_top_k_keeps_the_most_probable() -> None:
     p = probabilities(LOGITS, SamplingParams(top_k=2))
-    np.testing.assert_allclose(p, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).double().softmax(-1))
+    expected = torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).double().softmax(-1)
+    np.testing.assert_allclose(p, expected, rtol=1e-6)
 
 
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
     full = LOGITS.double().softmax(-1)  # .64 .24 .09 .03
     p = probabilities(LOGITS, SamplingParams(top_p=0.7))
-    np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]))
+    np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]), rtol=1e-6)
     only_first = probabilities(LOGITS, SamplingParams(top_p=1e-6))
     assert only_first.tolist() == [1, 0, 0, 0]
 
@@ -37,6 +39,38 @@ def test_top_k_comes_before_top_p() -> None:
 def test_greedy_takes_the_first_of_equals() -> None:
     p = probabilities(torch.tensor([0.0, 3.0, 3.0]), SamplingParams(temperature=0))
     assert p.tolist() == [0, 1, 0]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("size", [1, 5, 16, 31, 49152])
+@pytest.mark.parametrize("temperature", [SMALLEST_TEMPERATURE, 0.3, 0.8, 2.0])
+def test_the_kernels_softmax_is_that_of_torch_and_numpy(size: int, temperature: float) -> None:
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 5 - 40
+    logits[size // 2] = -torch.inf if size > 1 else 3.0
+    logits[size - 1] = 30.0 if size > 5 else 1.0
+    p = native_softmax(logits.numpy(), temperature)
+    assert p is not None
+    np.testing.assert_allclose(p, (logits.double() / temperature).softmax(-1), rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(p, softmax(logits.numpy(), temperature), rtol=1e-5, atol=1e-30)
+    assert abs(p.sum() - 1) < 1e-6
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("at", [0, 17, 40])
+def test_one_bad_logit_spoils_the_whole_row(bad: float, at: int) -> None:
+    """So looking at one probability is enough to find a broken model."""
+    logits = torch.zeros(41)
+    logits[at] = bad
+    p = native_softmax(logits.numpy(), 0.8)
+    assert p is not None
+    assert np.isnan(p).all()
+
+
+def test_without_kernels_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specinfer.model.distributions.native_softmax", lambda row, temperature: None)
+    p = probabilities(LOGITS, SamplingParams(temperature=0.5))
+    np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1))
 
 
 def test_draw_follows_the_probabilities_and_never_takes_the_impossible() -> None:
@@ -59,7 +93,7 @@ def test_a_nucleus_of_a_large_vocabulary_is_the_smallest_that_reaches_the_mass(
     ordered, index = logits.double().softmax(-1).sort(descending=True)
     count = int((ordered.cumsum(-1) < top_p).sum()) + 1
     assert set(np.flatnonzero(p)) == set(index[:count].tolist())
-    np.testing.assert_allclose(p[index[:count]], ordered[:count] / ordered[:count].sum())
+    np.testing.assert_allclose(p[index[:count]], ordered[:count] / ordered[:count].sum(), rtol=5e-6)
 
 
 def test_draws_from_a_large_vocabulary_invert_its_distribution() -> None:

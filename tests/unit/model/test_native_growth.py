@@ -35,7 +35,8 @@ def tasks_for(
     sequences: list[KVSequence], round_: int, limits: list[TreeLimits], sampling: SamplingParams
 ) -> list[GrowthTask]:
     return [
-        GrowthTask(s, d, x, sampling) for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
+        GrowthTask(s, d, x, sampling, score_temperature=0.6)
+        for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
     ]
 
 

@@ -52,9 +52,12 @@ def test_merging_in_another_order_gives_the_same_paths(found: list[TokenTree]) -
 
 @given(trees())
 def test_merging_one_tree_changes_nothing(tree: TokenTree) -> None:
-    merged = merge_trees([(0, tree)])
-    assert merged.token_ids.tolist() == tree.token_ids.tolist()
-    assert merged.parents.tolist() == tree.parents.tolist()
+    for index in (0, 3):
+        merged = merge_trees([(index, tree)])
+        assert merged.token_ids.tolist() == tree.token_ids.tolist()
+        assert merged.parents.tolist() == tree.parents.tolist()
+        assert [p.speculator for p in merged.proposals] == [index] * len(tree.proposals), "but whose it is"
+        assert [p.children for p in merged.proposals] == [p.children for p in tree.proposals]
 
 
 def test_different_roots_are_refused() -> None:

@@ -7,12 +7,12 @@ from gateway import request as gateway_request
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
-from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
 from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
 from specinfer.wire.status import status_of
 from specinfer.wire.tree_codec import decode_tree, encode_tree
-from tests.trees import trees
+from tests.trees import example_tree, trees
 
 
 @given(trees())
@@ -26,6 +26,13 @@ def test_trees_survive_the_wire(tree: TokenTree) -> None:
         assert (a.parent, a.speculator, a.kind, a.children) == (b.parent, b.speculator, b.kind, b.children)
         assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
         assert a.q_probabilities.tolist() == b.q_probabilities.tolist(), "q must arrive bit for bit"
+
+
+def test_the_reader_may_say_whose_a_tree_is() -> None:
+    tree = merge_trees([(2, example_tree())])
+    message = encode_tree(tree)
+    assert {p.speculator for p in decode_tree(message).proposals} == {2}
+    assert {p.speculator for p in decode_tree(message, 5).proposals} == {5}
 
 
 def test_an_unknown_kind_is_a_malformed_tree() -> None:

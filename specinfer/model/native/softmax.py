@@ -1,0 +1,36 @@
+"""The distribution a token is drawn from, in one compiled call (softmax.h)."""
+
+import ctypes
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.errors import UnavailableError
+from specinfer.model.native.build import load_library
+
+Float64 = NDArray[np.float64]
+
+
+def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | None:
+    """softmax(row / temperature) of [V] logits; None where the kernels cannot be had."""
+    library = _library()
+    if library is None:
+        return None
+    row = np.ascontiguousarray(row, np.float32)
+    p = np.empty(len(row))
+    library.si_softmax(
+        ctypes.c_void_p(row.ctypes.data),
+        len(row),
+        ctypes.c_float(temperature),
+        ctypes.c_void_p(p.ctypes.data),
+    )
+    return p
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return load_library()
+    except UnavailableError:
+        return None  # numpy does the same; executors that need the kernels say why there are none

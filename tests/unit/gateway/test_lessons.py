@@ -1,0 +1,89 @@
+"""What steps teach: costs to the planner, outcomes to planner and calibration."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.calibration import Calibration
+from gateway.costs import DraftTime, PassCurve
+from gateway.lessons import FinishedStep, StepTimes, learn
+from gateway.planner import Choice, Planner, StepReport
+from gateway.request import GenerationRequest, RequestState, Speculation
+from gateway.scheduler import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TreeLimits, merge_trees
+from tests.oracle import chain
+
+ROOT = 7
+BOTH = frozenset({0, 1})
+
+
+class Listening(Planner):
+    """A planner that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(PassCurve([(1, 0.005)]), 8, 8)
+        self.told: list[StepReport] = []
+
+    def observe(self, report: StepReport) -> None:
+        self.told.append(report)
+
+
+def entry(
+    name: str, after: Sequence[int], speculation: Speculation = Speculation.TREE, delta: int = 1
+) -> StepEntry:
+    request = GenerationRequest(name, (3, ROOT), 8, SamplingParams(temperature=0), speculation=speculation)
+    state = RequestState(request, 0.0, 0, [3, ROOT, *after])
+    return StepEntry(state, 2 - delta, (3, ROOT)[-delta:], True, TreeLimits(4, 4))
+
+
+def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> FinishedStep:
+    """Speculator 0 drafts 4, 5 for everybody, speculator 1 drafts 6; two nodes are said to be accepted."""
+    drafts = {e.request_id: [(0, chain(ROOT, [4, 5])), (1, chain(ROOT, [6]))] for e in entries}
+    trees = {name: merge_trees(found) for name, found in drafts.items()}
+    verdict = VerdictEntry(EntryStatus.OK, accepted=(1, 2))
+    phases = StepTimes(began=1.0, started=1.002, drafted=1.005, merged=1.006, verified=1.018, done=1.020)
+    return FinishedStep(
+        Choice(BOTH, 4),
+        entries,
+        drafts,
+        trees,
+        {e.request_id: verdict for e in entries},
+        times,
+        0.010,
+        phases,
+    )
+
+
+def test_the_planner_learns_what_a_step_cost_and_brought() -> None:
+    planner = Listening()
+    own = [DraftTime(BOTH, {0: 0.001, 1: 0.0005}, 0.0005)]
+    wants_none = entry("plain", [4], Speculation.OFF)
+    learn(step([entry("a", [4, 5, 8]), wants_none], own), planner, Calibration())
+    (report,) = planner.told
+    assert (report.batch, report.tokens, report.pass_s) == (2, 8, 0.010)
+    assert report.overhead_s == pytest.approx(0.020 - 0.010 - 0.002)
+    assert {name: accepted for name, (_, accepted) in report.outcomes.items()} == {"a": (1, 2)}
+
+
+def test_waiting_in_vain_for_drafts_is_nobodys_cost() -> None:
+    planner = Listening()
+    learn(step([entry("a", [8])]), planner, Calibration())
+    assert planner.told[0].overhead_s == pytest.approx(0.020 - 0.010 - 0.003)
+
+
+@pytest.mark.parametrize("other", [{"speculation": Speculation.SEQUENCE}, {"delta": 2}])
+def test_prompts_and_chains_tell_the_planner_nothing(other: dict[str, object]) -> None:
+    planner = Listening()
+    learn(step([entry("a", [4]), entry("b", [4], **other)]), planner, Calibration())  # type: ignore[arg-type]
+    assert not planner.told
+
+
+def test_drafts_are_counted_against_what_followed() -> None:
+    """Speculator 0 is always right, speculator 1 never: scores move apart."""
+    calibration = Calibration()
+    for _ in range(100):
+        learn(step([entry("a", [4, 5, 8])]), Listening(), calibration)
+    assert calibration.correct(0, chain(ROOT, [4])).scores[1] > 0.7
+    assert calibration.correct(1, chain(ROOT, [6])).scores[1] < 0.3
