@@ -1,11 +1,12 @@
 """The SSM as a trainable module: a few decoder layers over the target's frozen embeddings, small head.
 
 Layers start as copies of target layers and the head as the target's rows of the draft vocabulary, so the
-first step already knows the language; or all of it starts as an earlier SSM. Parameter names are Hugging
-Face's, so `specinfer.model` reads the checkpoint as it reads any Llama.
+first step already knows the language; or all of it starts as an earlier SSM, which may get layers more.
+Parameter names are Hugging Face's, so `specinfer.model` reads the checkpoint as it reads any Llama.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +19,34 @@ from specinfer.model.transformer import Weights, rotary_tables, rotate
 _LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
+_OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+class LayerStart(NamedTuple):
+    """What a layer starts as."""
+
+    weights: Weights
+    layer: int
+    silent: bool = False
+    """Whether its outputs start at zero, so that the model starts as if it were not there."""
 
 
 class Student(nn.Module):
     """Maps token ids [B, T] to logits over the draft vocabulary."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, layers: Sequence[int], head: torch.Tensor
+        self, config: ModelConfig, weights: Weights, layers: Sequence[LayerStart], head: torch.Tensor
     ) -> None:
-        """Copies `layers` of a model and takes `head` [draft vocabulary, hidden]."""
+        """Copies `layers`, embeddings and final norm of `weights`, `head` [draft vocabulary, hidden]."""
         super().__init__()
         self.config = config
         self.register_buffer("embedding", weights["model.embed_tokens.weight"].float(), persistent=False)
         self._parameters_by_name = nn.ParameterDict()
-        for place, source in enumerate(layers):
+        for place, start in enumerate(layers):
             for name in (*_LINEAR, *_MLP, *_NORMS):
-                weight = weights[f"model.layers.{source}.{name}.weight"].float()
-                self._add(f"model.layers.{place}.{name}.weight", weight)
+                weight = start.weights[f"model.layers.{start.layer}.{name}.weight"].float()
+                zero = start.silent and name in _OUTPUTS
+                self._add(f"model.layers.{place}.{name}.weight", weight * 0 if zero else weight)
         self._add("model.norm.weight", weights["model.norm.weight"].float())
         self._add("lm_head.weight", head.float())
         self.layers = len(layers)
@@ -48,12 +60,17 @@ class Student(nn.Module):
     ) -> "Student":
         """Starts as some of the target's layers, with its head's rows of the draft vocabulary."""
         head = target["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
-        return cls(config, target, layers, head[vocabulary])
+        return cls(config, target, [LayerStart(target, layer) for layer in layers], head[vocabulary])
 
     @classmethod
-    def from_draft(cls, draft: DraftModel) -> "Student":
-        """Goes on from a trained SSM."""
-        return cls(draft.config, draft.weights, range(draft.config.layers), draft.weights["lm_head.weight"])
+    def from_draft(
+        cls, draft: DraftModel, target: Weights | None = None, inserted: Sequence[int] = ()
+    ) -> "Student":
+        """Goes on from a trained SSM; the `inserted` layers of `target` go before its last one, silently."""
+        own = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
+        if target is not None:
+            own[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
+        return cls(draft.config, draft.weights, own, draft.weights["lm_head.weight"])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors under their checkpoint names."""

@@ -39,6 +39,12 @@ def train_ssm(
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
     layers: Annotated[str, typer.Option(help="Target layers the SSM starts from.")] = "0,29",
     start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
+    insert: Annotated[
+        str,
+        typer.Option(
+            help="Target layers put before the last one of --start. They begin silent: as good as it was."
+        ),
+    ] = "",
     after: Annotated[
         list[Path] | None,
         typer.Option(help="Boosting: learn only the tokens that these SSMs all miss."),
@@ -53,16 +59,17 @@ def train_ssm(
     if threads:
         torch.set_num_threads(threads)
     directory = resolve_model(model)
+    if insert and start is None:
+        raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
+    target = SafetensorsWeights(directory)
     pool = [load_draft(path, directory) for path in after or ()]
     base = load_draft(start, directory) if start is not None else None
     given = base or (pool[0] if pool else None)
     data = _prepare(directory, corpus, work, vocabulary if given is None else given.token_ids)
     if base is not None:
-        student = Student.from_draft(base)
+        student = Student.from_draft(base, target, _numbers(insert))
     else:
-        sources = [int(layer) for layer in layers.split(",")]
-        target = SafetensorsWeights(directory)
-        student = Student.from_target(load_config(directory), target, sources, data.token_ids)
+        student = Student.from_target(load_config(directory), target, _numbers(layers), data.token_ids)
     others = [Student.from_draft(draft) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
     seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
@@ -72,6 +79,7 @@ def train_ssm(
         # without paths: they mean nothing elsewhere
         "command": f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
         + (f"--start {start.name} " if start is not None else f"--layers {layers} ")
+        + (f"--insert {insert} " if insert else "")
         + "".join(f"--after {path.name} " for path in after or ())
         + f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
         "corpus": [path.name for path in corpus],
@@ -86,6 +94,10 @@ def train_ssm(
         trained["pool_held_out"] = report
     save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
     console.print(f"saved {out}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,27 @@ def test_a_trained_ssm_is_a_start_for_the_next(target: Path, vocabulary: object,
     torch.testing.assert_close(again(tokens, rows), student(tokens, rows), rtol=0.1, atol=0.1)
 
 
+def test_inserted_layers_begin_silent_and_learn(
+    target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
+) -> None:
+    shallow, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
+    save_draft(tmp_path / "start", shallow.tensors(), chosen, 1, target, str(target), {})
+    start = load_draft(tmp_path / "start", target)
+    deeper = Student.from_draft(start, SafetensorsWeights(target), [1, 0])
+    assert deeper.layers == 3
+    tokens, rows = torch.tensor([[5, 9, 11]]), torch.tensor([1, 2])
+    torch.testing.assert_close(deeper(tokens, rows), Student.from_draft(start)(tokens, rows))
+    last = "model.layers.2.self_attn.q_proj.weight"  # the draft's own layer comes last
+    torch.testing.assert_close(
+        deeper.tensors()[last], start.weights["model.layers.0.self_attn.q_proj.weight"].float()
+    )
+    options = DistilOptions(minutes=0.01, learning_rate=5e-3, tokens_per_batch=256)
+    distil(deeper, Examples(corpus, labels), options, tmp_path / "state.pt", lambda *_: None)
+    assert deeper.tensors()["model.layers.0.mlp.down_proj.weight"].any()
+    save_draft(tmp_path / "deep", deeper.tensors(), chosen, deeper.layers, target, str(target), {})
+    assert load_draft(tmp_path / "deep", target).config.layers == 3
+
+
 def test_a_suspended_run_is_not_charged_for_the_pause(
     target: Path,
     corpus: list[Continuation],
