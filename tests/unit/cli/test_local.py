@@ -1,8 +1,11 @@
-"""What a local system is told: speculators as text, flags as arguments."""
+"""What a local system is told: speculators as text, flags as arguments, its environment."""
+
+from collections.abc import Mapping
 
 import pytest
 
-from specinfer.cli.local import _arguments, default_speculators, read_speculators
+from specinfer.cli import local
+from specinfer.cli.local import LocalOptions, LocalSystem, _arguments, default_speculators, read_speculators
 from specinfer.errors import InvalidInputError
 
 
@@ -31,3 +34,14 @@ def test_switches_have_no_value_on_a_command_line() -> None:
     assert _arguments("retrieval_learn", "true") == ["--retrieval-learn"]
     assert _arguments("adaptive", "false") == ["--no-adaptive"]
     assert _arguments("model", "x") == ["--model", "x"]
+
+
+def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Mapping[str, str]] = []
+    monkeypatch.setattr(local, "Child", lambda name, command, log, environment: found.append(environment))
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    LocalSystem(LocalOptions())._spawn("gateway", "gateway", {})
+    assert found == [{"GRPC_EXPERIMENTS": local.SERVICE_ENVIRONMENT["GRPC_EXPERIMENTS"]}]
