@@ -159,7 +159,9 @@ class Planner:
         return choices[speeds.index(max(speeds))] if course.speculating else PLAIN
 
     def _look(self, batch: int, course: _Course, best: Choice) -> Part | None:
-        """The part of the pool that it is time to look at, if any."""
+        """The part of the pool that it is time to look at, if any. Thought of every few steps only."""
+        if course.steps % _LEAST_WAIT:
+            return None
         members = [(frozenset({s}), service) for service in self._services for s in sorted(service)]
         quickest, _ = min(members, key=lambda member: self.costs.draft_seconds(batch, *member))
         for part in (PLAIN.speculators, self.gains.everybody, quickest):
