@@ -15,6 +15,8 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from specinfer.errors import MalformedTreeError
 from specinfer.tree.builder import TreeBuilder
 from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
@@ -114,24 +116,22 @@ class _Cut:
 
     def __init__(self, tree: TokenTree, most: int, priors: DrawPriors) -> None:
         self._tree, self._most, self._priors = tree, most, priors
-        self._tokens, self._scores = tree.token_ids.tolist(), tree.scores.tolist()
+        self._scores = tree.scores.tolist()
         self._below: dict[int, list[int]] = {}
         for index, proposal in enumerate(tree.proposals):
             self._below.setdefault(proposal.parent, []).append(index)
-        self._builder = TreeBuilder(self._tokens[0])
-        self._place = {0: 0}
-        self._reach = {0: 1.0}  # product of scores along the path
+        self._reach = {0: 1.0}  # of every node kept, the product of scores along its path
         self._taken = [0] * len(tree.proposals)
 
     @property
     def nodes(self) -> int:
         """Nodes kept, root included."""
-        return len(self._builder)
+        return len(self._reach)
 
     @property
     def full(self) -> bool:
         """Whether no more may be kept."""
-        return len(self._builder) >= self._most
+        return len(self._reach) >= self._most
 
     def first(self) -> list[tuple[float, int, int]]:
         """The candidates right below the root."""
@@ -143,23 +143,31 @@ class _Cut:
         child = proposal.children[draw]
         self._taken[index] = draw + 1
         offers = self._offer(index, draw + 1)
-        if child not in self._place:
-            place = self._place[proposal.parent]
-            self._place[child] = self._builder.add(place, self._tokens[child], self._scores[child])
+        if child not in self._reach:
             self._reach[child] = self._reach[proposal.parent] * self._scores[child]
             offers += [offer for below in self._below.get(child, ()) for offer in self._offer(below, 0)]
         return offers
 
     def build(self) -> TokenTree:
-        """The kept part as a tree."""
-        if len(self._builder) == len(self._tree) and all(
-            count == len(p.children) for count, p in zip(self._taken, self._tree.proposals, strict=True)
-        ):
-            return self._tree
-        for count, p in zip(self._taken, self._tree.proposals, strict=True):
-            if count:
-                self._builder.propose(p.moved(self._place, count=count))
-        return self._builder.build()
+        """The kept part as a tree, its nodes in their old order: parents still come first."""
+        tree, order = self._tree, sorted(self._reach)
+        counts = zip(self._taken, tree.proposals, strict=True)
+        if len(order) == len(tree) and all(count == len(p.children) for count, p in counts):
+            return tree
+        place = {old: new for new, old in enumerate(order)}
+        parents = tree.parents.tolist()
+        return TokenTree(
+            tree.token_ids[order],
+            np.array([-1, *(place[parents[node]] for node in order[1:])], np.int32),
+            tuple(
+                [
+                    p.moved(place, count=count)
+                    for count, p in zip(self._taken, tree.proposals, strict=True)
+                    if count
+                ]
+            ),
+            tree.scores[order],
+        )
 
     def _offer(self, index: int, draw: int) -> list[tuple[float, int, int]]:
         p = self._tree.proposals[index]
