@@ -22,6 +22,7 @@ struct Bytes {
 #endif
   }
   static void keep(float* p, Sum sum) { _mm512_store_si512(p, sum); }
+  static Sum take(const float* p) { return _mm512_load_si512(p); }
   // Sums to numbers; `excess` is what ZERO added to them, `scale` that of the weights.
   static void finish(float* p, const int32_t* excess, const float* scale, float row_scale) {
     const __m512i sum = _mm512_sub_epi32(_mm512_load_si512(p), _mm512_loadu_si512(excess));

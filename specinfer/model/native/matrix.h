@@ -185,12 +185,12 @@ inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
   return m.packed->data() + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
 }
 
-// MR rows times one tile: out[r][c] = sum over k in order.
+// MR rows times some steps of one tile: out[r][c] = sum over k in order, going on from what is there or from zero.
 template <class Kind, int MR, int NV>
-inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
+inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
   typename Kind::Sum acc[MR][NV];
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = Kind::zero();
+    for (int v = 0; v < NV; ++v) acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero();
   for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
     __m512i b[NV];
     for (int v = 0; v < NV; ++v) b[v] = _mm512_load_si512(w + v * 64);
@@ -203,9 +203,9 @@ inline void micro(const Unit* a, size_t stride, const char* w, int steps, float*
 }
 
 template <class Kind, int NV, int MR>
-inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out, Ahead ahead) {
-  if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out, ahead);
-  if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, ahead);
+inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
+  if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out, go_on, ahead);
+  if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
 // Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
@@ -213,14 +213,16 @@ inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, in
 // One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
 // the tile in the cache because the pieces of the tile before fetched it, each its part, while they
 // computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
-// fetches `next`, the first one of the matrix that follows.
+// fetches `next`, the first one of the matrix that follows. Two pieces take turns over parts of a wide tile that
+// stay in the first-level cache; with more pieces, putting the sums aside so often costs more than that brings.
 template <class Kind, int NV, class Finish>
 void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* expanded,
                     const char* next, Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
+  const int turn = NV == 4 && pieces == 2 ? 72 : steps;
   const size_t bytes = size_t(steps) * NV * 64;
-  alignas(64) float out[MR * NV * LANES];
+  alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
     const char* w = m.packed->data() + tile * bytes;
 #ifdef __AVX512BF16__
@@ -230,13 +232,20 @@ void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[may
     }
 #endif
     const char* following = tile + 1 < range.end ? w + bytes : next;
-    for (int piece = 0; piece < pieces; ++piece) {
-      const Range r = share(rows, piece, pieces);
-      const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
-                                      : Ahead{following + bytes * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
-      micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps, steps, w, steps, out, ahead);
-      for (int i = r.begin; i < r.end; ++i)
-        finish(i, tile * NV * LANES, out + (i - r.begin) * NV * LANES);
+    for (int step = 0; step < steps; step += turn) {
+      const int n = std::min(turn, steps - step);
+      const size_t part = size_t(n) * NV * 64;
+      const char* here = w + size_t(step) * NV * 64;
+      const char* then = step + n < steps ? here + part : following;
+      for (int piece = 0; piece < pieces; ++piece) {
+        const Range r = share(rows, piece, pieces);
+        const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+                                        : Ahead{then + part * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
+        float* sums = out + (turn < steps ? r.begin : 0) * NV * LANES;
+        micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps + step, steps, here, n, sums, step > 0, ahead);
+        if (step + n < steps) continue;
+        for (int i = r.begin; i < r.end; ++i) finish(i, tile * NV * LANES, sums + (i - r.begin) * NV * LANES);
+      }
     }
   }
 }

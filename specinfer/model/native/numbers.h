@@ -32,6 +32,7 @@ struct Bf16 {
   static inline constexpr int S = 2;
   static Sum zero() { return _mm512_setzero_ps(); }
   static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
+  static Sum take(const float* p) { return _mm512_load_ps(p); }
   static __m512 load(const T* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
   }
@@ -55,6 +56,7 @@ struct F32 {
   static inline constexpr int S = 1;
   static Sum zero() { return _mm512_setzero_ps(); }
   static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
+  static Sum take(const float* p) { return _mm512_load_ps(p); }
   static __m512 madd(__m512 acc, __m512i w, Unit a) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(int(a))), _mm512_castsi512_ps(w), acc);
   }
