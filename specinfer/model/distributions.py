@@ -39,7 +39,7 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> Float64:
 
 
 def softmax(row: Float32, temperature: float) -> Float64:
-    """[V] float64 softmax of float32 logits: what the kernels do, where there are none."""
+    """[V] float64 softmax of float32 logits: what the kernels do, where they are not loaded."""
     p: Float64 = row.astype(np.float64)
     p -= p.max()
     p /= temperature

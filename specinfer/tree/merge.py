@@ -151,22 +151,15 @@ class _Cut:
     def build(self) -> TokenTree:
         """The kept part as a tree, its nodes in their old order: parents still come first."""
         tree, order = self._tree, sorted(self._reach)
-        counts = zip(self._taken, tree.proposals, strict=True)
-        if len(order) == len(tree) and all(count == len(p.children) for count, p in counts):
+        counted = list(zip(tree.proposals, self._taken, strict=True))
+        if len(order) == len(tree) and all(count == len(p.children) for p, count in counted):
             return tree
         place = {old: new for new, old in enumerate(order)}
-        parents = tree.parents.tolist()
+        old_parents = tree.parents.tolist()
+        parents = [-1, *(place[old_parents[node]] for node in order[1:])]
+        proposals = [p.moved(place, count=count) for p, count in counted if count]
         return TokenTree(
-            tree.token_ids[order],
-            np.array([-1, *(place[parents[node]] for node in order[1:])], np.int32),
-            tuple(
-                [
-                    p.moved(place, count=count)
-                    for count, p in zip(self._taken, tree.proposals, strict=True)
-                    if count
-                ]
-            ),
-            tree.scores[order],
+            tree.token_ids[order], np.array(parents, np.int32), tuple(proposals), tree.scores[order]
         )
 
     def _offer(self, index: int, draw: int) -> list[tuple[float, int, int]]:

@@ -12,7 +12,7 @@ import typer
 
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.config import load_config
-from specinfer.model.draft_checkpoint import load_draft, save_draft
+from specinfer.model.draft_checkpoint import DraftModel, load_draft, save_draft
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import SafetensorsWeights
 from speculator_svc.training.boosting import missed_by_all, pool_report
@@ -61,15 +61,11 @@ def train_ssm(
     directory = resolve_model(model)
     if insert and start is None:
         raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
-    target = SafetensorsWeights(directory)
     pool = [load_draft(path, directory) for path in after or ()]
     base = load_draft(start, directory) if start is not None else None
     given = base or (pool[0] if pool else None)
     data = _prepare(directory, corpus, work, vocabulary if given is None else given.token_ids)
-    if base is not None:
-        student = Student.from_draft(base, target, _numbers(insert))
-    else:
-        student = Student.from_target(load_config(directory), target, _numbers(layers), data.token_ids)
+    student = _student(directory, base, _numbers(insert if base else layers), data.token_ids)
     others = [Student.from_draft(draft) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
     seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
@@ -94,6 +90,16 @@ def train_ssm(
         trained["pool_held_out"] = report
     save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
     console.print(f"saved {out}")
+
+
+def _student(
+    directory: Path, base: DraftModel | None, layers: Sequence[int], token_ids: torch.Tensor
+) -> Student:
+    """Starts from an SSM, with `layers` of the target put in, or from these layers alone."""
+    target = SafetensorsWeights(directory)
+    if base is not None:
+        return Student.from_draft(base, target, layers)
+    return Student.from_target(load_config(directory), target, layers, token_ids)
 
 
 def _numbers(text: str) -> list[int]:

@@ -46,6 +46,11 @@ def load_library() -> ctypes.CDLL:
         raise UnavailableError(f"native kernels: {error}") from error
 
 
+def loaded_library() -> ctypes.CDLL | None:
+    """The kernels if this process has loaded them already: nothing is compiled where they were not wanted."""
+    return load_library() if load_library.cache_info().currsize else None
+
+
 def multiplies_bytes() -> bool:
     """Whether the kernels run here, in bfloat16, and multiply bytes with bytes (`--weights w8a8`)."""
     try:

@@ -1,20 +1,18 @@
 """The distribution a token is drawn from, in one compiled call (softmax.h)."""
 
 import ctypes
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.errors import UnavailableError
-from specinfer.model.native.build import load_library
+from specinfer.model.native.build import loaded_library
 
 Float64 = NDArray[np.float64]
 
 
 def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | None:
-    """softmax(row / temperature) of [V] logits; None where the kernels cannot be had."""
-    library = _library()
+    """softmax(row / temperature) of [V] logits; None where the process runs without the kernels."""
+    library = loaded_library()
     if library is None:
         return None
     row = np.ascontiguousarray(row, np.float32)
@@ -26,11 +24,3 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
         ctypes.c_void_p(p.ctypes.data),
     )
     return p
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        return load_library()
-    except UnavailableError:
-        return None  # numpy does the same; executors that need the kernels say why there are none

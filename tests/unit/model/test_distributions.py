@@ -6,6 +6,8 @@ import torch
 
 from specinfer.errors import InvalidInputError
 from specinfer.model.distributions import SMALLEST_TEMPERATURE, draw, generator, probabilities, softmax
+from specinfer.model.native import softmax as native
+from specinfer.model.native.build import load_library
 from specinfer.model.native.softmax import native_softmax
 from specinfer.sampling import SamplingParams, StreamDomain
 
@@ -41,7 +43,14 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert p.tolist() == [0, 1, 0]
 
 
+@pytest.fixture
+def kernels() -> None:
+    """Loads them, as an executor that runs in them does."""
+    load_library()
+
+
 @pytest.mark.native
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [1, 5, 16, 31, 49152])
 @pytest.mark.parametrize("temperature", [SMALLEST_TEMPERATURE, 0.3, 0.8, 2.0])
 def test_the_kernels_softmax_is_that_of_torch_and_numpy(size: int, temperature: float) -> None:
@@ -56,6 +65,7 @@ def test_the_kernels_softmax_is_that_of_torch_and_numpy(size: int, temperature: 
 
 
 @pytest.mark.native
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("at", [0, 17, 40])
 def test_one_bad_logit_spoils_the_whole_row(bad: float, at: int) -> None:
@@ -68,7 +78,7 @@ def test_one_bad_logit_spoils_the_whole_row(bad: float, at: int) -> None:
 
 
 def test_without_kernels_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specinfer.model.distributions.native_softmax", lambda row, temperature: None)
+    monkeypatch.setattr(native, "loaded_library", lambda: None)
     p = probabilities(LOGITS, SamplingParams(temperature=0.5))
     np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1))
 

@@ -3,11 +3,14 @@
 import logging
 
 import pytest
+import torch
 
 from specinfer.errors import SettingError, UnavailableError
+from specinfer.model.distributions import probabilities
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import load_library
+from specinfer.sampling import SamplingParams
 from tests.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)
@@ -43,3 +46,10 @@ def test_an_old_processor_is_named_and_auto_falls_back_aloud(
 def test_unsupported_models_are_named() -> None:
     with pytest.raises(SettingError, match="head_dim = 8: must be a multiple of 16"):
         runner_of(tiny_transformers("llama"), executor="native")
+
+
+def test_a_process_that_runs_without_kernels_does_not_load_them_to_draw_a_token() -> None:
+    """Compiling takes seconds; a first request is not the place for it."""
+    assert build.loaded_library() is None
+    probabilities(torch.zeros(5), SamplingParams(temperature=0.8))
+    assert build.loaded_library() is None
