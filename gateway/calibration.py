@@ -6,8 +6,10 @@ do not mean the same; side by side in one merged tree they must. So scores are s
 speculator, every bin counts how many candidates were accepted and how many its scores promised, and a
 score is multiplied by the quotient. Within a bin the order stays the speculator's own.
 
-Sampled candidates have no score that may be looked at (their rank must not depend on the token drawn),
-so what is measured for them is the acceptance of the first, second, ... draw.
+Of sampled candidates nobody's score is believed (their rank must not depend on the token drawn): what is
+corrected is what can be expected of a draw before it is made (`specinfer.tree.draws`). They are counted
+where the verifier really tried them: the rest would be accepted more often than they are the token that
+came.
 
 Only outcomes of earlier steps go in, so a cut that follows calibrated scores biases no output.
 """
@@ -18,9 +20,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specinfer.tree import DRAW_PRIORS, ProposalKind, TokenTree
+from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+_LOWEST = (0.01, *_EDGES)
+"""A low score of every bin."""
+_PLACES = len(AGREEMENT)
+"""Places in the draw order that are told apart, the last being all others."""
 _TRUST = 20.0
 """Candidates' worth of belief in a speculator's own scores."""
 _MEMORY = 2000.0
@@ -46,19 +53,30 @@ class _Bin:
         return (self.accepted + trust) / (self.promised + trust)
 
 
+def _bins() -> list[_Bin]:
+    return [_Bin() for _ in _LOWEST]
+
+
 @dataclass(slots=True)
 class _Record:
     """What is known of one speculator."""
 
-    by_score: list[_Bin] = field(default_factory=lambda: [_Bin() for _ in range(len(_EDGES) + 1)])
-    by_draw: list[_Bin] = field(default_factory=lambda: [_Bin() for _ in DRAW_PRIORS])
+    points: list[_Bin] = field(default_factory=_bins)
+    draws: list[list[_Bin]] = field(default_factory=lambda: [_bins() for _ in range(_PLACES)])
+    """By place in the draw order."""
 
-    def count(self, kind: ProposalKind, place: int, score: float, accepted: bool) -> None:
-        """Counts one candidate; `place` is its place in the draw order."""
-        if kind is ProposalKind.POINT:
-            self.by_score[bisect_right(_EDGES, score)].add(score, accepted)
-        elif place < len(DRAW_PRIORS):
-            self.by_draw[place].add(DRAW_PRIORS[place], accepted)
+    def belief(self, place: int, acceptance: float) -> float:
+        """What to believe of a draw."""
+        factor = self.of_draw(place, acceptance).factor(_LOWEST[bisect_right(_EDGES, acceptance)])
+        return min(acceptance * factor, 1.0)
+
+    def of_point(self, score: float) -> _Bin:
+        """Where a point is counted."""
+        return self.points[bisect_right(_EDGES, score)]
+
+    def of_draw(self, place: int, acceptance: float) -> _Bin:
+        """Where a draw is counted."""
+        return self.draws[min(place, _PLACES - 1)][bisect_right(_EDGES, acceptance)]
 
 
 class Calibration:
@@ -68,40 +86,53 @@ class Calibration:
         self._records: dict[int, _Record] = {}
 
     def observe(self, speculator: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Counts one draft, as it came, against the tokens that were then committed.
+        """Counts the points of one draft, as it came, against the tokens that were then committed.
 
         Candidates below the first wrong turn say nothing; what was cut away before verification counts too.
         """
-        record = self._records.setdefault(speculator, _Record())
+        record = self._record(speculator)
         token_ids, scores = tree.token_ids.tolist(), tree.scores.tolist()
         by_parent = tree.proposals_by_parent()
         node = 0
         for token in tokens:
             followed = None
             for proposal in by_parent.get(node, ()):
-                for place, child in enumerate(proposal.children):
+                for child in proposal.children:
                     hit = token_ids[child] == token
-                    record.count(proposal.kind, place, scores[child], hit)
-                    if hit:
-                        followed = child
-                        if proposal.kind is not ProposalKind.POINT:
-                            break  # later draws were not tried
+                    followed = child if hit else followed
+                    if proposal.kind is ProposalKind.POINT:
+                        record.of_point(scores[child]).add(scores[child], hit)
             if followed is None:
                 return
             node = followed
 
+    def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """Counts the draws of a verified tree that were tried: those up to the accepted one."""
+        by_parent, token_ids = tree.proposals_by_parent(), tree.token_ids.tolist()
+        for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
+            for proposal in by_parent.get(node, ()):
+                if proposal.kind is not ProposalKind.POINT:
+                    record = self._record(proposal.speculator)
+                    for child, draws in draws_of(proposal, token_ids):
+                        expected = draws.acceptance
+                        record.of_draw(draws.place, expected).add(expected, child == followed)
+                        if child == followed:
+                            break
+                if followed in proposal.children:
+                    break
+
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
-        """The tree with scores that mean acceptance; sampled candidates are left to `draw_priors`."""
+        """The tree with scores of points that mean acceptance; for draws there are `beliefs`."""
         record = self._records.get(speculator)
         if record is None or len(tree) == 1:
             return tree
-        factors = [b.factor(low) for b, low in zip(record.by_score, (0.01, *_EDGES), strict=True)]
+        factors = [b.factor(low) for b, low in zip(record.points, _LOWEST, strict=True)]
         found = [min(score * factors[bisect_right(_EDGES, score)], 1.0) for score in tree.scores[1:].tolist()]
         return replace(tree, scores=np.array([1.0, *found], np.float32))
 
-    def draw_priors(self, speculator: int) -> tuple[float, ...]:
-        """Expected acceptance of the first, second, ... draw of a speculator's sampled proposals."""
-        record = self._records.get(speculator)
-        if record is None:
-            return DRAW_PRIORS
-        return tuple(p * b.factor(p) for p, b in zip(DRAW_PRIORS, record.by_draw, strict=True))
+    def beliefs(self) -> dict[int, Belief]:
+        """What to believe of the draws of each speculator that has made any."""
+        return {speculator: record.belief for speculator, record in self._records.items()}
+
+    def _record(self, speculator: int) -> _Record:
+        return self._records.setdefault(speculator, _Record())

@@ -13,6 +13,7 @@ from gateway.costs import DraftTime
 from gateway.planner import Choice, Planner, StepReport
 from gateway.request import Speculation
 from gateway.scheduler import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
 
 Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
@@ -59,8 +60,11 @@ def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> Non
     _teach_planner(step, planner)
     for entry in step.entries:
         after = entry.state.tokens[entry.base_len + len(entry.delta) :]
-        for index, tree in step.drafts.get(entry.request_id, ()):
-            calibration.observe(index, tree, after)
+        for index, draft in step.drafts.get(entry.request_id, ()):
+            calibration.observe(index, draft, after)
+        tree, verdict = step.trees.get(entry.request_id), step.verdicts.get(entry.request_id)
+        if tree is not None and verdict is not None and verdict.status is EntryStatus.OK:
+            calibration.observe_draws(tree, verdict.accepted)
 
 
 def _teach_planner(step: FinishedStep, planner: Planner) -> None:

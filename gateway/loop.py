@@ -160,9 +160,8 @@ class GenerationLoop:
             return trees
         names = [entry.request_id for entry in open_to_cut]
         limits = [entry.limits.nodes + 1 for entry in open_to_cut]
-        priors = {index: self._calibration.draw_priors(index) for index in self._choice.speculators}
         worth = self._planner.worth(len(entries), self._choice)
-        cut = cut_trees([trees[name] for name in names], limits, priors, worth)
+        cut = cut_trees([trees[name] for name in names], limits, self._calibration.beliefs(), worth)
         return trees | dict(zip(names, cut, strict=True))
 
     async def _release_preempted(self) -> None:

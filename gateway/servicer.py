@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import grpc
 from gateway.loop import GenerationLoop
 from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation, SpeculationStats
 from gateway.speculator_service import SpeculatorService
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2
 from specinfer.wire.sampling_codec import decode_sampling
@@ -76,8 +77,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 yield reply
         finally:
             self._loop.subscribers.unsubscribe(request.request_id)
-            if not finished:  # the client hung up
-                self._loop.cancel(request.request_id)
+            if not finished:  # the client hung up; the request may have ended since
+                with suppress(NotFoundError):
+                    self._loop.cancel(request.request_id)
 
     async def Cancel(
         self, message: generation_pb2.CancelRequest, context: Context

@@ -87,6 +87,7 @@ class RequestStore:
                     raise UnavailableError(f"Redis does not answer: {error}") from error
                 await asyncio.sleep(0.1 * 2**attempt)
             else:
+                _heed_cancellation()
                 return
 
     async def _append_once(self, progress: Sequence[Progress]) -> None:
@@ -142,3 +143,10 @@ def _state_key(request_id: str) -> str:
 
 def _keys(request_id: str) -> list[str]:
     return [_request_key(request_id), _state_key(request_id), _tokens_key(request_id)]
+
+
+def _heed_cancellation() -> None:
+    """The Redis client swallows a cancellation that comes with an answer; the task would never end."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -54,7 +54,7 @@ class SpeculatorSettings(ServiceSettings):
         description="ssm: children for stochastic requests: point (the most probable), with_replacement or "
         "without_replacement (drawn); auto takes points below temperature 0.85 and draws above.",
     )
-    q_support: int = Field(64, ge=1, description="ssm: tokens kept of the draft distribution.")
+    q_support: int = Field(32, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")
     ngram_min: int = Field(2, ge=1, description="ngram: shortest match tried.")
     ngram_branches: int = Field(3, ge=1, description="ngram: most matches that become branches.")

@@ -54,7 +54,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.costs": (set(), set()),
     "gateway.gains": ({"specinfer.tree", "gateway.costs"}, set()),
     "gateway.planner": ({"specinfer.tree", "gateway.costs", "gateway.gains"}, set()),
-    "gateway.lessons": ({"specinfer.tree", "gateway"}, set()),
+    "gateway.lessons": ({"specinfer.tree", "specinfer.entry_status", "gateway"}, set()),
     "gateway.calibration": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
         {"specinfer.tree", "specinfer.errors", "specinfer.entry_status", "gateway.request", "gateway.budget"},

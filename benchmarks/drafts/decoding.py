@@ -113,6 +113,7 @@ class Decoding:
             tokens.append(outcome.verdict.bonus)
             for index, tree in enumerate(drafts[i]):
                 self._calibration.observe(index, tree, tokens)
+            self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
 
@@ -131,7 +132,7 @@ class Decoding:
             drafts.append(trees)
             correct = self._calibration.correct if self._plan.calibrated else lambda _, tree: tree
             pairs = [(index, correct(index, tree)) for index, tree in enumerate(trees)]
-            priors = {i: self._calibration.draw_priors(i) for i, _ in pairs} if self._plan.calibrated else {}
+            beliefs = self._calibration.beliefs() if self._plan.calibrated else {}
             root = TokenTree.root_only(r.context[-1])
-            merged.append(merge_trees(pairs, limits.nodes + 1, priors) if pairs else root)
+            merged.append(merge_trees(pairs, limits.nodes + 1, beliefs) if pairs else root)
         return merged, drafts

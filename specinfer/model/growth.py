@@ -1,14 +1,16 @@
 """Growing token trees with a small model: the rules, and a growth that runs them over any executor.
 
-Three ways to grow, all level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
+Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
 for best-first):
 
-- best-first (default, greedy requests): every level expands the `beam` most probable nodes; of all
-  candidates the budget's worth with the highest path probability are kept.
+- best-first (default): every level expands the `beam` most probable nodes; of all candidates the budget's
+  worth with the highest path probability are kept.
 - an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
-- sampled (stochastic requests): children are drawn from q, which is first cut to its `q_support` most
-  probable tokens and renormalised. How many are drawn is decided before they are: a count that
-  depended on the tokens drawn would not be lossless.
+
+The children of greedy requests are their parents' most probable tokens, as points; those of stochastic
+requests are drawn from q, which is first cut to its `q_support` most probable tokens and renormalised.
+Best-first, draws are ranked by what is known before they are drawn (`specinfer.tree.draws`): a rank that
+depended on their tokens would not be lossless.
 
 The compiled kernels do the same in one call (`native/growth.h`); this is their reference.
 """
@@ -22,11 +24,11 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.distributions import draw, generator, probabilities
+from specinfer.model.distributions import generator
+from specinfer.model.drawing import Drawing, draft_distribution
 from specinfer.model.kv_cache import KVSequence
 from specinfer.sampling import GREEDY, SamplingParams, StreamDomain
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits
-from specinfer.tree.token_tree import Float32, Int32
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits, truncate
 
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
@@ -52,7 +54,7 @@ class GrowthShape:
     """How the children of stochastic requests are drawn."""
     coolest_draw: float = 0.0
     """Requests of a lower temperature are drafted as greedy ones are: the most probable tokens, as points."""
-    q_support: int = 64
+    q_support: int = 32
 
     def __post_init__(self) -> None:
         if self.kind is ProposalKind.POINT:
@@ -123,7 +125,7 @@ class _Growth:
     frontier: list[int] = field(default_factory=lambda: [0])
     """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
     reach: list[float] = field(default_factory=lambda: [1.0])
-    """Per builder node, the draft's probability of its path."""
+    """Per builder node, the draft's idea of the probability that its path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
     """Builder node -> tentative node of the cache; -1 is the context's end."""
     streams: int = 0
@@ -132,6 +134,32 @@ class _Growth:
     @property
     def limits(self) -> TreeLimits:
         return self.task.limits
+
+    @property
+    def full(self) -> bool:
+        """Whether every further node takes the place of another."""
+        return len(self.reach) > self.limits.nodes
+
+    @property
+    def bar(self) -> float:
+        """Reach of the last of the tree's likeliest nodes, once there are enough."""
+        return sorted(self.reach[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
+
+    def within_budget(self, added: list[int]) -> list[int]:
+        """Those of the added nodes that are among the tree's likeliest so far."""
+        bar = self.bar
+        return [node for node in added if self.reach[node] >= bar]
+
+    def reach_of_next(self, drawing: Drawing) -> float:
+        """Chance that the path to the next drawn child is accepted."""
+        return self.reach[drawing.node] * drawing.chance
+
+    def draw(self, drawing: Drawing) -> None:
+        """Draws a child."""
+        reach, chance = self.reach_of_next(drawing), drawing.chance
+        child = self.builder.add(drawing.node, drawing.draw(), chance)
+        if child == len(self.reach):
+            self.reach.append(reach)
 
 
 class ReferenceGrowth:
@@ -205,61 +233,36 @@ class ReferenceGrowth:
             growth.reach.extend(reach[row, :count].tolist())
         if self._shape.expansion is not None:
             return added
-        return _within_budget(growth.reach, added, limits.nodes)
+        return growth.within_budget(added)
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Each frontier node gets children drawn from q; the counts are fixed beforehand."""
-        added: list[int] = []
-        sampling = growth.task.sampling
-        counts = self._draw_counts(growth, depth)
-        for node, row, count in zip(growth.frontier, rows, counts, strict=True):
-            room = growth.limits.nodes - (len(growth.builder) - 1)
-            if min(count, room) <= 0:
-                continue
-            draft_ids, p = draft_distribution(row, sampling, self._shape.q_support)
-            q = self._token_ids.numpy()[draft_ids].astype(np.int32), p
-            rng = generator(sampling, growth.position, StreamDomain.DRAFT, growth.streams)
-            growth.streams += 1
-            draws = _draw(q, min(count, room), self._shape.kind, rng)
-            before = len(growth.builder)
-            growth.builder.propose_samples(node, self._shape.kind, draws, q)
-            new = range(before, len(growth.builder))
-            growth.reach.extend(growth.reach[node] * growth.builder.scores[kid] for kid in new)
-            added.extend(new)
-        return added
+        """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
+        drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
+        before, most = len(growth.reach), self._width(growth.limits, depth)
+        if self._shape.expansion is not None:
+            _draw_all(growth, drawings, most)
+        else:
+            _draw_likeliest(growth, drawings, most)
+        for drawing in drawings:
+            if drawing.tokens:
+                growth.builder.propose_samples(drawing.node, drawing.kind, drawing.tokens, drawing.q)
+        added = list(range(before, len(growth.reach)))
+        return added if self._shape.expansion is not None else growth.within_budget(added)
+
+    def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
+        ids, p = draft_distribution(row, growth.task.sampling, self._shape.q_support)
+        q = self._token_ids.numpy()[ids].astype(np.int32), p
+        rng = generator(growth.task.sampling, growth.position, StreamDomain.DRAFT, growth.streams)
+        growth.streams += 1
+        return Drawing(node, q, self._shape.kind, rng)
 
     def _width(self, limits: TreeLimits, depth: int) -> int:
-        """Children per node at this depth, for deterministic trees."""
+        """Most children per node at this depth."""
         width = min(limits.nodes, len(self._token_ids))
         if self._shape.expansion is not None:
             widths = self._shape.expansion.widths
             width = min(width, widths[depth]) if depth < len(widths) else 0
         return min(width, limits.width) if limits.width is not None else width
-
-    def _draw_counts(self, growth: _Growth, depth: int) -> list[int]:
-        """Draws per frontier node: the level's share of the budget, split by path probability."""
-        limits, frontier = growth.limits, growth.frontier
-        if limits.width == 1:
-            return [1] * len(frontier)
-        if self._shape.expansion is not None:
-            return [self._width(limits, depth)] * len(frontier)
-        left = limits.nodes - (len(growth.builder) - 1)
-        share = left / (limits.depth - depth)
-        total = sum(growth.reach[node] for node in frontier) or 1.0
-        # the quotient first: of a single node it is exactly 1, and no rounding decides a tie
-        return [max(1, round(share * (growth.reach[node] / total))) for node in frontier]
-
-
-def draft_distribution(logits: torch.Tensor, sampling: SamplingParams, support: int) -> tuple[Int32, Float32]:
-    """q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
-
-    It is cut *before* anything is drawn; what is sent is what was sampled from.
-    """
-    p = probabilities(logits, sampling)
-    ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
-    ids = ids[np.lexsort((ids, -p[ids]))]
-    ids = ids[p[ids] > 0]
-    return ids.astype(np.int32), (p[ids] / p[ids].sum()).astype(np.float32)
 
 
 def point_tree(
@@ -278,30 +281,31 @@ def point_tree(
     return builder.build()
 
 
-def _draw(q: tuple[Int32, Float32], count: int, kind: ProposalKind, rng: np.random.Generator) -> list[int]:
-    """Tokens in draw order."""
-    ids, p = q[0], q[1].astype(np.float64)
-    draws: list[int] = []
-    while len(draws) < count and p.any():
-        index = draw(p, rng)
-        draws.append(int(ids[index]))
-        if kind is ProposalKind.WITHOUT_REPLACEMENT:
-            p[index] = 0.0
-    return draws
+def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
+    """As many children for every node, while there is room."""
+    for drawing in drawings:
+        while len(drawing.tokens) < count and drawing.chance > 0 and not growth.full:
+            growth.draw(drawing)
 
 
-def _within_budget(reach: Sequence[float], added: list[int], budget: int) -> list[int]:
-    """Those of the added nodes that are among the `budget` most probable nodes so far."""
-    if len(reach) - 1 <= budget:
-        return added
-    smallest = sorted(reach[1:], reverse=True)[budget - 1]
-    return [node for node in added if reach[node] >= smallest]
+def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> None:
+    """The draw that is likeliest to be accepted comes next, while it can be among the tree's likeliest.
+
+    No node gets more than `most`.
+    """
+    while open_ := [d for d in drawings if len(d.tokens) < most and d.chance > 0]:
+        likeliest = max(open_, key=growth.reach_of_next)
+        if growth.full and growth.reach_of_next(likeliest) <= growth.bar:
+            return
+        growth.draw(likeliest)
 
 
 def _finish(growth: _Growth) -> TokenTree:
-    """The tree, a deterministic one cut to its most probable nodes (a parent is never below its child)."""
+    """The tree, cut to its most probable nodes (a parent is never below its child)."""
     built, most = growth.builder, growth.limits.nodes
-    if not growth.task.sampling.greedy or len(built) - 1 <= most:
+    if len(built) - 1 <= most:
         return built.build()
+    if not growth.task.sampling.greedy:
+        return truncate(built.build(), most + 1)
     ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
     return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specinfer.tree import topology
+from specinfer.tree.draws import Draws
 from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, TokenTree
 
 ROOT = 0
@@ -64,9 +65,15 @@ class TreeBuilder:
         q: tuple[Int32, Float32],
         speculator: int = 0,
     ) -> list[int]:
-        """Adds children drawn from `q` in draw order and their proposal; returns their distinct nodes."""
+        """Adds children drawn from `q` in draw order and their proposal; returns their distinct nodes.
+
+        Their scores tell what is known of draws before they are drawn (`specinfer.tree.draws`).
+        """
         probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
-        nodes = [self.add(parent, token, probability[token]) for token in draws]
+        left, nodes = Draws(q[1].tolist(), kind), []
+        for token in draws:
+            nodes.append(self.add(parent, token, left.chance))
+            left.take(probability[token])
         self.propose(Proposal(parent, speculator, kind, tuple(nodes), *q))
         return list(dict.fromkeys(nodes))
 

@@ -185,23 +185,21 @@ def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_s
                 f"{name}.q_token_ids", len(proposal.q_token_ids), "a point proposal has no q"
             )
         return
-    _check_distribution(name, proposal, vocab_size)
-    drawn = tree.token_ids[list(proposal.children)]
-    support = proposal.q_token_ids[proposal.q_probabilities > 0]
-    if not np.isin(drawn, support).all():
-        raise MalformedTreeError(f"{name}.children", drawn.tolist(), "a child has no probability under q")
+    drawn = [int(tree.token_ids[child]) for child in proposal.children]
+    _check_distribution(name, proposal, drawn, vocab_size)
 
 
-def _check_distribution(name: str, proposal: Proposal, vocab_size: int) -> None:
-    ids, q = proposal.q_token_ids, proposal.q_probabilities
+def _check_distribution(name: str, proposal: Proposal, drawn: Sequence[int], vocab_size: int) -> None:
+    """In plain Python: q is too short for arrays to be quicker."""
+    ids, q = proposal.q_token_ids.tolist(), proposal.q_probabilities.tolist()
     if len(ids) == 0 or len(ids) != len(q):
         raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")
-    if len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
-        raise MalformedTreeError(
-            f"{name}.q_token_ids", ids.tolist(), "must be distinct ids of the vocabulary"
-        )
-    if not np.isfinite(q).all() or (q < 0).any() or abs(float(q.sum(dtype=np.float64)) - 1) > _SUM_TOLERANCE:
-        raise MalformedTreeError(f"{name}.q_probabilities", q.tolist(), "must be >= 0 and sum to one")
+    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
+        raise MalformedTreeError(f"{name}.q_token_ids", ids, "must be distinct ids of the vocabulary")
+    if not abs(sum(q) - 1) <= _SUM_TOLERANCE or min(q) < 0:  # a NaN makes the first comparison false
+        raise MalformedTreeError(f"{name}.q_probabilities", q, "must be >= 0 and sum to one")
+    if not all(token in ids and q[ids.index(token)] > 0 for token in drawn):
+        raise MalformedTreeError(f"{name}.children", drawn, "a child has no probability under q")
 
 
 def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:

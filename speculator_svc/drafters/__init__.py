@@ -57,7 +57,7 @@ class DrafterOptions:
     depth: int = 7
     least_reach: float = 0.05
     proposal: str = "auto"
-    q_support: int = 64
+    q_support: int = 32
     ngram_max: int = 4
     ngram_min: int = 2
     ngram_branches: int = 3

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter was never asked about."""
 _PROPOSALS = {  # how children are drawn, and from which temperature on
-    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.85),  # where draws begin to win (docs/LOG.md)
+    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.5),  # where draws begin to win (docs/LOG.md)
     "point": (ProposalKind.WITHOUT_REPLACEMENT, math.inf),
     "with_replacement": (ProposalKind.WITH_REPLACEMENT, 0.0),
     "without_replacement": (ProposalKind.WITHOUT_REPLACEMENT, 0.0),

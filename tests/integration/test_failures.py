@@ -238,6 +238,29 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
         assert (await system.store.state(request.request_id))["finish"] == "cancelled"
 
 
+async def test_a_client_may_hang_up_just_when_its_request_has_ended(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last tokens are on their way to the store; nothing is left to cancel."""
+    async with running_system(redis_url) as system:
+        stored, append = asyncio.Event(), system.store.append
+
+        async def slow_append(*arguments: object) -> None:
+            await stored.wait()
+            await append(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(system.store, "append", slow_append)
+        call = system.stub.Generate(request_for(PROMPT, max_new_tokens=1))
+        try:
+            await until(lambda: system.loop.steps > 0 and system.loop.scheduler.running == 0)
+            call.cancel()
+            await until(lambda: not system.loop.subscribers._queues)
+            await asyncio.sleep(0.05)  # what the handler raises is logged after that
+        finally:
+            stored.set()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_cancel_ends_the_stream_with_a_summary(redis_url: str) -> None:
     async with running_system(redis_url) as system:
         request = request_for(PROMPT, max_new_tokens=400)

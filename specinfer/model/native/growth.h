@@ -12,8 +12,9 @@
 #include <numeric>
 #include <vector>
 
+#include "drawing.h"
 #include "forward.h"
-#include "randomness.h"
+#include "shortlists.h"
 
 namespace specinfer {
 
@@ -42,59 +43,11 @@ struct Growth {
   float* q;
 };
 
-// The most probable tokens of rows of logits, best first.
-class Shortlists {
- public:
-  void reset(int rows, int width) {
-    width_ = width;
-    value_.resize(size_t(rows) * width), index_.resize(size_t(rows) * width), sum_.resize(rows);
-  }
-  const float* values(int row) const { return &value_[size_t(row) * width_]; }
-  const int32_t* indices(int row) const { return &index_[size_t(row) * width_]; }
-  // Normaliser of exp((logit - best) / temperature) over the whole row.
-  float sum(int row) const { return sum_[row]; }
-
-  void fill(int row, const float* logits, int n, float temperature) {
-    float* value = &value_[size_t(row) * width_];
-    int32_t* index = &index_[size_t(row) * width_];
-    int held = 0;
-    float least = -INFINITY;
-    for (int i = 0; i < n; i += LANES) {
-      const __mmask16 valid = lanes(n - i);
-      const __m512 x = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), valid, logits + i);
-      unsigned better = held < width_ ? valid : _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GT_OQ);
-      for (; better; better &= better - 1) {
-        const int at = i + __builtin_ctz(better);
-        if (held == width_ && logits[at] <= least) continue;
-        held = insert(value, index, held, logits[at], at);
-        if (held == width_) least = value[held - 1];
-      }
-    }
-    const __m512 peak = _mm512_set1_ps(value[0]), factor = _mm512_set1_ps(1.0f / temperature);
-    __m512 sum = _mm512_setzero_ps();
-    for (int i = 0; i < n; i += LANES) {
-      const __mmask16 valid = lanes(n - i);
-      const __m512 x = _mm512_maskz_loadu_ps(valid, logits + i);
-      sum = _mm512_mask_add_ps(sum, valid, sum, vexp(_mm512_mul_ps(_mm512_sub_ps(x, peak), factor)));
-    }
-    sum_[row] = _mm512_reduce_add_ps(sum);
-  }
-
- private:
-  static __mmask16 lanes(int left) { return left >= LANES ? 0xFFFF : __mmask16((1u << left) - 1); }
-
-  // Equal values keep the order in which they came.
-  int insert(float* value, int32_t* index, int held, float x, int at) const {
-    int place = std::min(held, width_ - 1);
-    for (; place > 0 && value[place - 1] < x; --place) value[place] = value[place - 1], index[place] = index[place - 1];
-    value[place] = x, index[place] = at;
-    return std::min(held + 1, width_);
-  }
-
-  int width_ = 0;
-  std::vector<float> value_, sum_;
-  std::vector<int32_t> index_;
-};
+inline double nth_best(std::vector<double> values, int n) {
+  if (int(values.size()) < n) return 0;
+  std::nth_element(values.begin(), values.begin() + n - 1, values.end(), std::greater<>());
+  return values[n - 1];
+}
 
 // One tree under construction; node 0 is the root.
 struct GrowingTree {
@@ -103,15 +56,26 @@ struct GrowingTree {
   const int32_t* blocks;     // its block table
   std::vector<int> token{0}, parent{-1}, depth{0}, scored{-1}, frontier{0};  // scored: tentative entry, -1: none
   std::vector<float> score{1};
-  std::vector<double> reach{1};  // the draft's probability of the path
-  int tentative = 0, streams = 0, proposals = 0;
+  std::vector<double> reach{1};  // the draft's idea of the probability that the path is accepted
+  std::vector<Drawing> drawings;
+  std::vector<Draw> draws;
+  int tentative = 0;
 
-  int add(int from, int token_id, float p) {
+  int add(int from, int token_id, double p) {
     token.push_back(token_id), parent.push_back(from), depth.push_back(depth[from] + 1), scored.push_back(-1);
-    score.push_back(p), reach.push_back(reach[from] * p);
+    score.push_back(float(p)), reach.push_back(reach[from] * p);
     return int(token.size()) - 1;
   }
+  int child(int from, int token_id) const {
+    for (int node = from + 1; node <= size(); ++node)
+      if (parent[node] == from && token[node] == token_id) return node;
+    return -1;
+  }
   int size() const { return int(token.size()) - 1; }
+  bool full() const { return size() >= job->nodes; }
+  // Reach of the last of the tree's likeliest nodes, once there are enough.
+  double bar() const { return nth_best({reach.begin() + 1, reach.end()}, job->nodes); }
+  double reach_of_next(int drawing) const { return reach[drawings[drawing].node] * drawings[drawing].chance; }
 };
 
 // Builds the passes of a growth: the new context of all requests, then the frontiers of all trees.
@@ -196,8 +160,8 @@ class Rules {
 
   // Gives the frontier children; rows are those of the lists from `row` on. The new frontier follows.
   void expand(GrowingTree& t, int row, int vocabulary, int depth) {
-    std::vector<int> added =
-        t.job->greedy ? best(t, row, width(*t.job, vocabulary, depth)) : sampled(t, row, vocabulary, depth);
+    std::vector<int> added = t.job->greedy ? best(t, row, width(*t.job, vocabulary, depth))
+                                           : sampled(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
       if (!t.job->width) std::erase_if(added, [&](int node) { return t.reach[node] < g_.least_reach; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
@@ -206,15 +170,10 @@ class Rules {
     t.frontier = added;
   }
 
-  // Writes a finished tree; a greedy one is cut to its most probable nodes.
+  // Writes a finished tree, cut to its likeliest nodes.
   void finish(const GrowingTree& t) const {
-    std::vector<int> kept(t.size());
-    std::iota(kept.begin(), kept.end(), 1);
-    if (t.size() > t.job->nodes) {
-      std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
-      kept.resize(t.job->nodes);
-      std::sort(kept.begin(), kept.end());
-    }
+    std::vector<char> draws(t.draws.size(), 1);
+    const std::vector<int> kept = t.job->greedy ? likeliest(t) : likeliest_draws(t, draws);
     const size_t at = size_t(t.index) * (g_.most + 1);
     std::vector<int> place(t.token.size(), 0);
     g_.count[t.index] = int(kept.size()) + 1, g_.parents[at] = -1, g_.scores[at] = 1;
@@ -224,7 +183,7 @@ class Rules {
       g_.tokens[at + i + 1] = t.token[node], g_.parents[at + i + 1] = place[t.parent[node]];
       g_.scores[at + i + 1] = t.score[node];
     }
-    g_.proposals[t.index] = t.proposals;
+    if (!t.job->greedy) propose(t, draws, place);
   }
 
  private:
@@ -245,81 +204,112 @@ class Rules {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width && reach[r * width + c] >= least; ++c)
         added.push_back(t.add(t.frontier[r], g_.vocabulary[lists_.indices(row + r)[c]], p[r * width + c]));
-    if (!g_.levels) {
-      const double bar = nth_best({t.reach.begin() + 1, t.reach.end()}, nodes);
-      std::erase_if(added, [&](int node) { return t.reach[node] < bar; });
-    }
+    if (!g_.levels) drop_hopeless(t, added);
     return added;
   }
 
-  static double nth_best(std::vector<double> values, int n) {
-    if (int(values.size()) <= n) return 0;
-    std::nth_element(values.begin(), values.begin() + n - 1, values.end(), std::greater<>());
-    return values[n - 1];
+  // Those that are not among the tree's likeliest nodes so far will not be in it.
+  static void drop_hopeless(const GrowingTree& t, std::vector<int>& added) {
+    std::erase_if(added, [&, bar = t.bar()](int node) { return t.reach[node] < bar; });
   }
 
-  // How many children a node gets is settled before any of them is drawn.
-  std::vector<int> sampled(GrowingTree& t, int row, int vocabulary, int depth) const {
-    const GrowthJob& j = *t.job;
-    std::vector<int> added;
-    double total = 0;
-    for (int node : t.frontier) total += t.reach[node];
-    const double share = double(j.nodes - t.size()) / (j.depth - depth);
+  // Draws children of the frontier: as many as the expansion vector says, or the likeliest.
+  std::vector<int> sampled(GrowingTree& t, int row, int most) const {
+    const int before = t.size(), first = int(t.drawings.size());
     for (size_t r = 0; r < t.frontier.size(); ++r) {
-      const int node = t.frontier[r];
-      int count = 1;
-      if (j.width != 1)
-        count = g_.levels ? width(j, vocabulary, depth)
-                          : std::max(1, int(std::nearbyint(share * (t.reach[node] / (total > 0 ? total : 1)))));
-      count = std::min(count, j.nodes - t.size());
-      if (count > 0) draw(t, node, row + int(r), count, added);
+      const uint64_t stream = (uint64_t(t.job->last) << 32) | (uint64_t(t.drawings.size()) << 1) | 1;
+      auto [ids, q] = distribution(*t.job, row + int(r));
+      t.drawings.emplace_back(t.frontier[r], std::move(ids), std::move(q), Philox(t.job->seed, stream));
     }
+    if (g_.levels) draw_all(t, first, most);
+    else draw_likeliest(t, first, most);
+    std::vector<int> added(t.size() - before);
+    std::iota(added.begin(), added.end(), before + 1);
+    if (!g_.levels) drop_hopeless(t, added);
     return added;
   }
 
-  void draw(GrowingTree& t, int node, int row, int count, std::vector<int>& added) const {
-    const size_t at = size_t(t.index) * g_.most + t.proposals++;
-    int32_t *ids = g_.q_ids + at * g_.support, *draws = g_.draws + at * g_.most;
-    float* q = g_.q + at * g_.support;
-    const int support = distribution(*t.job, row, ids, q);
-    std::vector<double> p(q, q + support);
-    Philox random(t.job->seed, (uint64_t(t.job->last) << 32) | (uint64_t(t.streams++) << 1) | 1);
-    int drawn = 0;
-    for (; drawn < count; ++drawn) {
-      const double total = std::accumulate(p.begin(), p.end(), 0.0);
-      if (!(total > 0)) break;
-      const int i = pick(p, random.next() * total);
-      if (!g_.replace) p[i] = 0;
-      draws[drawn] = child(t, node, ids[i], q[i], added);
-    }
-    g_.proposal_parent[at] = node, g_.draw_count[at] = drawn, g_.q_count[at] = support;
+  void draw_all(GrowingTree& t, int first, int count) const {
+    for (int d = first; d < int(t.drawings.size()); ++d)
+      while (t.drawings[d].drawn < count && t.drawings[d].chance > 0 && !t.full()) draw(t, d);
   }
 
-  static int pick(const std::vector<double>& p, double at) {
-    double sum = 0;
-    int last = 0;
-    for (int i = 0; i < int(p.size()); ++i) {
-      if (p[i] > 0) last = i;
-      if ((sum += p[i]) > at) return i;
+  void draw_likeliest(GrowingTree& t, int first, int most) const {
+    for (;;) {
+      int best = -1;
+      for (int d = first; d < int(t.drawings.size()); ++d) {
+        if (t.drawings[d].drawn >= most || t.drawings[d].chance <= 0) continue;
+        if (best < 0 || t.reach_of_next(d) > t.reach_of_next(best)) best = d;
+      }
+      if (best < 0 || (t.full() && t.reach_of_next(best) <= t.bar())) return;
+      draw(t, best);
     }
-    return last;  // rounding
   }
 
-  // The child with this token; drawn again it is the same node.
-  static int child(GrowingTree& t, int node, int token, float p, std::vector<int>& added) {
-    for (int kid : added)
-      if (t.parent[kid] == node && t.token[kid] == token) return kid;
-    added.push_back(t.add(node, token, p));
-    return added.back();
+  // A token drawn again is the same node.
+  void draw(GrowingTree& t, int d) const {
+    Drawing& drawing = t.drawings[d];
+    const double reach = t.reach_of_next(d), chance = drawing.chance;
+    const int token = drawing.ids[drawing.draw(g_.replace)];
+    int node = g_.replace ? t.child(drawing.node, token) : -1;
+    if (node < 0) node = t.add(drawing.node, token, chance);
+    t.draws.push_back({d, node, reach});
+  }
+
+  static std::vector<int> likeliest(const GrowingTree& t) {
+    std::vector<int> kept(t.size());
+    std::iota(kept.begin(), kept.end(), 1);
+    if (t.size() > t.job->nodes) {
+      std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
+      kept.resize(t.job->nodes);
+      std::sort(kept.begin(), kept.end());
+    }
+    return kept;
+  }
+
+  // The likeliest draws as long as there is room for nodes, and their nodes; `keep` says which draws those are.
+  // (A repeated draw goes with the budget, though it needs no node: else what is kept would depend on tokens.)
+  static std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<char>& keep) {
+    if (t.size() <= t.job->nodes) return likeliest(t);
+    std::vector<int> order(t.draws.size()), kept;
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return t.draws[a].reach > t.draws[b].reach; });
+    keep.assign(keep.size(), 0);
+    for (size_t i = 0; int(kept.size()) < t.job->nodes; ++i) {
+      keep[order[i]] = 1;
+      const int node = t.draws[order[i]].node;
+      if (std::find(kept.begin(), kept.end(), node) == kept.end()) kept.push_back(node);
+    }
+    std::sort(kept.begin(), kept.end());
+    return kept;
+  }
+
+  // Writes the drawings of which draws are kept.
+  void propose(const GrowingTree& t, const std::vector<char>& keep, const std::vector<int>& place) const {
+    int proposals = 0;
+    for (int d = 0; d < int(t.drawings.size()); ++d) {
+      const Drawing& drawing = t.drawings[d];
+      const size_t at = size_t(t.index) * g_.most + proposals;
+      int count = 0;
+      for (size_t i = 0; i < t.draws.size(); ++i)
+        if (keep[i] && t.draws[i].drawing == d) g_.draws[at * g_.most + count++] = place[t.draws[i].node];
+      if (count == 0) continue;
+      g_.proposal_parent[at] = place[drawing.node], g_.draw_count[at] = count, g_.q_count[at] = int(drawing.q.size());
+      std::copy(drawing.ids.begin(), drawing.ids.end(), g_.q_ids + at * g_.support);
+      std::copy(drawing.q.begin(), drawing.q.end(), g_.q + at * g_.support);
+      ++proposals;
+    }
+    g_.proposals[t.index] = proposals;
   }
 
   // q': temperature, top-k, top-p, cut to its support and renormalised before anything is drawn. (A top-k
   // above the support does not narrow what top-p counts; q is sent as it is, so that changes no output.)
-  int distribution(const GrowthJob& j, int row, int32_t* ids, float* q) const {
+  std::pair<std::vector<int32_t>, std::vector<float>> distribution(const GrowthJob& j, int row) const {
     const float* value = lists_.values(row);
     int n = g_.support;
-    float whole = lists_.sum(row), kept = 0;
     if (j.top_k) n = std::min(n, j.top_k);
+    std::vector<float> q(n);
+    float whole = lists_.sum(row), kept = 0;
     for (int i = 0; i < n; ++i) kept += q[i] = std::exp((value[i] - value[0]) / j.temperature);
     if (j.top_k && j.top_k <= g_.support) whole = kept;  // top-p counts what top-k has left
     float before = 0;
@@ -330,8 +320,10 @@ class Rules {
       }
       before += q[i];
     }
+    q.resize(n);
+    std::vector<int32_t> ids(n);
     for (int i = 0; i < n; ++i) ids[i] = g_.vocabulary[lists_.indices(row)[i]], q[i] /= before;
-    return n;
+    return {ids, q};
   }
 
   const Growth& g_;

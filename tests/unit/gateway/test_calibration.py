@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gateway.calibration import Calibration
-from specinfer.tree import DRAW_PRIORS, ProposalKind, TokenTree, TreeBuilder, merge_trees
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
+from specinfer.tree.draws import AGREEMENT
 from specinfer.tree.token_tree import distribution
 from tests.trees import paths
 
@@ -25,7 +26,7 @@ def siblings(scores: dict[int, float]) -> TokenTree:
 def test_without_outcomes_scores_are_believed() -> None:
     tree = chain([1, 2], 0.7)
     assert Calibration().correct(3, tree) is tree
-    assert Calibration().draw_priors(3) == DRAW_PRIORS
+    assert Calibration().beliefs() == {}
 
 
 def test_scores_become_the_measured_share_of_acceptance() -> None:
@@ -63,20 +64,56 @@ def test_a_boasting_speculator_loses_its_place_under_a_budget() -> None:
     assert paths(merge_trees(corrected, 3)) == {(0,), (0, 1), (0, 1, 2)}
 
 
-def test_draws_are_ranked_by_what_their_place_is_worth() -> None:
-    q = distribution([1, 2, 3], [0.5, 0.3, 0.2])
+def drawn(tokens: list[int], speculator: int = 0) -> TokenTree:
+    """Draws of a speculator that thinks little of them."""
     builder = TreeBuilder(0)
-    builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, [2, 1, 3], q)
+    q = distribution([1, 2, 3, 4], [0.25] * 4)
+    builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, tokens, q, speculator)
+    return builder.build()
+
+
+def test_draws_are_believed_as_often_as_they_were_accepted() -> None:
+    """First draws always rejected, second ones right three times in four."""
     calibration = Calibration()
     for step in range(1000):
-        calibration.observe(4, builder.build(), [1 if step % 4 else 7])
-    first, second, third = calibration.draw_priors(4)[:3]
-    assert first < 0.05
-    assert second == pytest.approx(0.75, abs=0.05)
-    assert third < DRAW_PRIORS[2], "tried in one step of four, and never right"
-    # a cut knows only the places: the worthless first draw is taken before the second may be
-    (proposal,) = merge_trees([(4, builder.build())], 3, {4: (first, second, third)}).proposals
+        calibration.observe_draws(drawn([3, 1, 2], 4), (2,) if step % 4 else ())
+    belief = calibration.beliefs()[4]
+    # a quarter each of four, a third each of three, a half each of two
+    first, second, third = (share / n**0.5 for share, n in zip(AGREEMENT, (4, 3, 2), strict=True))
+    assert belief(0, first) < 0.05
+    assert belief(1, second) == pytest.approx(0.75, abs=0.05)
+    assert belief(2, third) < 0.1, "tried in one step of four, and never right"
+    assert 0 not in calibration.beliefs(), "others are not touched"
+    # a cut asks what its place is worth: the worthless first draw is taken before the second may be
+    (proposal,) = truncate(drawn([3, 1, 2], 4), 3, calibration.beliefs()).proposals
     assert len(proposal.children) == 2
+
+
+def test_draws_that_were_not_tried_do_not_count() -> None:
+    """Behind the accepted one, below a rejected one, or where another speculator's point was accepted."""
+    builder = TreeBuilder(0)
+    builder.propose_points(0, [9], [0.5], speculator=0)
+    tree = merge_trees([(0, builder.build()), (1, drawn([1, 2]))])
+    nine = int(np.flatnonzero(tree.token_ids == 9)[0])
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe_draws(tree, (nine,))
+    assert 1 not in calibration.beliefs()
+    first = int(np.flatnonzero(tree.token_ids == 1)[0])
+    for _ in range(200):
+        calibration.observe_draws(tree, (first,))
+    belief = calibration.beliefs()[1]
+    assert belief(0, AGREEMENT[0] * 0.5) > 0.9
+    assert belief(1, AGREEMENT[1] * 0.5) == pytest.approx(AGREEMENT[1] * 0.5), "never tried"
+
+
+def test_points_do_not_count_as_draws_nor_draws_as_points() -> None:
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(0, drawn([1]), [7])
+        calibration.observe_draws(chain([5], 0.5), ())
+    assert calibration.correct(0, chain([5], 0.5)).scores[1] == pytest.approx(0.5)
+    assert calibration.beliefs()[0](0, 0.4) == pytest.approx(0.4)
 
 
 def test_a_change_of_text_is_noticed() -> None:

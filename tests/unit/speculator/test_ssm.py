@@ -189,7 +189,7 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
 
 
 @pytest.mark.parametrize(
-    ("temperature", "kind"), [(0.8, ProposalKind.POINT), (0.9, ProposalKind.WITHOUT_REPLACEMENT)]
+    ("temperature", "kind"), [(0.4, ProposalKind.POINT), (0.6, ProposalKind.WITHOUT_REPLACEMENT)]
 )
 def test_by_default_cool_requests_get_points_and_warm_ones_draws(
     temperature: float, kind: ProposalKind

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
+from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
@@ -112,6 +112,26 @@ def test_whether_a_draw_is_kept_does_not_depend_on_its_token(kind: ProposalKind)
         cut = truncate(builder.build(), 2)
         assert paths(cut) == {(THE,), (THE, first)}
         assert len(cut.proposals[0].children) == 1
+
+
+def test_draws_of_a_surer_speculator_come_first() -> None:
+    """A draw is judged by its q, not by its token: the sure one keeps its unlikely token."""
+    sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
+    sure.propose_samples(0, WITHOUT, [DOG], distribution([CAT, DOG], [0.95, 0.05]))
+    unsure.propose_samples(0, WITHOUT, [RAN], distribution([CAT, RAN, SAT], [0.3, 0.4, 0.3]))
+    merged = merge_trees([(0, unsure.build()), (1, sure.build())])
+    assert paths(truncate(merged, 2)) == {(THE,), (THE, DOG)}
+    doubt = {1: lambda place, acceptance: 0.1 * acceptance}
+    assert paths(truncate(merged, 2, doubt)) == {(THE,), (THE, RAN)}
+
+
+def test_what_a_speculator_says_of_its_draws_is_not_believed() -> None:
+    """Scores may depend on the token drawn; a cut by them would not be lossless."""
+    q = distribution([CAT, DOG, SAT], [0.4, 0.3, 0.3])
+    builder = TreeBuilder(THE)
+    cat, dog = builder.add(0, CAT, score=0.01), builder.add(0, DOG, score=0.99)
+    builder.propose(Proposal(0, 0, WITHOUT, (cat, dog), *q))
+    assert paths(truncate(builder.build(), 2)) == {(THE,), (THE, CAT)}
 
 
 def test_a_repeated_draw_is_dropped_with_the_budget_even_though_it_needs_no_node() -> None:

@@ -5,7 +5,7 @@ generates three tokens through the real merge, cut and acceptance code; the 64 o
 with their exact probabilities by a chi-square test.
 
 False alarms: every test uses a fixed seed and fails for p < 1e-4. If the code is right, a fresh seed
-would fail one of the 20 cases with probability 20e-4 at most. The negative controls must reach
+would fail one of the 23 cases with probability 23e-4 at most. The negative controls must reach
 p < 1e-9.
 """
 
@@ -14,10 +14,15 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from specinfer.model.batch import Segment
 from specinfer.model.distributions import draw
-from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
+from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.kv_cache import KVSequence
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits, cut_trees, merge_trees, truncate
 from verifier_svc.acceptance import AcceptanceRule, Float64, find_rule
 
 pytestmark = pytest.mark.statistical
@@ -97,6 +102,41 @@ def _propose(
         if kind is WITHOUT:
             left[draws[-1]] = 0
     return builder.propose_samples(node, kind, draws, (np.arange(V, dtype=np.int32), q))
+
+
+class TableModel:
+    """A draft whose logits are those of a table."""
+
+    def __init__(self, table: Float64) -> None:
+        self._logits = torch.from_numpy(np.log(table))
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        return [self._logits[tuple(zip(*self._pairs(s), strict=True))] for s in segments]
+
+    def _pairs(self, segment: Segment) -> list[Context]:
+        """The last two tokens before each row of logits."""
+        sequence = segment.sequence
+        if segment.delta:
+            sequence.tokens.extend(segment.delta)
+            return [tuple(sequence.tokens[-2:])]
+        sequence.node_tokens.extend(segment.nodes)
+        sequence.node_parents.extend(segment.parents)
+        ends = [*range(-1, len(sequence.node_tokens))]
+        tokens = dict(zip(ends, [sequence.tokens[-1], *sequence.node_tokens], strict=True))
+        return [(tokens[p], t) for p, t in zip(segment.parents, segment.nodes, strict=True)]
+
+
+def _best_first(table: Float64, kind: ProposalKind, nodes: int) -> Draft:
+    """The growth of the SSM drafter: more is drawn than is kept, and q lacks a token that P has."""
+    shape = GrowthShape(beam=2, kind=kind, q_support=V - 1)
+    growth = ReferenceGrowth(TableModel(table).forward, shape, torch.arange(V))
+
+    def draft(context: Context, rng: np.random.Generator) -> TokenTree:
+        sampling = SamplingParams(temperature=1.0, seed=int(rng.integers(2**63)))
+        task = GrowthTask(KVSequence(), context, TreeLimits(nodes, 3), sampling)
+        return growth.grow([task])[0]
+
+    return draft
 
 
 def _mistaken_top_k(table: Float64) -> Draft:
@@ -180,10 +220,17 @@ def test_two_merged_speculators_cut_together_with_a_batch_mate(
 
     def cut(tree: TokenTree, rng: np.random.Generator) -> TokenTree:
         trees = [tree, mate((2, 3), rng)]
-        priors = {0: (0.7, 0.1), 1: (0.3, 0.25, 0.2)}
-        return cut_trees(trees, [6, 5], priors, lambda kept, chance: kept < 7 and chance > 0.02 * kept)[0]
+        beliefs = {0: lambda place, _: (0.7, 0.1)[min(place, 1)], 1: lambda place, chance: 0.5 * chance}
+        return cut_trees(trees, [6, 5], beliefs, lambda kept, chance: kept < 7 and chance > 0.02 * kept)[0]
 
     assert p_value("multi_step", drafts, cut) > ALPHA
+
+
+@pytest.mark.parametrize(("kind", "nodes"), [(WITHOUT, 3), (WITHOUT, 5), (WITH, 3)])
+def test_best_first_draws(kind: ProposalKind, nodes: int) -> None:
+    """Trees of the likeliest draws, merged with another speculator's points and cut once more."""
+    drafts = [_drafter(DRAFTS[1], POINT, (1, 1)), _best_first(DRAFTS[0], kind, nodes)]
+    assert p_value("multi_step", drafts, lambda tree, rng: truncate(tree, nodes + 1)) > ALPHA
 
 
 def test_negative_control_top_k_children_against_softmax() -> None:
