@@ -108,6 +108,8 @@ class Calibration:
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
         """Counts the draws of a verified tree that were tried: those up to the accepted one."""
+        if not tree.proposals:
+            return
         by_parent, token_ids = tree.proposals_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             for proposal in by_parent.get(node, ()):
