@@ -103,6 +103,8 @@ class Planner:
             return PLAIN
         if not self._adaptive:
             return self._asking(everybody, batch)
+        if self._room(batch) < batch:
+            return PLAIN  # not a node for every request: drafts cost more than that brings
         self.gains.follow(wanting, self._asking(everybody, batch).nodes)
         course = self._courses[batch]
         course.steps += 1
@@ -187,5 +189,8 @@ class Planner:
     def _asking(self, part: Part, batch: int) -> Choice:
         if not part:
             return PLAIN
-        room = self._step_nodes - (batch - 1)  # every further request has a token of its own in the pass
-        return Choice(part, min(self._most_nodes, max(1, room // batch)))
+        return Choice(part, min(self._most_nodes, max(1, self._room(batch) // batch)))
+
+    def _room(self, batch: int) -> int:
+        """Nodes of a step for all requests: every further one has a token of its own in the pass."""
+        return self._step_nodes - (batch - 1)

@@ -25,7 +25,12 @@ class GatewaySettings(ServiceSettings):
     max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(20, ge=1, description="Most nodes of one request's tree, root excluded.")
-    step_nodes: int = Field(20, ge=1, description="Most nodes verified in one iteration, all trees together.")
+    step_nodes: int = Field(
+        20,
+        ge=1,
+        description="Most nodes verified in one iteration, all trees together. Every request after the first "
+        "takes one away; a batch that is left without a node for every request decodes plainly.",
+    )
     tree_depth: int = Field(7, ge=1, description="Deepest tree.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
     adaptive: bool = Field(

@@ -54,7 +54,7 @@ class Draws:
         if self._left == 0 or self._sum <= 0:
             return 0.0
         agreement = AGREEMENT[min(self._place, len(AGREEMENT) - 1)]
-        return agreement * sqrt(max(self._squares, 0.0)) / self._sum
+        return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # of rounding nothing is left
 
     def take(self, probability: float) -> None:
         """Counts a draw of a token that q gave this probability."""

@@ -41,7 +41,7 @@ struct Drawing {
 
   double acceptance() const {
     if (sum <= 0) return 0;
-    return AGREEMENT[std::min(drawn, 2)] * std::sqrt(std::max(squares, 0.0)) / sum;
+    return AGREEMENT[std::min(drawn, 2)] * std::min(std::sqrt(std::max(squares, 0.0)) / sum, 1.0);
   }
   int pick(double at) const {
     double before = 0;

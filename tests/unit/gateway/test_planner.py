@@ -143,6 +143,17 @@ def test_a_pool_that_grows_keeps_what_it_knows() -> None:
     assert choices.count(PLAIN) < 30, "looks; it does not start anew"
 
 
+def test_a_batch_without_a_node_for_every_request_decodes_plainly() -> None:
+    """Twenty nodes a step, less one for every further request: eleven requests share ten. Nobody is asked,
+    not even for a look; with fewer requests, or more nodes a step, everything goes on."""
+    for batch, step_nodes, trees in ((10, 20, True), (11, 20, False), (16, 20, False), (16, 40, True)):
+        planner = planner_of(1, 16, step_nodes, node_ms=0.01)
+        choices, _ = simulate(planner, 200, batch, {0: 1}, {0: 0.1}, node_ms=0.01)
+        assert any(choice.speculators for choice in choices) is trees
+    always = planner_of(1, 16, 20, adaptive=False)
+    assert always.choose(16, ["r"] * 16).nodes == 1
+
+
 def test_a_large_batch_stops_speculating_when_nodes_cost_too_much() -> None:
     planner = Planner(PassCurve([(1, 0.005), (16, 0.005), (32, 0.013)]), 8, 512)
     planner.enrol([ALONE])
