@@ -24,8 +24,6 @@ from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
-_LOWEST = (0.01, *_EDGES)
-"""A low score of every bin."""
 _PLACES = len(AGREEMENT)
 """Places in the draw order that are told apart, the last being all others."""
 _TRUST = 20.0
@@ -36,6 +34,8 @@ _MEMORY = 2000.0
 
 @dataclass(slots=True)
 class _Bin:
+    low: float
+    """A low score of those it counts: weighs the belief in the speculator itself."""
     tried: float = 0.0
     accepted: float = 0.0
     promised: float = 0.0
@@ -47,14 +47,15 @@ class _Bin:
         self.accepted += accepted
         self.promised += score
 
-    def factor(self, typical: float) -> float:
-        """By what to multiply a score; `typical` weighs the belief in the speculator itself."""
-        trust = _TRUST * typical
+    @property
+    def factor(self) -> float:
+        """By what to multiply a score."""
+        trust = _TRUST * self.low
         return (self.accepted + trust) / (self.promised + trust)
 
 
 def _bins() -> list[_Bin]:
-    return [_Bin() for _ in _LOWEST]
+    return [_Bin(low) for low in (0.01, *_EDGES)]
 
 
 @dataclass(slots=True)
@@ -67,8 +68,7 @@ class _Record:
 
     def belief(self, place: int, acceptance: float) -> float:
         """What to believe of a draw."""
-        factor = self.of_draw(place, acceptance).factor(_LOWEST[bisect_right(_EDGES, acceptance)])
-        return min(acceptance * factor, 1.0)
+        return min(acceptance * self.of_draw(place, acceptance).factor, 1.0)
 
     def of_point(self, score: float) -> _Bin:
         """Where a point is counted."""
@@ -128,7 +128,7 @@ class Calibration:
         record = self._records.get(speculator)
         if record is None or len(tree) == 1:
             return tree
-        factors = [b.factor(low) for b, low in zip(record.points, _LOWEST, strict=True)]
+        factors = [b.factor for b in record.points]
         found = [min(score * factors[bisect_right(_EDGES, score)], 1.0) for score in tree.scores[1:].tolist()]
         return replace(tree, scores=np.array([1.0, *found], np.float32))
 

@@ -5,7 +5,7 @@ import torch
 
 from specinfer.model.distributions import draw, probabilities
 from specinfer.sampling import SamplingParams
-from specinfer.tree import Draws, ProposalKind
+from specinfer.tree import Draws, Proposal, ProposalKind
 from specinfer.tree.token_tree import Float32, Int32
 
 
@@ -31,8 +31,8 @@ class Drawing:
         self.node, self.q, self.kind, self._rng = node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
-        self.tokens: list[int] = []
-        """In draw order."""
+        self.children: list[int] = []
+        """Nodes in draw order, entered by whoever makes nodes of the tokens."""
 
     @property
     def chance(self) -> float:
@@ -45,5 +45,8 @@ class Drawing:
         self._draws.take(float(self.q[1][index]))
         if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
             self._left[index] = 0.0
-        self.tokens.append(int(self.q[0][index]))
-        return self.tokens[-1]
+        return int(self.q[0][index])
+
+    def proposal(self) -> Proposal:
+        """What was drawn."""
+        return Proposal(self.node, 0, self.kind, tuple(self.children), *self.q)

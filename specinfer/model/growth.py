@@ -145,19 +145,15 @@ class _Growth:
         """Reach of the last of the tree's likeliest nodes, once there are enough."""
         return sorted(self.reach[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
-    def within_budget(self, added: list[int]) -> list[int]:
-        """Those of the added nodes that are among the tree's likeliest so far."""
-        bar = self.bar
-        return [node for node in added if self.reach[node] >= bar]
-
     def reach_of_next(self, drawing: Drawing) -> float:
         """Chance that the path to the next drawn child is accepted."""
         return self.reach[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
-        """Draws a child."""
+        """Draws a child; a token drawn again is the same node."""
         reach, chance = self.reach_of_next(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
+        drawing.children.append(child)
         if child == len(self.reach):
             self.reach.append(reach)
 
@@ -208,7 +204,7 @@ class ReferenceGrowth:
         else:
             added = self._expand_sampled(growth, rows, depth)
         if self._shape.expansion is None:
-            least = self._shape.followed(growth.limits)
+            least = max(growth.bar, self._shape.followed(growth.limits))
             added = [node for node in added if growth.reach[node] >= least]
             added = sorted(added, key=lambda node: -growth.reach[node])[: self._shape.beam]
         growth.frontier = added
@@ -231,9 +227,7 @@ class ReferenceGrowth:
             count = int((reach[row] >= least).sum())  # a row falls, so these are its first ones
             added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
             growth.reach.extend(reach[row, :count].tolist())
-        if self._shape.expansion is not None:
-            return added
-        return growth.within_budget(added)
+        return added
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
         """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
@@ -244,10 +238,9 @@ class ReferenceGrowth:
         else:
             _draw_likeliest(growth, drawings, most)
         for drawing in drawings:
-            if drawing.tokens:
-                growth.builder.propose_samples(drawing.node, drawing.kind, drawing.tokens, drawing.q)
-        added = list(range(before, len(growth.reach)))
-        return added if self._shape.expansion is not None else growth.within_budget(added)
+            if drawing.children:
+                growth.builder.propose(drawing.proposal())
+        return list(range(before, len(growth.reach)))
 
     def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
         ids, p = draft_distribution(row, growth.task.sampling, self._shape.q_support)
@@ -284,7 +277,7 @@ def point_tree(
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
     """As many children for every node, while there is room."""
     for drawing in drawings:
-        while len(drawing.tokens) < count and drawing.chance > 0 and not growth.full:
+        while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
             growth.draw(drawing)
 
 
@@ -293,7 +286,7 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
 
     No node gets more than `most`.
     """
-    while open_ := [d for d in drawings if len(d.tokens) < most and d.chance > 0]:
+    while open_ := [d for d in drawings if len(d.children) < most and d.chance > 0]:
         likeliest = max(open_, key=growth.reach_of_next)
         if growth.full and growth.reach_of_next(likeliest) <= growth.bar:
             return

@@ -31,8 +31,10 @@ def take_at_word(place: int, acceptance: float) -> float:
 class Draws:
     """The draws of one proposal, taken one after another."""
 
-    __slots__ = ("_alive", "_belief", "_left", "_place", "_replace", "_squares", "_sum", "chance")
+    __slots__ = ("_alive", "_belief", "_left", "_replace", "_squares", "_sum", "chance", "place")
 
+    place: int
+    """Of the next draw."""
     chance: float
     """That the next draw is the accepted one if its parent is accepted. Falls from draw to draw."""
 
@@ -40,31 +42,26 @@ class Draws:
         """`q` are the probabilities of the tokens that can be drawn."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
-        self._place, self._alive = 0, 1.0
+        self.place, self._alive = 0, 1.0
         self.chance = belief(0, self.acceptance)
-
-    @property
-    def place(self) -> int:
-        """Of the next draw."""
-        return self._place
 
     @property
     def acceptance(self) -> float:
         """Expected probability that the next draw is accepted if it is tried; nothing measured is in it."""
         if self._left == 0 or self._sum <= 0:
             return 0.0
-        agreement = AGREEMENT[min(self._place, len(AGREEMENT) - 1)]
+        agreement = AGREEMENT[min(self.place, len(AGREEMENT) - 1)]
         return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # of rounding nothing is left
 
     def take(self, probability: float) -> None:
         """Counts a draw of a token that q gave this probability."""
         self._alive -= self.chance
-        self._place += 1
+        self.place += 1
         if not self._replace:
             self._sum -= probability
             self._squares -= probability * probability
             self._left -= 1
-        self.chance = min(self.chance, self._alive * self._belief(self._place, self.acceptance))
+        self.chance = min(self.chance, self._alive * self._belief(self.place, self.acceptance))
 
 
 def draws_of(

@@ -163,7 +163,9 @@ class Rules {
     std::vector<int> added = t.job->greedy ? best(t, row, width(*t.job, vocabulary, depth))
                                            : sampled(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
-      if (!t.job->width) std::erase_if(added, [&](int node) { return t.reach[node] < g_.least_reach; });
+      // what is not among the tree's likeliest nodes so far will not be in it
+      const double least = std::max(t.bar(), t.job->width ? 0 : g_.least_reach);
+      std::erase_if(added, [&](int node) { return t.reach[node] < least; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
       if (int(added.size()) > g_.beam) added.resize(g_.beam);
     }
@@ -204,13 +206,7 @@ class Rules {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width && reach[r * width + c] >= least; ++c)
         added.push_back(t.add(t.frontier[r], g_.vocabulary[lists_.indices(row + r)[c]], p[r * width + c]));
-    if (!g_.levels) drop_hopeless(t, added);
     return added;
-  }
-
-  // Those that are not among the tree's likeliest nodes so far will not be in it.
-  static void drop_hopeless(const GrowingTree& t, std::vector<int>& added) {
-    std::erase_if(added, [&, bar = t.bar()](int node) { return t.reach[node] < bar; });
   }
 
   // Draws children of the frontier: as many as the expansion vector says, or the likeliest.
@@ -225,7 +221,6 @@ class Rules {
     else draw_likeliest(t, first, most);
     std::vector<int> added(t.size() - before);
     std::iota(added.begin(), added.end(), before + 1);
-    if (!g_.levels) drop_hopeless(t, added);
     return added;
   }
 
