@@ -110,12 +110,13 @@ class Worker {
     barrier_.wait();
   }
 
-  // Normalises and rotates queries and keys; puts keys and values into the cache.
+  // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
+  // share the lines of a cache block, and threads that write to one line wait for each other.
   void place(const Layer& l, int layer) {
     const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
     const Range r = mine(p_.tokens * heads);
     for (int item = r.begin; item < r.end; ++item) {
-      const int t = item / heads, h = item % heads, pos = p_.positions[t];
+      const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
       float* x = &m_.qkv[(size_t(t) * heads + h) * d];
       const float *cos = &m_.cos[size_t(pos) * d / 2], *sin = &m_.sin[size_t(pos) * d / 2];
       if (h < s_.heads) {
