@@ -75,6 +75,9 @@ class BySize(Generic[T]):
     def nearest(self, batch: int, pick: Callable[[T], V | None]) -> tuple[V, int] | None:
         """What `pick` finds at the nearest size that has it, and how many doublings away that is."""
         size = _size(batch)
+        own = pick(self._items[size]) if size in self._items else None
+        if own is not None:
+            return own, 0
         found = [(abs(other - size), other, pick(item)) for other, item in self._items.items()]
         known = [(distance, other, value) for distance, other, value in found if value is not None]
         if not known:
