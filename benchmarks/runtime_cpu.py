@@ -6,6 +6,7 @@ the speed of shared machines drifts: compare ratios.
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def main() -> None:
     }
     with console.status("ours") as spinner:
         runner = load()
-        report["passes_ms"] = {str(c): ours.pass_costs(runner, c) for c in CONTEXTS}
+        passes = report["passes_ms"] = [pass_costs(runner)]
         report["prefill_1024_ms"] = {"specinfer": ours.prefill(runner, task["long_prompt"])}
         spinner.update("long context")
         report["long_context"] = ours.long_context(runner)
@@ -60,6 +61,7 @@ def main() -> None:
         found = services.measure(task["prompts"], BATCHES, FEW, NEW_TOKENS)
         systems |= {f"specinfer services, {mode}": result for mode, result in found.items()}
         for name, variant in VARIANTS:
+            passes.append(pass_costs(runner))
             spinner.update(f"{name} {variant}")
             result = run_peer(name, MODEL, {**task, "variant": variant})
             if isinstance(result, str):
@@ -72,6 +74,7 @@ def main() -> None:
         after = ours.throughput(runner, task["prompts"], BATCHES, FEW, NEW_TOKENS)
         spinner.update("windows")
         report["windows"] = windows(task["prompts"][:1], runner)
+        passes.append(pass_costs(runner))
     systems["specinfer plain"] |= {b: (before[b] + after[b]) / 2 for b in before}
     for system in systems.values():
         if "outputs" in system:
@@ -86,6 +89,11 @@ def main() -> None:
 def load(kv_window: int = 0) -> ModelRunner:
     """The default model, its cache windowed or not."""
     return ModelRunner.load(resolve_model(MODEL), RunnerOptions(kv_tokens=32768, kv_window=kv_window))
+
+
+def pass_costs(runner: ModelRunner) -> dict[str, Any]:
+    """What passes take now, by context and tokens."""
+    return {str(context): ours.pass_costs(runner, context) for context in CONTEXTS}
 
 
 def make_task() -> dict[str, Any]:
@@ -180,18 +188,36 @@ def window_table(report: dict[str, Any]) -> list[str]:
 
 def pass_tables(report: dict[str, Any]) -> list[str]:
     """What a pass costs by its size, at several lengths of context; prefill."""
-    lines = ["## One pass, ms", ""]
-    sizes = ours.NODES
+    sizes, far, times = ours.NODES, report["long_context"], report["passes_ms"]
+    lines = [
+        "## One pass, ms",
+        "",
+        f"Measured {len(times)} times between the other measurements, all sizes in turns each time: the median, how often "
+        "it is that of one token, and between what that lay. The two cores of this machine are at times near each "
+        "other and share their way to memory, at times apart (docs/LOG.md).",
+        "",
+    ]
     lines += head([f"{n} tokens" for n in sizes], "context")
-    far = report["long_context"]
-    for context, costs in [*report["passes_ms"].items(), (str(far["tokens"]), far["passes_ms"])]:
-        one = costs["1"]["median"]
-        found = [costs[str(n)]["median"] if str(n) in costs else None for n in sizes]
-        cells = [f"{ms:.2f} ({ms / one:.2f}x)" if ms is not None else "" for ms in found]
-        lines.append(line(context, cells))
+    for context in map(str, CONTEXTS):
+        lines.append(line(context, pass_cells([found[context] for found in times])))
+    lines.append(line(str(far["tokens"]), pass_cells([far["passes_ms"]])))
     lines += ["", "## Reading 1,024 tokens, ms", ""]
     lines += [f"- {name}: {ms:.0f}" for name, ms in report["prefill_1024_ms"].items()]
     return [*lines, "", f"Reading {far['tokens']} tokens in chunks of {ours.CHUNK}: {far['read_s']:.1f} s."]
+
+
+def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
+    """Of one context: milliseconds by size, as multiples of one token, from several measurements."""
+    cells = []
+    for size in map(str, ours.NODES):
+        if size not in times[0]:
+            cells.append("")
+            continue
+        ms = median(found[size]["median"] for found in times)
+        ratios = sorted(found[size]["median"] / found["1"]["median"] for found in times)
+        between = f"; {ratios[0]:.2f}x to {ratios[-1]:.2f}x" if len(times) > 1 and size != "1" else ""
+        cells.append(f"{ms:.2f} ({median(ratios):.2f}x{between})")
+    return cells
 
 
 if __name__ == "__main__":

@@ -208,6 +208,10 @@ inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, in
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
+// Steps that two pieces of rows take turns over: 12 kB of a tile, as much of what is fetched meanwhile, and twelve rows
+// have room in a first-level cache of 48 kB.
+inline constexpr int TURN = 48;
+
 // Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
 //
 // One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
@@ -220,7 +224,7 @@ void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[may
                     const char* next, Finish finish) {
   constexpr int MR = NV == 4 ? 6 : 12;
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
-  const int turn = NV == 4 && pieces == 2 ? 72 : steps;
+  const int turn = NV == 4 && pieces == 2 ? TURN : steps;
   const size_t bytes = size_t(steps) * NV * 64;
   alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {

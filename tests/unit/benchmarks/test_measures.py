@@ -12,6 +12,7 @@ from benchmarks.drafts.success import guesses, success
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
+from benchmarks.runtime_cpu import pass_cells
 from specinfer.cli.client import Answer
 from specinfer.model.growth import GrowthShape
 from specinfer.tree import ExpansionVector
@@ -109,6 +110,15 @@ def test_pass_costs_leave_the_cache_as_it_was() -> None:
     assert set(costs) == {"1", "4"}
     assert all(cost["p25"] <= cost["median"] <= cost["p75"] for cost in costs.values())
     runner.cache.check()
+
+
+def test_passes_are_told_with_the_range_of_their_ratios() -> None:
+    near, apart = ({str(n): {"median": one + n * each} for n in (1, 16)} for one, each in ((7.0, 0.1), (3.0, 0.25)))
+    cells = pass_cells([near, apart, near])
+    assert cells[0] == "7.10 (1.00x)"
+    assert cells[3] == "8.60 (1.21x; 1.21x to 2.15x)"
+    assert cells[1] == cells[4] == ""  # not measured
+    assert pass_cells([apart])[3] == "7.00 (2.15x)"
 
 
 class Gateway:
