@@ -192,9 +192,9 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
     lines = [
         "## One pass, ms",
         "",
-        f"Measured {len(times)} times between the other measurements, all sizes in turns each time: the median, how often "
-        "it is that of one token, and between what that lay. The two cores of this machine are at times near each "
-        "other and share their way to memory, at times apart (docs/LOG.md).",
+        f"Measured {len(times)} times between the other measurements, all sizes in turns each time: "
+        "the median, how often it is that of one token, and between what that lay. Cores of shared machines "
+        "are at times near each other and share their way to memory, at times apart (docs/LOG.md).",
         "",
     ]
     lines += head([f"{n} tokens" for n in sizes], "context")

@@ -113,7 +113,9 @@ def test_pass_costs_leave_the_cache_as_it_was() -> None:
 
 
 def test_passes_are_told_with_the_range_of_their_ratios() -> None:
-    near, apart = ({str(n): {"median": one + n * each} for n in (1, 16)} for one, each in ((7.0, 0.1), (3.0, 0.25)))
+    near, apart = (
+        {str(n): {"median": one + n * each} for n in (1, 16)} for one, each in ((7.0, 0.1), (3.0, 0.25))
+    )
     cells = pass_cells([near, apart, near])
     assert cells[0] == "7.10 (1.00x)"
     assert cells[3] == "8.60 (1.21x; 1.21x to 2.15x)"
