@@ -144,7 +144,7 @@ class Planner:
             return lambda kept, _: kept < self._step_nodes
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
         most = min(self._step_nodes, batch * self._most_nodes)
-        sizes = range(0, most + _STAIR + 1, _STAIR)
+        sizes = [*range(0, most, _STAIR), most]
         cost = [self.costs.pass_seconds(batch, size) for size in sizes]
         least = [
             speed * min((cost[j] - cost[i]) / (sizes[j] - sizes[i]) for j in range(i + 1, len(sizes)))
