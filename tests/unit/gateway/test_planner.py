@@ -180,7 +180,7 @@ def test_without_adaptation_everybody_is_asked_always() -> None:
 
 @pytest.mark.parametrize(("most_nodes", "worthwhile"), [(11, True), (20, False)])
 def test_nodes_that_no_tree_may_have_make_none_dearer(most_nodes: int, worthwhile: bool) -> None:
-    """Twelve tokens take as long as one, more take much longer: the eleventh node is free if it is the last."""
+    """Twelve tokens take as long as one, more much longer: an eleventh node is free if it is the last."""
     planner = Planner(PassCurve([(1, 0.005), (12, 0.005), (13, 0.009), (21, 0.03)]), most_nodes, 20)
     planner.enrol([frozenset({0})])
     worth = planner.worth(1, Choice(frozenset({0}), most_nodes))
