@@ -1,7 +1,7 @@
 """What runs flattened passes: an executor owns the weights and the memory of the cache.
 
 torch    any device and type; attention backend by name (`specinfer.model.attention`)
-native   compiled kernels for CPUs with AVX-512 (`specinfer.model.native`)
+native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 auto     native where it can run the model, torch otherwise, saying so in the log
 """
 

@@ -1,7 +1,5 @@
 // Tree attention over the paged cache: no mask, no copy, one chain of additions per query.
 #pragma once
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -22,8 +20,9 @@ T* cache_block(const Pass& p, const Shape& s, void* cache, int layer, int block,
 template <class Kind>
 class Attention {
   using T = typename Kind::T;
+  using A = typename Kind::A;
+  using Unit = typename Kind::Unit;
   static constexpr int S = Kind::S;
-  static constexpr int MOST_ROWS = 6;
 
  public:
   Attention(Model& model, const Pass& pass, SharedWork* work, int thread, int threads)
@@ -41,7 +40,7 @@ class Attention {
       const int s = int(std::upper_bound(first_unit_.begin(), first_unit_.end(), unit) - first_unit_.begin()) - 1;
       const int tiles = tiles_of(s), place = unit - first_unit_[s];
       const Range r = share(rows_of(s), place % tiles, tiles);
-      attend_rows<MOST_ROWS>(layer, s, place / tiles, r.begin, r.end - r.begin);
+      attend_rows<ROWS>(layer, s, place / tiles, r.begin, r.end - r.begin);
     }
   }
 
@@ -51,7 +50,7 @@ class Attention {
   // Fewer rows in a tile when there is little work, so that all threads get some. (Twelve rows with two vectors
   // each were slower.)
   int tiles_of(int s) const {
-    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, MOST_ROWS);
+    const int most = std::clamp(p_.tokens * s_.heads / (4 * threads_), 1, ROWS);
     return (rows_of(s) + most - 1) / most;
   }
 
@@ -63,7 +62,7 @@ class Attention {
 
   template <int RT>
   void attend_tile(int layer, int s, int kv, int first) {
-    constexpr int WIDE = 4;  // blocks or vectors at a time: MOST_ROWS * WIDE sums stay in registers
+    constexpr int MANY = std::clamp(SUMS / RT, 1, WIDE);  // blocks or vectors at a time
     const int group = s_.heads / s_.kv_heads, d = s_.dim, steps = d / S;
     const int32_t* table = p_.blocks + p_.block_start[s];
     int token[RT], head[RT], most = 0, last = 0;
@@ -71,7 +70,7 @@ class Attention {
     for (int r = 0; r < RT; ++r) {
       token[r] = p_.row_start[s] + (first + r) / group;
       head[r] = kv * group + (first + r) % group;
-      q[r] = m_.query.data() + (size_t(token[r]) * s_.heads + head[r]) * steps;
+      q[r] = reinterpret_cast<const Unit*>(m_.query.data()) + (size_t(token[r]) * s_.heads + head[r]) * steps;
       most = std::max(most, p_.visible[token[r]]);
       const int e = p_.extra_start[token[r] + 1];
       last = std::max(last, e > p_.extra_start[token[r]] ? p_.extra[e - 1] + 1 : 0);
@@ -79,72 +78,71 @@ class Attention {
     const int blocks = (std::max(most, last) + BLOCK - 1) / BLOCK, width = blocks * BLOCK + 2 * LANES;
     scores_.resize(size_t(RT) * width);
     int whole[RT];
-    __m512 top[RT];
-    for (int r = 0; r < RT; ++r) whole[r] = p_.visible[token[r]] / BLOCK, top[r] = _mm512_set1_ps(-INFINITY);
+    Floats top[RT];
+    for (int r = 0; r < RT; ++r) whole[r] = p_.visible[token[r]] / BLOCK, top[r] = spread(-INFINITY);
     int b = 0;
-    for (; b + WIDE <= blocks; b += WIDE) dot<RT, WIDE>(layer, kv, table, b, blocks, q, width, whole, top);
+    for (; b + MANY <= blocks; b += MANY) dot<RT, MANY>(layer, kv, table, b, blocks, q, width, whole, top);
     for (; b < blocks; ++b) dot<RT, 1>(layer, kv, table, b, blocks, q, width, whole, top);
     weights_.resize(size_t(RT) * width / S);
     float scale[RT];
     for (int r = 0; r < RT; ++r)
       scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r]);
     int c = 0;
-    for (; c + WIDE * LANES <= d; c += WIDE * LANES) mix<RT, WIDE>(layer, kv, table, token, head, scale, width, most, c);
+    for (; c + MANY * LANES <= d; c += MANY * LANES) mix<RT, MANY>(layer, kv, table, token, head, scale, width, most, c);
     for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c);
   }
 
   // Scores of RT rows against NB blocks of keys, and their maxima over the blocks that a row sees whole.
   template <int RT, int NB>
   void dot(int layer, int kv, const int32_t* table, int b, int blocks, const Unit* const* q, int width,
-           const int* whole, __m512* top) {
+           const int* whole, Floats* top) {
     const char *k[NB], *ahead[NB];
     for (int i = 0; i < NB; ++i) {
       k[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[b + i], kv));
       const int next = std::min(b + NB + i, blocks - 1);
       ahead[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[next], kv));
     }
-    __m512 acc[RT][NB];
+    Floats acc[RT][NB];
     for (int r = 0; r < RT; ++r)
-      for (int i = 0; i < NB; ++i) acc[r][i] = _mm512_setzero_ps();
+      for (int i = 0; i < NB; ++i) acc[r][i] = zeros();
     for (int step = 0; step < s_.dim / S; ++step) {
-      __m512i kk[NB];
+      Words kk[NB];
       for (int i = 0; i < NB; ++i) {
-        kk[i] = _mm512_loadu_si512(k[i] + size_t(step) * 64);
+        kk[i] = load_words(k[i] + size_t(step) * 64);
         _mm_prefetch(ahead[i] + size_t(step) * 64, _MM_HINT_T0);
       }
-      for (int r = 0; r < RT; ++r)
-        for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], kk[i], q[r][step]);
+      for (int part = 0; part < Kind::PARTS; ++part)
+        for (int r = 0; r < RT; ++r)
+          for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], Kind::part(kk[i], part), q[r][step], part);
     }
     for (int r = 0; r < RT; ++r)
       for (int i = 0; i < NB; ++i) {
-        _mm512_storeu_ps(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
-        if (b + i < whole[r]) top[r] = _mm512_max_ps(top[r], acc[r][i]);
+        store(&scores_[size_t(r) * width + (b + i) * BLOCK], acc[r][i]);
+        if (b + i < whole[r]) top[r] = most(top[r], acc[r][i]);
       }
   }
 
   // Scores `x` to unnormalised probabilities, visible positions first, then the extra ones: as factors in
-  // `w`, with zeros from the first step that is not wholly visible up to position `most`, because other rows
+  // `w`, with zeros from the first step that is not wholly visible up to position `farthest`, because other rows
   // of the tree see more; and in `x` what lies in that step or behind it, for mix_end. `top`: maxima of the
   // blocks that are visible as a whole. Returns what normalises them.
-  float soften(int token, float* x, Unit* w, int most, __m512 top) const {
+  float soften(int token, float* x, Unit* w, int farthest, Floats top) const {
     const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
     for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
     const int n = visible + end - begin;
     for (int i = n; i < ((n + LANES - 1) & ~(LANES - 1)); ++i) x[i] = -INFINITY;
-    for (int i = visible / BLOCK * BLOCK; i < n; i += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(x + i));
+    for (int i = visible / BLOCK * BLOCK; i < n; i += LANES) top = most(top, load(x + i));
     const float factor = LOG2_E / std::sqrt(float(s_.dim));
-    const __m512 f = _mm512_set1_ps(factor), peak = _mm512_set1_ps(_mm512_reduce_max_ps(top) * factor);
-    __m512 sum = _mm512_setzero_ps();
+    const Floats f = spread(factor), peak = spread(largest(top) * factor);
+    Floats total = zeros();
     for (int i = 0; i < n; i += LANES) {
-      const int left = n - i;
-      const __mmask16 valid = left >= LANES ? 0xFFFF : __mmask16((1u << left) - 1);
-      const __m512 e = _mm512_maskz_mov_ps(valid, vexp2(_mm512_fmsub_ps(_mm512_loadu_ps(x + i), f, peak)));
-      sum = _mm512_add_ps(sum, e);
-      if (i + LANES > visible / S * S) _mm512_storeu_ps(x + i, e);
-      Kind::store(reinterpret_cast<T*>(w) + i, e);
+      const Floats e = keep_first(vexp2(fms(load(x + i), f, peak)), n - i);
+      total = add(total, e);
+      if (i + LANES > visible / S * S) store(x + i, e);
+      Kind::put(reinterpret_cast<A*>(w) + i, e);
     }
-    std::fill(w + visible / S, w + (most + S - 1) / S, 0);
-    return 1.0f / _mm512_reduce_add_ps(sum);
+    std::fill(w + visible / S, w + (farthest + S - 1) / S, Unit{});
+    return 1.0f / sum(total);
   }
 
   // Weighted sums of values, NV vectors of the head from column c. Positions are taken S at a time in the
@@ -153,9 +151,9 @@ class Attention {
   template <int RT, int NV>
   void mix(int layer, int kv, const int32_t* table, const int* token, const int* head, const float* scale,
            int width, int most, int c) {
-    __m512 acc[RT][NV];
+    Floats acc[RT][NV];
     for (int r = 0; r < RT; ++r)
-      for (int v = 0; v < NV; ++v) acc[r][v] = _mm512_setzero_ps();
+      for (int v = 0; v < NV; ++v) acc[r][v] = zeros();
     const int steps = most / S;
     for (int u = 0; u < steps; u += BLOCK / S) {
       const T* base = cache_block<T>(p_, s_, p_.values, layer, table[u * S / BLOCK], kv) + c * S;
@@ -163,42 +161,43 @@ class Attention {
       const T* ahead = cache_block<T>(p_, s_, p_.values, layer, table[next], kv) + c * S;
       const int n = std::min(BLOCK / S, steps - u);
       for (int i = 0; i < n; ++i, base += s_.dim * S, ahead += s_.dim * S) {
-        __m512i vv[NV];
+        Words vv[NV];
         for (int v = 0; v < NV; ++v) {
-          vv[v] = _mm512_loadu_si512(base + v * LANES * S);
+          vv[v] = load_words(base + v * LANES * S);
           _mm_prefetch(reinterpret_cast<const char*>(ahead + v * LANES * S), _MM_HINT_T0);
         }
-        for (int r = 0; r < RT; ++r)
-          for (int v = 0; v < NV; ++v)
-            acc[r][v] = Kind::madd(acc[r][v], vv[v], weights_[size_t(r) * width / S + u + i]);
+        for (int part = 0; part < Kind::PARTS; ++part)
+          for (int r = 0; r < RT; ++r)
+            for (int v = 0; v < NV; ++v)
+              acc[r][v] = Kind::madd(acc[r][v], Kind::part(vv[v], part), weights_[size_t(r) * width / S + u + i], part);
       }
     }
     for (int r = 0; r < RT; ++r) {
       mix_end<NV>(layer, kv, table, token[r], &scores_[size_t(r) * width], c, acc[r]);
-      T* out = reinterpret_cast<T*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
-      for (int v = 0; v < NV; ++v)
-        Kind::store(out + v * LANES, _mm512_mul_ps(acc[r][v], _mm512_set1_ps(scale[r])));
+      A* out = reinterpret_cast<A*>(m_.attended.data()) + (size_t(token[r]) * s_.heads + head[r]) * s_.dim + c;
+      for (int v = 0; v < NV; ++v) Kind::put(out + v * LANES, mul(acc[r][v], spread(scale[r])));
     }
   }
 
   template <int NV>
-  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int c, __m512* acc) {
+  void mix_end(int layer, int kv, const int32_t* table, int token, const float* p, int c, Floats* acc) {
     const int visible = p_.visible[token], begin = p_.extra_start[token];
     const int n = visible + p_.extra_start[token + 1] - begin;
     for (int i = visible / S * S; i < n; i += S) {
-      __m512i vv[NV];
-      for (int v = 0; v < NV; ++v) vv[v] = _mm512_setzero_si512();
-      T factors[S] = {};
+      Words vv[NV];
+      for (int v = 0; v < NV; ++v) vv[v] = no_bits();
+      A factors[S] = {};
       for (int j = 0; j < S && i + j < n; ++j) {
         const int at = i + j < visible ? i + j : p_.extra[begin + i + j - visible], lane = at % BLOCK;
         const T* pair = cache_block<T>(p_, s_, p_.values, layer, table[at / BLOCK], kv) + (size_t(lane / S) * s_.dim + c) * S;
         for (int v = 0; v < NV; ++v)
-          vv[v] = _mm512_or_si512(vv[v], Kind::pick(_mm512_loadu_si512(pair + v * LANES * S), lane % S, j));
-        factors[j] = Kind::from_float(p[i + j]);
+          vv[v] = either(vv[v], Kind::pick(load_words(pair + v * LANES * S), lane % S, j));
+        factors[j] = Kind::activation(p[i + j]);
       }
       Unit factor;
       std::memcpy(&factor, factors, sizeof(Unit));
-      for (int v = 0; v < NV; ++v) acc[v] = Kind::madd(acc[v], vv[v], factor);
+      for (int part = 0; part < Kind::PARTS; ++part)
+        for (int v = 0; v < NV; ++v) acc[v] = Kind::madd(acc[v], Kind::part(vv[v], part), factor, part);
     }
   }
 

@@ -1,14 +1,17 @@
 """Compiles `kernels.cpp` and its headers on first use and loads it.
 
-Needs a C++ compiler and AVX-512. Where either is missing `load_library` says why, and the caller decides
-(the torch executor always works). The library lies in the cache directory under a name that changes with
-source, compiler and processor, and appears there atomically: services starting at once do not collide.
+Needs a C++ compiler and a processor with AVX2 (simd256.h) or AVX-512 (simd512.h). Where either is missing
+`load_library` says why, and the caller decides (the torch executor always works). CXX and CXXFLAGS choose the
+compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for AVX2. The library lies in the
+cache directory under a name that changes with source, compiler, options and processor, and appears there
+atomically: services starting at once do not collide.
 """
 
 import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
 _FLAGS = ["-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
-_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_NEEDED = {"avx2", "fma", "f16c"}
 
 
 @cache
@@ -52,9 +55,9 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def multiplies_bytes() -> bool:
-    """Whether the kernels run here, in bfloat16, and multiply bytes with bytes (`--weights w8a8`)."""
+    """Whether the kernels run here and multiply bytes with bytes (`--weights w8a8`)."""
     try:
-        return bool(load_library().si_supports_bytes())
+        return bool(load_library().si_multiplies_bytes())
     except UnavailableError:
         return False
 
@@ -70,9 +73,14 @@ def processor_flags() -> frozenset[str]:
     return frozenset(flags.split())
 
 
+def _flags() -> list[str]:
+    return [*_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+
+
 def _library_path(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    key = "\0".join([*(path.read_text() for path in _SOURCES), version, *_FLAGS, *sorted(processor_flags())])
+    sources = [path.read_text() for path in _SOURCES]
+    key = "\0".join([*sources, version, *_flags(), *sorted(processor_flags())])
     base = os.environ.get("SPECINFER_CACHE") or Path.home() / ".cache" / "specinfer"
     return Path(base) / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
@@ -82,7 +90,7 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         output = Path(folder) / path.name
-        command = [compiler, *_FLAGS, "-o", str(output), str(_SOURCE)]
+        command = [compiler, *_flags(), "-o", str(output), str(_SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise UnavailableError(f"native kernels: {compiler} failed: {done.stderr.strip()[-300:]}")

@@ -74,9 +74,7 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {_LANES}"
         )
-    library = load_library()
-    if dtype is torch.bfloat16 and not library.si_supports_bf16():
-        raise UnavailableError("native kernels: the processor lacks avx512_bf16; use float32")
+    load_library()
 
 
 class NativeExecutor:
@@ -215,8 +213,8 @@ class NativeExecutor:
         the same kind, else numbers."""
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}
-        if "W8A8" in kinds and not self._library.si_supports_bytes():
-            raise UnavailableError("native kernels: weights = 'w8a8': the processor lacks avx512_vnni")
+        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
+            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
         if len(kinds) == 1 and None not in found:
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
             self._library.si_set_quantised(self._model, layer, which, _at(rows), _STORAGE[kinds.pop()])

@@ -12,21 +12,21 @@
 namespace specinfer {
 
 template <class Kind>
-void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::T* out) {
-  __m512 sum = _mm512_setzero_ps();
+void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::A* out) {
+  Floats squares = zeros();
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    sum = _mm512_fmadd_ps(v, v, sum);
+    const Floats v = load(x + i);
+    squares = fma(v, v, squares);
   }
-  float total = _mm512_reduce_add_ps(sum);
+  float total = sum(squares);
   for (; i < n; ++i) total += x[i] * x[i];
   const float scale = 1.0f / std::sqrt(total / n + eps);
   for (i = 0; i + LANES <= n; i += LANES) {
-    const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(scale));
-    Kind::store(out + i, _mm512_mul_ps(v, _mm512_loadu_ps(weight + i)));
+    const Floats v = mul(load(x + i), spread(scale));
+    Kind::put(out + i, mul(v, load(weight + i)));
   }
-  for (; i < n; ++i) out[i] = Kind::from_float(x[i] * scale * weight[i]);
+  for (; i < n; ++i) out[i] = Kind::activation(x[i] * scale * weight[i]);
 }
 
 // The same on one head, in place and in float32 (Qwen3's query and key norm).
@@ -50,6 +50,7 @@ void rotate(float* x, const float* cos, const float* sin, int dim) {
 template <class Kind>
 class Worker {
   using T = typename Kind::T;
+  using A = typename Kind::A;
   static constexpr int S = Kind::S;
 
  public:
@@ -69,15 +70,16 @@ class Worker {
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
-      add(l.out, m_.attended.data(), first(l.gate_up));
+      add_to_x(l.out, activations(m_.attended), first(l.gate_up));
       norm(l.post_norm);
       gate(l.gate_up, first(l.down));
-      add(l.down, m_.inner.data(), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
+      add_to_x(l.down, activations(m_.inner), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
     }
     finish();
   }
 
  private:
+  static A* activations(std::vector<uint32_t>& buffer) { return reinterpret_cast<A*>(buffer.data()); }
   Range mine(int items) const { return share(items, thread_, threads_); }
   const char* first(const Matrix& m) const { return first_tile(m, S, thread_, threads_); }
 
@@ -94,13 +96,13 @@ class Worker {
     const Range r = mine(p_.tokens);
     for (int t = r.begin; t < r.end; ++t)
       rms_norm<Kind>(&m_.x[size_t(t) * s_.hidden], weight.data(), s_.hidden, s_.eps,
-                     reinterpret_cast<T*>(m_.normed.data()) + size_t(t) * s_.hidden);
+                     activations(m_.normed) + size_t(t) * s_.hidden);
     barrier_.wait();
   }
 
   void project(const Matrix& w, const char* next) {
     float* out = m_.qkv.data();
-    multiply<Kind, 2>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+    multiply<Kind, 2>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       const int n = std::min(32, w.n - col);
       float* y = out + size_t(row) * w.n + col;
       for (int i = 0; i < n; ++i) y[i] = v[i];
@@ -122,8 +124,8 @@ class Worker {
       if (h < s_.heads) {
         norm_head(x, l.q_norm, s_.eps);
         rotate(x, cos, sin, d);
-        T* q = reinterpret_cast<T*>(m_.query.data()) + (size_t(t) * s_.heads + h) * d;
-        for (int i = 0; i < d; i += LANES) Kind::store(q + i, _mm512_loadu_ps(x + i));
+        A* q = activations(m_.query) + (size_t(t) * s_.heads + h) * d;
+        for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, s_.eps);
         rotate(x, cos, sin, d);
@@ -137,10 +139,10 @@ class Worker {
   }
 
   void store_key(int layer, int slot, int head, const float* x) const {
-    Unit* block = reinterpret_cast<Unit*>(cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head)) + slot % BLOCK;
-    Unit units[LANES / S];
+    uint32_t* block = reinterpret_cast<uint32_t*>(cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head)) + slot % BLOCK;
+    uint32_t units[LANES / S];
     for (int i = 0; i < s_.dim; i += LANES) {
-      Kind::store(reinterpret_cast<T*>(units), _mm512_loadu_ps(x + i));
+      Kind::store(reinterpret_cast<T*>(units), load(x + i));
       for (int u = 0; u < LANES / S; ++u) block[(i / S + u) * BLOCK] = units[u];
     }
   }
@@ -150,13 +152,13 @@ class Worker {
     T* pair = cache_block<T>(p_, s_, p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
     T numbers[LANES];
     for (int i = 0; i < s_.dim; i += LANES) {
-      Kind::store(numbers, _mm512_loadu_ps(x + i));
+      Kind::store(numbers, load(x + i));
       for (int j = 0; j < LANES; ++j) pair[(i + j) * S] = numbers[j];
     }
   }
 
   // x += a W^T + bias
-  void add(const Matrix& w, const Unit* a, const char* next) {
+  void add_to_x(const Matrix& w, const A* a, const char* next) {
     multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
       float* y = &m_.x[size_t(row) * s_.hidden + col];
       const int n = std::min(32, w.n - col);
@@ -167,22 +169,23 @@ class Worker {
     barrier_.wait();
   }
 
-  // inner = silu(gate) * up; a tile holds 32 gate columns and the 32 up columns beside them
+  // inner = silu(gate) * up; one half of a tile are columns of gate, the other the columns of up beside them
   void gate(const Matrix& w, const char* next) {
-    T* inner = reinterpret_cast<T*>(m_.inner.data());
-    multiply<Kind, 4>(w, m_.normed.data(), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-      const int first = col / 2, n = std::min(32, s_.inter - first);
-      T* y = inner + size_t(row) * s_.inter + first;
+    constexpr int half = WIDE / 2 * LANES;
+    A* inner = activations(m_.inner);
+    multiply<Kind, WIDE>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+      const int first = col / 2, n = std::min(half, s_.inter - first);
+      A* y = inner + size_t(row) * s_.inter + first;
       for (int i = 0; i < n; i += LANES) {
-        const __m512 g = _mm512_load_ps(v + i), up = _mm512_load_ps(v + 32 + i);
-        const __m512 e = vexp(_mm512_sub_ps(_mm512_setzero_ps(), g));
-        const __m512 h = _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e)), up);
+        const Floats g = load(v + i), up = load(v + half + i);
+        const Floats e = vexp(sub(zeros(), g));
+        const Floats h = mul(div(g, add(spread(1.0f), e)), up);
         if (n - i >= LANES) {
-          Kind::store(y + i, h);
+          Kind::put(y + i, h);
         } else {
-          alignas(64) float rest[LANES];
-          _mm512_store_ps(rest, h);
-          for (int j = 0; j < n - i; ++j) y[i + j] = Kind::from_float(rest[j]);
+          float rest[LANES];
+          store(rest, h);
+          for (int j = 0; j < n - i; ++j) y[i + j] = Kind::activation(rest[j]);
         }
       }
     });
@@ -194,18 +197,18 @@ class Worker {
     for (int i = r.begin; i < r.end; ++i) {
       const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
       rms_norm<Kind>(x, m_.final_norm.data(), s_.hidden, s_.eps,
-                     reinterpret_cast<T*>(m_.normed.data()) + size_t(i) * s_.hidden);
+                     activations(m_.normed) + size_t(i) * s_.hidden);
     }
     barrier_.wait();
     const bool stream = p_.sparse && s_.vocab % 64 == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
-    multiply<Kind, 4>(m_.head, m_.normed.data(), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
+    multiply<Kind, WIDE>(m_.head, activations(m_.normed), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
                       [&](int row, int col, const float* v) {
                         float* out = p_.logits_out + size_t(row) * s_.vocab + col;
                         if (!stream) {
-                          std::memcpy(out, v, std::min(64, s_.vocab - col) * sizeof(float));
+                          std::memcpy(out, v, std::min(WIDE * LANES, s_.vocab - col) * sizeof(float));
                           return;
                         }
-                        for (int i = 0; i < 64; i += LANES) _mm512_stream_ps(out + i, _mm512_load_ps(v + i));
+                        for (int v0 = 0; v0 < WIDE * LANES; v0 += LANES) specinfer::stream(out + v0, load(v + v0));
                       });
     if (stream) _mm_sfence();
   }
@@ -224,13 +227,13 @@ class Worker {
 template <class Kind>
 void prepare(Model& m, size_t tokens, int threads) {
   const Shape& s = m.shape;
-  const auto units = [](size_t elements) { return (elements + Kind::S - 1) / Kind::S; };
+  const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
   m.x.resize(std::max(m.x.size(), tokens * s.hidden));
   m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
-  m.normed.resize(std::max(m.normed.size(), units(tokens * s.hidden)));
-  m.query.resize(std::max(m.query.size(), units(tokens * s.heads * s.dim)));
-  m.attended.resize(std::max(m.attended.size(), units(tokens * s.heads * s.dim)));
-  m.inner.resize(std::max(m.inner.size(), units(tokens * s.inter)));
+  m.normed.resize(std::max(m.normed.size(), words(tokens * s.hidden)));
+  m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
+  m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
+  m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
   while (m.quantised && int(m.scratch.size()) < threads)
     m.scratch.push_back(std::make_unique<Arena>(size_t(std::max(s.hidden, std::max(s.inter, s.heads * s.dim))) * 4 * 32));
 }

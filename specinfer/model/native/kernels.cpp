@@ -1,4 +1,4 @@
-// A decoder on a CPU with AVX-512: one call per pass (forward.h), one per draft (growth.h).
+// A decoder on a CPU with AVX-512 or AVX2: one call per pass (forward.h), one per draft (growth.h).
 //
 // Why: a pass over SmolLM2-135M reads 269 MB of weights, which takes 5.5 ms; about thirty small torch
 // operations per layer took three times as long. Here one parallel region runs all layers; its phases
@@ -22,21 +22,7 @@ using namespace specinfer;
 
 extern "C" {
 
-int si_supports_bf16() {
-#ifdef __AVX512BF16__
-  return 1;
-#else
-  return 0;
-#endif
-}
-
-int si_supports_bytes() {
-#ifdef __AVX512VNNI__
-  return si_supports_bf16();
-#else
-  return 0;
-#endif
-}
+int si_multiplies_bytes() { return MULTIPLIES_BYTES; }
 
 void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* sin) {
   Model* m = new Model;
@@ -54,9 +40,7 @@ void si_model_free(void* model) { delete static_cast<Model*>(model); }
 // which: 0 qkv, 1 attention output, 2 gate and up, 3 down, 4 head; data: [N, K], contiguous
 void si_set_matrix(void* model, int layer, int which, const void* data) {
   Model& m = *static_cast<Model*>(model);
-#ifdef __AVX512BF16__
   if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
-#endif
   set_dense<F32>(m, layer, which, data);
 }
 
@@ -88,18 +72,14 @@ void si_set_embedding(void* model, const void* table) { static_cast<Model*>(mode
 
 void si_forward(void* model, const Pass* pass) {
   Model& m = *static_cast<Model*>(model);
-#ifdef __AVX512BF16__
   if (m.bf16) return forward<Bf16>(m, *pass);
-#endif
   forward<F32>(m, *pass);
 }
 
 // Grows token trees with a small model: see growth.h.
 void si_grow(void* model, const Growth* growth) {
   Model& m = *static_cast<Model*>(model);
-#ifdef __AVX512BF16__
   if (m.bf16) return grow<Bf16>(m, *growth);
-#endif
   grow<F32>(m, *growth);
 }
 
@@ -120,9 +100,7 @@ void si_move(void* model, void* keys, void* values, int64_t blocks, int count, c
 void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                const float* sin) {
   Model& m = *static_cast<Model*>(model);
-#ifdef __AVX512BF16__
   if (m.bf16) return rotate_keys<Bf16>(m.shape, keys, blocks, count, slots, cos, sin);
-#endif
   rotate_keys<F32>(m.shape, keys, blocks, count, slots, cos, sin);
 }
 

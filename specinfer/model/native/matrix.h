@@ -1,12 +1,12 @@
 // Packed matrices, dense or quantised, and their products with a few rows.
 #pragma once
-#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "bytes.h"
@@ -63,7 +63,7 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
   using T = typename Kind::T;
   m.n = columns, m.k = k, m.vectors = vectors;
   const int steps = k / Kind::S, width = vectors * LANES;
-  m.packed = new Arena(size_t(m.tiles()) * steps * width * sizeof(Unit));
+  m.packed = new Arena(size_t(m.tiles()) * steps * width * sizeof(uint32_t));
   T* out = reinterpret_cast<T*>(m.packed->data());
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile)
@@ -128,18 +128,9 @@ void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vector
     int8_t* tile = out + (c / width) * m.tile_bytes(Bytes::S) + (c % width) * Bytes::S;
     for (int i = 0; i < k; ++i) {
       tile[size_t(i / Bytes::S) * width * Bytes::S + i % Bytes::S] = w[i];
-      m.excess[c] += Bytes::ZERO * w[i];
+      m.excess[c] += BYTE_ZERO * w[i];
     }
   }
-}
-
-#ifdef __AVX512BF16__
-// Twice the float16 numbers at `p`: lanes (0 0 1 1 ... 7 7) and (8 8 ... 15 15).
-inline void load_doubled(const uint8_t* p, __m512* low, __m512* high) {
-  const __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-  const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  *low = _mm512_permutexvar_ps(first, x);
-  *high = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(8)), x);
 }
 
 // Expands one tile to bfloat16 in the layout of dense tiles. Multiplication and addition round
@@ -150,29 +141,23 @@ void expand(const Matrix& m, int tile, char* out, const char* ahead) {
   for (int g = 0; g < m.k / GROUP; ++g)
     for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
       for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-      __m512 scale[2], least[2];
-      load_doubled(in, &scale[0], &scale[1]);
-      if (m.storage == Q4_1) load_doubled(in + 32, &least[0], &least[1]);
+      const Floats scale = load_halves(in), least = m.storage == Q4_1 ? load_halves(in + 32) : zeros();
       for (int step = 0; step < GROUP / 2; ++step) {
-        __m512 x[2];
+        Floats x[2];
         if (m.storage == Q4_1) {
           const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
           const __m128i mask = _mm_set1_epi8(15);
           const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
-          x[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)));
-          x[1] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)));
-          for (int h = 0; h < 2; ++h) x[h] = _mm512_add_ps(_mm512_mul_ps(x[h], scale[h]), least[h]);
+          x[0] = from_unsigned_bytes(_mm_unpacklo_epi8(even, odd)), x[1] = from_unsigned_bytes(_mm_unpackhi_epi8(even, odd));
+          for (int h = 0; h < 2; ++h) x[h] = add(mul(x[h], doubled(scale, h)), doubled(least, h));
         } else {
           const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
-          for (int h = 0; h < 2; ++h)
-            x[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pairs + h))), scale[h]);
+          for (int h = 0; h < 2; ++h) x[h] = mul(from_bytes(_mm_loadu_si128(pairs + h)), doubled(scale, h));
         }
-        char* to = out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64;
-        _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+        store_words(out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64, pack_bf16(x[0], x[1]));
       }
     }
 }
-#endif
 
 // What to prefetch while a tile is multiplied: `lines` cache lines per step from `at`, then `advance` bytes.
 struct Ahead {
@@ -185,25 +170,39 @@ inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
   return m.packed->data() + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
 }
 
-// MR rows times some steps of one tile: out[r][c] = sum over k in order, going on from what is there or from zero.
-template <class Kind, int MR, int NV>
-inline void micro(const Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
-  typename Kind::Sum acc[MR][NV];
+// MR rows times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on from what is
+// there or from zero.
+template <class Kind, int MR, int NV, int V>
+inline void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
+  typename Kind::Sum acc[MR][V];
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero();
+    for (int v = 0; v < V; ++v) acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero();
   for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
-    __m512i b[NV];
-    for (int v = 0; v < NV; ++v) b[v] = _mm512_load_si512(w + v * 64);
+    Words b[V];
+    for (int v = 0; v < V; ++v) b[v] = load_words(w + v * 64);
     for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
-    for (int r = 0; r < MR; ++r)
-      for (int v = 0; v < NV; ++v) acc[r][v] = Kind::madd(acc[r][v], b[v], a[r * stride + step]);
+    for (int part = 0; part < Kind::PARTS; ++part)
+      for (int r = 0; r < MR; ++r)
+        for (int v = 0; v < V; ++v)
+          acc[r][v] = Kind::madd(acc[r][v], Kind::part(b[v], part), a[r * stride + step], part);
   }
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) Kind::keep(out + (r * NV + v) * LANES, acc[r][v]);
+    for (int v = 0; v < V; ++v) Kind::keep(out + (r * NV + v) * LANES, acc[r][v]);
+}
+
+// The same for all vectors of the tile, as many at a time as have room in registers. Every sweep fetches its part.
+template <class Kind, int MR, int NV>
+inline void micro(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
+  constexpr int V = std::clamp(SUMS / MR, 1, NV), sweeps = NV / V;
+  const int advance = ahead.advance / sweeps, lines = (ahead.lines + sweeps - 1) / sweeps;
+  for (int i = 0; i < sweeps; ++i)
+    sweep<Kind, MR, NV, V>(a, stride, w + i * V * 64, steps, out + i * V * LANES, go_on,
+                           {ahead.at + size_t(i) * steps * advance, lines, advance});
 }
 
 template <class Kind, int NV, int MR>
-inline void micro_rows(int rows, const Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
+inline void micro_rows(int rows, const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
+                       Ahead ahead) {
   if (rows == MR) return micro<Kind, MR, NV>(a, stride, w, steps, out, go_on, ahead);
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
@@ -214,27 +213,26 @@ inline constexpr int TURN = 48;
 
 // Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
 //
-// One piece of rows: the tile streams from memory, prefetched 4 kB ahead. Several pieces: the first finds
-// the tile in the cache because the pieces of the tile before fetched it, each its part, while they
-// computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
+// Rows that one sweep is enough for: the tile streams from memory, prefetched 4 kB ahead. Several sweeps or pieces of
+// rows: the first finds the tile in the cache because those of the tile before fetched it, each its part, while
+// they computed. So memory and arithmetic overlap, and sixteen rows cost little more than one. The last tile
 // fetches `next`, the first one of the matrix that follows. Two pieces take turns over parts of a wide tile that
 // stay in the first-level cache; with more pieces, putting the sums aside so often costs more than that brings.
 template <class Kind, int NV, class Finish>
-void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[maybe_unused]] char* expanded,
-                    const char* next, Finish finish) {
-  constexpr int MR = NV == 4 ? 6 : 12;
+void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Range range, char* expanded, const char* next,
+                    Finish finish) {
+  constexpr int MR = std::max(SUMS / NV, ROWS);
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
-  const int turn = NV == 4 && pieces == 2 ? TURN : steps;
+  const bool streams = rows <= SUMS / NV;
+  const int turn = NV == WIDE && pieces == 2 ? TURN : steps;
   const size_t bytes = size_t(steps) * NV * 64;
   alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
     const char* w = m.packed->data() + tile * bytes;
-#ifdef __AVX512BF16__
     if (m.expands()) {
       expand(m, tile, expanded, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
       w = expanded;
     }
-#endif
     const char* following = tile + 1 < range.end ? w + bytes : next;
     for (int step = 0; step < steps; step += turn) {
       const int n = std::min(turn, steps - step);
@@ -243,7 +241,7 @@ void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[may
       const char* then = step + n < steps ? here + part : following;
       for (int piece = 0; piece < pieces; ++piece) {
         const Range r = share(rows, piece, pieces);
-        const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : pieces == 1 ? Ahead{w + 4096, NV, NV * 64}
+        const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : streams ? Ahead{w + 4096, NV, NV * 64}
                                         : Ahead{then + part * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
         float* sums = out + (turn < steps ? r.begin : 0) * NV * LANES;
         micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps + step, steps, here, n, sums, step > 0, ahead);
@@ -257,25 +255,23 @@ void multiply_tiles(const Matrix& m, const Unit* a, int rows, Range range, [[may
 // What a thread needs for products with quantised matrices.
 struct Scratch {
   char* expanded = nullptr;  // one tile
-#ifdef __AVX512BF16__
   ByteRows bytes;
-#endif
 };
 
 // The same, with activations put into bytes first if the matrix is.
 template <class Kind, int NV, class Finish>
-void multiply(const Matrix& m, const Unit* a, int rows, Range range, Scratch& scratch, const char* next, Finish finish) {
-#ifdef __AVX512BF16__
-  if (m.storage == W8A8) {
-    scratch.bytes.fill(a, rows, m.k);
-    return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, nullptr, next, [&](int row, int col, float* v) {
-      for (int i = 0; i < NV * LANES; i += LANES)
-        Bytes::finish(v + i, &m.excess[col + i], &m.scale[col + i], scratch.bytes.scales[row]);
-      finish(row, col, v);
-    });
-  }
-#endif
-  multiply_tiles<Kind, NV>(m, a, rows, range, scratch.expanded, next, finish);
+void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range, Scratch& scratch, const char* next,
+              Finish finish) {
+  if constexpr (std::is_same_v<Kind, Bf16>)
+    if (m.storage == W8A8) {
+      scratch.bytes.fill(a, rows, m.k);
+      return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, nullptr, next, [&](int row, int col, float* v) {
+        for (int i = 0; i < NV * LANES; i += LANES)
+          Bytes::finish(v + i, &m.excess[col + i], &m.scale[col + i], scratch.bytes.scales[row]);
+        finish(row, col, v);
+      });
+    }
+  multiply_tiles<Kind, NV>(m, reinterpret_cast<const typename Kind::Unit*>(a), rows, range, scratch.expanded, next, finish);
 }
 
 }  // namespace specinfer

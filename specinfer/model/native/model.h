@@ -31,7 +31,7 @@ struct Model {
   std::vector<std::unique_ptr<Arena>> scratch;  // per thread, for one expanded tile
   // buffers of the largest pass so far
   std::vector<float> x, qkv;
-  std::vector<Unit> normed, query, attended, inner;
+  std::vector<uint32_t> normed, query, attended, inner;  // activations as the kind of numbers keeps them
 };
 
 // One pass; every array is flat. See specinfer/model/batch.py for the meaning.
@@ -55,16 +55,17 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
   const Shape& s = m.shape;
   const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
   const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
-  if (which == 4) return fill(m.head, s.vocab, s.hidden, 4, rows_up_to(s.vocab));
+  if (which == 4) return fill(m.head, s.vocab, s.hidden, WIDE, rows_up_to(s.vocab));
   Layer& l = m.layers[layer];
   if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
   if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
   if (which == 2) {
-    const int padded = (s.inter + 31) / 32 * 32;
-    fill(l.gate_up, 2 * padded, s.hidden, 4, [&s](int c) {
-      const int column = c / 64 * 32 + c % 32;
+    constexpr int half = WIDE / 2 * LANES;  // columns of gate, and as many of up, side by side in a tile
+    const int padded = (s.inter + half - 1) / half * half;
+    fill(l.gate_up, 2 * padded, s.hidden, WIDE, [&s](int c) {
+      const int column = c / (2 * half) * half + c % half;
       if (column >= s.inter) return -1;
-      return c % 64 < 32 ? column : s.inter + column;
+      return c % (2 * half) < half ? column : s.inter + column;
     });
   }
   if (which == 3) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));

@@ -1,17 +1,13 @@
 // Number kinds of the kernels: what a step of a dot product is in bfloat16 and in float32.
 #pragma once
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
+#include "simd.h"
+
 namespace specinfer {
 
-inline constexpr int LANES = 16;
 inline constexpr int BLOCK = 16;  // tokens per cache block = lanes of a vector
-using Unit = uint32_t;     // one step of an activation: two bfloat16 or one float32
-
-// ---------------------------------------------------------------------------------- number kinds
 
 inline uint16_t to_bf16(float x) {
   uint32_t bits;
@@ -25,58 +21,93 @@ inline float from_bf16(uint16_t x) {
   return y;
 }
 
-#ifdef __AVX512BF16__
-struct Bf16 {
+// A kind has
+//   T, S     how weights and the cache are kept; a lane of 32 bits holds S of them
+//   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
+//   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
+
+// What both ways to multiply bfloat16 have in common.
+struct Bf16Numbers {
   using T = uint16_t;
-  using Sum = __m512;
+  using Sum = Floats;
   static inline constexpr int S = 2;
-  static Sum zero() { return _mm512_setzero_ps(); }
-  static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
-  static Sum take(const float* p) { return _mm512_load_ps(p); }
-  static __m512 load(const T* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-  }
-  static __m512 madd(__m512 acc, __m512i w, Unit a) {
-    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
-  }
+  static Sum zero() { return zeros(); }
+  static void keep(float* p, Sum sum) { specinfer::store(p, sum); }
+  static Sum take(const float* p) { return specinfer::load(p); }
   // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
-  static __m512i pick(__m512i from, int parity, int to) {
-    const __m512i x = parity ? _mm512_srli_epi32(from, 16) : _mm512_and_si512(from, _mm512_set1_epi32(0xFFFF));
-    return to ? _mm512_slli_epi32(x, 16) : x;
+  static Words pick(Words from, int parity, int to) {
+    const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
+    return to ? up_16(x) : x;
   }
-  static void store(T* p, __m512 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+  static void store(T* p, Floats x) { store_bf16(p, x); }
   static T from_float(float x) { return to_bf16(x); }
   static float to_float(T x) { return from_bf16(x); }
+};
+
+#ifdef __AVX512BF16__
+// Both products of a step in one instruction, activations in bfloat16 too.
+struct Bf16 : Bf16Numbers {
+  using A = uint16_t;
+  using Unit = uint32_t;
+  static inline constexpr int PARTS = 1;
+  static Words part(Words w, int) { return w; }
+  static Floats madd(Floats acc, Words w, const Unit& a, int) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
+  }
+  static Floats load(const A* p) { return load_bf16(p); }
+  static void put(A* p, Floats x) { store_bf16(p, x); }
+  static A activation(float x) { return to_bf16(x); }
+};
+#else
+// Weights and cache in bfloat16, widened in registers; activations in float32.
+struct Bf16 : Bf16Numbers {
+  using A = float;
+  struct Unit {
+    A pair[2];
+  };
+  static inline constexpr int PARTS = 2;
+  static Floats part(Words w, int which) { return as_floats(which ? masked(w, 0xFFFF0000) : up_16(w)); }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int which) { return fma(w, spread(a.pair[which]), acc); }
+  static Floats load(const A* p) { return specinfer::load(p); }
+  static void put(A* p, Floats x) { specinfer::store(p, x); }
+  static A activation(float x) { return x; }
 };
 #endif
 
 struct F32 {
   using T = float;
-  using Sum = __m512;
-  static inline constexpr int S = 1;
-  static Sum zero() { return _mm512_setzero_ps(); }
-  static void keep(float* p, Sum sum) { _mm512_store_ps(p, sum); }
-  static Sum take(const float* p) { return _mm512_load_ps(p); }
-  static __m512 madd(__m512 acc, __m512i w, Unit a) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(int(a))), _mm512_castsi512_ps(w), acc);
+  using A = float;
+  using Unit = uint32_t;
+  using Sum = Floats;
+  static inline constexpr int S = 1, PARTS = 1;
+  static Sum zero() { return zeros(); }
+  static void keep(float* p, Sum sum) { specinfer::store(p, sum); }
+  static Sum take(const float* p) { return specinfer::load(p); }
+  static Floats part(Words w, int) { return as_floats(w); }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int) {
+    float factor;
+    std::memcpy(&factor, &a, sizeof(factor));
+    return fma(spread(factor), w, acc);
   }
-  static __m512i pick(__m512i from, int, int) { return from; }
-  static void store(T* p, __m512 x) { _mm512_storeu_ps(p, x); }
+  static Words pick(Words from, int, int) { return from; }
+  static void store(T* p, Floats x) { specinfer::store(p, x); }
+  static void put(A* p, Floats x) { specinfer::store(p, x); }
   static T from_float(float x) { return x; }
+  static A activation(float x) { return x; }
   static float to_float(T x) { return x; }
 };
 
 inline constexpr float LOG2_E = 1.44269504f;
 
 // 2 to the power of 16 floats: 2^n * p(f), n the nearest integer and p of degree 6; relative error below 2e-7.
-inline __m512 vexp2(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(x, 0), f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(1.5403530e-4f);  // ln(2)^k / k! from k = 6 down to 0
-  for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 0.24022651f, 0.69314718f, 1.0f})
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
-  return _mm512_scalef_ps(p, n);
+inline Floats vexp2(Floats x) {
+  x = exponents(x);
+  const Floats n = nearest(x), f = sub(x, n);
+  Floats p = spread(1.5403530e-4f);  // ln(2)^k / k! from k = 6 down to 0
+  for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 0.24022651f, 0.69314718f, 1.0f}) p = fma(p, f, spread(c));
+  return scale_by_power(p, n);
 }
 
-inline __m512 vexp(__m512 x) { return vexp2(_mm512_mul_ps(x, _mm512_set1_ps(LOG2_E))); }
+inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
 
 }  // namespace specinfer

@@ -27,9 +27,8 @@ class Shortlists {
     int held = 0;
     float least = -INFINITY;
     for (int i = 0; i < n; i += LANES) {
-      const __mmask16 valid = lanes(n - i);
-      const __m512 x = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), valid, logits + i);
-      unsigned better = held < width_ ? valid : _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GT_OQ);
+      const Floats x = load_first(logits + i, n - i, spread(-INFINITY));
+      unsigned better = held < width_ ? first_lanes(n - i) : above(x, spread(least));
       for (; better; better &= better - 1) {
         const int at = i + __builtin_ctz(better);
         if (held == width_ && logits[at] <= least) continue;
@@ -37,19 +36,16 @@ class Shortlists {
         if (held == width_) least = value[held - 1];
       }
     }
-    const __m512 peak = _mm512_set1_ps(value[0]), factor = _mm512_set1_ps(1.0f / temperature);
-    __m512 sum = _mm512_setzero_ps();
+    const Floats peak = spread(value[0]), factor = spread(1.0f / temperature);
+    Floats total = zeros();
     for (int i = 0; i < n; i += LANES) {
-      const __mmask16 valid = lanes(n - i);
-      const __m512 x = _mm512_maskz_loadu_ps(valid, logits + i);
-      sum = _mm512_mask_add_ps(sum, valid, sum, vexp(_mm512_mul_ps(_mm512_sub_ps(x, peak), factor)));
+      const Floats x = load_first(logits + i, n - i, peak);
+      total = add(total, keep_first(vexp(mul(sub(x, peak), factor)), n - i));
     }
-    sum_[row] = _mm512_reduce_add_ps(sum);
+    sum_[row] = specinfer::sum(total);
   }
 
  private:
-  static __mmask16 lanes(int left) { return left >= LANES ? 0xFFFF : __mmask16((1u << left) - 1); }
-
   // Equal values keep the order in which they came.
   int insert(float* value, int32_t* index, int held, float x, int at) const {
     int place = std::min(held, width_ - 1);

@@ -1,6 +1,10 @@
 """Without compiler or processor the native executor says why, and `auto` goes on with torch."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.distributions import probabilities
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
-from specinfer.model.native.build import load_library
+from specinfer.model.native.build import load_library, processor_flags
 from specinfer.sampling import SamplingParams
 from tests.tiny_models import runner_of, tiny_transformers
 
@@ -39,8 +43,29 @@ def test_an_old_processor_is_named_and_auto_falls_back_aloud(
     with caplog.at_level(logging.WARNING):
         runner = runner_of(MODEL, executor="auto")
     assert isinstance(runner._executor, TorchExecutor)
-    assert "the processor lacks avx512bw" in caplog.text
+    assert "the processor lacks avx2, f16c, fma" in caplog.text
     assert "using the torch executor" in caplog.text
+
+
+@pytest.mark.native
+@pytest.mark.skipif("avx512f" not in processor_flags(), reason="the kernels are those for AVX2 anyway")
+def test_the_kernels_for_avx2_pass_the_same_tests() -> None:
+    files = [f"test_{name}.py" for name in ("native", "native_growth", "distributions", "weights", "window")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"CXXFLAGS": "-mno-avx512f"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_options_for_the_compiler_make_a_library_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = build._library_path("c++")
+    monkeypatch.setenv("CXXFLAGS", "-mno-avx512f")
+    assert build._library_path("c++") != usual
 
 
 def test_unsupported_models_are_named() -> None:

@@ -1,0 +1,203 @@
+// Sixteen numbers at a time, as pairs of vectors of AVX2 (with FMA and F16C). The same names with AVX-512: simd512.h.
+#pragma once
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace specinfer {
+
+inline constexpr int LANES = 16;
+inline constexpr int SUMS = 4;  // pairs of vectors of sums that stay in registers beside their factors,
+inline constexpr int ROWS = 4;  // and the most rows that can share what is loaded
+inline constexpr int WIDE = 2;  // pairs of vectors of a wide tile
+
+struct Floats {
+  __m256 low, high;
+};
+struct Words {  // sixteen times 32 bits
+  __m256i low, high;
+};
+
+// ---------------------------------------------------------------------------------- numbers
+
+inline Floats zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Floats spread(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Floats x) { _mm256_storeu_ps(p, x.low), _mm256_storeu_ps(p + 8, x.high); }
+inline void stream(float* p, Floats x) { _mm256_stream_ps(p, x.low), _mm256_stream_ps(p + 8, x.high); }
+inline Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Floats div(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Floats fms(Floats a, Floats b, Floats c) {
+  return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
+}
+// b where one of both is not a number
+inline Floats most(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Floats least(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Floats magnitude(Floats x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.low), _mm256_andnot_ps(sign, x.high)};
+}
+inline float sum(Floats x) {
+  const __m256 eight = _mm256_add_ps(x.low, x.high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float largest(Floats x) {
+  const __m256 eight = _mm256_max_ps(x.low, x.high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline Floats nearest(Floats x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
+}
+// What is not a number stays so; everything else within the exponents that `scale_by_power` knows.
+inline Floats exponents(Floats x) { return most(spread(-127.0f), least(spread(128.0f), x)); }
+inline __m256 power_of_two(__m256 n) {  // -127 gives 0, 128 infinity
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline Floats scale_by_power(Floats x, Floats n) { return mul(x, Floats{power_of_two(n.low), power_of_two(n.high)}); }
+
+// ---------------------------------------------------------------------------------- some of the lanes
+
+inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
+inline __m256i first_eight(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Floats load_first(const float* p, int n, Floats rest) {
+  const __m256i low = first_eight(n), high = first_eight(n - 8);
+  return {_mm256_blendv_ps(rest.low, _mm256_maskload_ps(p, low), _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(rest.high, _mm256_maskload_ps(p + 8, high), _mm256_castsi256_ps(high))};
+}
+inline Floats keep_first(Floats x, int n) {
+  return {_mm256_and_ps(x.low, _mm256_castsi256_ps(first_eight(n))),
+          _mm256_and_ps(x.high, _mm256_castsi256_ps(first_eight(n - 8)))};
+}
+inline unsigned above(Floats a, Floats b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ)) |
+         unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ))) << 8;
+}
+
+// ---------------------------------------------------------------------------------- sixteen doubles
+
+struct Doubles {
+  __m256d part[4];
+};
+inline Doubles widen(Floats x) {
+  return {{_mm256_cvtps_pd(_mm256_castps256_ps128(x.low)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.low, 1)),
+           _mm256_cvtps_pd(_mm256_castps256_ps128(x.high)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.high, 1))}};
+}
+inline Doubles spread(double x) {
+  const __m256d part = _mm256_set1_pd(x);
+  return {{part, part, part, part}};
+}
+inline Doubles add(Doubles a, Doubles b) {
+  for (int i = 0; i < 4; ++i) a.part[i] = _mm256_add_pd(a.part[i], b.part[i]);
+  return a;
+}
+inline Doubles mul(Doubles a, Doubles b) {
+  for (int i = 0; i < 4; ++i) a.part[i] = _mm256_mul_pd(a.part[i], b.part[i]);
+  return a;
+}
+inline double sum(Doubles x) {
+  double lanes[4];
+  _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(x.part[0], x.part[1]), _mm256_add_pd(x.part[2], x.part[3])));
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+inline void store_first(double* p, Doubles x, int n) {
+  double all[LANES];
+  for (int i = 0; i < 4; ++i) _mm256_storeu_pd((n >= LANES ? p : all) + 4 * i, x.part[i]);
+  if (n < LANES) std::copy(all, all + n, p);
+}
+
+// ---------------------------------------------------------------------------------- bits
+
+inline Words no_bits() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Words load_words(const void* p) {
+  const __m256i* at = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+inline void store_words(void* p, Words x) {
+  __m256i* at = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(at, x.low), _mm256_storeu_si256(at + 1, x.high);
+}
+inline Floats as_floats(Words x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
+inline Words either(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+inline Words masked(Words x, uint32_t mask) {
+  const __m256i m = _mm256_set1_epi32(int(mask));
+  return {_mm256_and_si256(x.low, m), _mm256_and_si256(x.high, m)};
+}
+inline Words up_16(Words x) { return {_mm256_slli_epi32(x.low, 16), _mm256_slli_epi32(x.high, 16)}; }
+inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srli_epi32(x.high, 16)}; }
+
+// ---------------------------------------------------------------------------------- other kinds of numbers
+
+inline Floats load_bf16(const uint16_t* p) {
+  const __m128i* at = reinterpret_cast<const __m128i*>(p);
+  return as_floats(up_16({_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), _mm256_cvtepu16_epi32(_mm_loadu_si128(at + 1))}));
+}
+// To the nearest, ties to even.
+inline __m256i rounded_to_bf16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7FFF))), 16);
+}
+inline __m256i pack_bf16(Floats x) {  // packing interleaves halves of 128 bits
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded_to_bf16(x.low), rounded_to_bf16(x.high)), 0xD8);
+}
+inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, pack_bf16(x)); }
+// 32 numbers in order.
+inline Words pack_bf16(Floats low, Floats high) { return {pack_bf16(low), pack_bf16(high)}; }
+
+inline Floats load_halves(const void* p) {  // float16
+  const __m128i* at = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}
+inline Floats from_bytes(__m128i x) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+inline Floats from_unsigned_bytes(__m128i x) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+
+// Lanes 0 0 1 1 ... 7 7 (half 0) or 8 8 ... 15 15 (half 1).
+inline Floats doubled(Floats x, int half) {
+  const __m256 from = half ? x.high : x.low;
+  return {_mm256_permutevar8x32_ps(from, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+          _mm256_permutevar8x32_ps(from, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+}
+
+// ---------------------------------------------------------------------------------- bytes
+
+// Activations in bytes are signed: no zero has to be taken out of their sums.
+inline constexpr int BYTE_ZERO = 0;
+inline constexpr bool MULTIPLIES_BYTES = true;
+
+inline __m256i dot_bytes(__m256i sums, __m256i weights, __m256i a) {
+  // pairs of |a| * sign(a) w are at most 2 * 127 * 127: they fit into the 16 bits that hold them
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(weights, a));
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// Sums of four products of bytes per lane: signed weights with the four activations in `a`, all from -127 to 127.
+inline Words dot_bytes(Words sums, Words weights, uint32_t a) {
+  const __m256i four = _mm256_set1_epi32(int(a));
+  return {dot_bytes(sums.low, weights.low, four), dot_bytes(sums.high, weights.high, four)};
+}
+inline Words sub(Words a, Words b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+// Numbers between -127 and 127 to the nearest byte of an activation.
+inline void store_bytes(uint8_t* p, Floats x) {
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+  const __m256i q = _mm256_permute4x64_epi64(words, 0xD8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+}
+
+}  // namespace specinfer

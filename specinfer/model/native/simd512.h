@@ -1,0 +1,137 @@
+// Sixteen numbers at a time, with AVX-512. The same names with AVX2: simd256.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace specinfer {
+
+inline constexpr int LANES = 16;
+inline constexpr int SUMS = 24;  // vectors of sums that stay in registers beside their factors,
+inline constexpr int ROWS = 6;   // and the most rows that can share what is loaded
+inline constexpr int WIDE = 4;   // vectors of a wide tile
+
+using Floats = __m512;
+using Words = __m512i;  // sixteen times 32 bits
+
+// ---------------------------------------------------------------------------------- numbers
+
+inline Floats zeros() { return _mm512_setzero_ps(); }
+inline Floats spread(float x) { return _mm512_set1_ps(x); }
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline void stream(float* p, Floats x) { _mm512_stream_ps(p, x); }  // past the caches; p: a multiple of 64
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
+inline Floats most(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b where one of both is not a number
+inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
+inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
+inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }
+inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, 0); }
+inline Floats exponents(Floats x) { return x; }  // any exponent will do for `scale_by_power`
+inline Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+
+// ---------------------------------------------------------------------------------- some of the lanes
+
+inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
+inline Floats load_first(const float* p, int n, Floats rest) {
+  return _mm512_mask_loadu_ps(rest, __mmask16(first_lanes(n)), p);
+}
+inline Floats keep_first(Floats x, int n) { return _mm512_maskz_mov_ps(__mmask16(first_lanes(n)), x); }
+inline unsigned above(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+
+// ---------------------------------------------------------------------------------- sixteen doubles
+
+struct Doubles {
+  __m512d low, high;
+};
+inline Doubles widen(Floats x) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
+}
+inline Doubles spread(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+inline Doubles add(Doubles a, Doubles b) { return {_mm512_add_pd(a.low, b.low), _mm512_add_pd(a.high, b.high)}; }
+inline Doubles mul(Doubles a, Doubles b) { return {_mm512_mul_pd(a.low, b.low), _mm512_mul_pd(a.high, b.high)}; }
+inline double sum(Doubles x) { return _mm512_reduce_add_pd(x.low) + _mm512_reduce_add_pd(x.high); }
+inline void store_first(double* p, Doubles x, int n) {
+  const unsigned valid = first_lanes(n);
+  _mm512_mask_storeu_pd(p, __mmask8(valid), x.low);
+  _mm512_mask_storeu_pd(p + 8, __mmask8(valid >> 8), x.high);
+}
+
+// ---------------------------------------------------------------------------------- bits
+
+inline Words no_bits() { return _mm512_setzero_si512(); }
+inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_words(void* p, Words x) { _mm512_storeu_si512(p, x); }
+inline Floats as_floats(Words x) { return _mm512_castsi512_ps(x); }
+inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+inline Words masked(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int(mask))); }
+inline Words up_16(Words x) { return _mm512_slli_epi32(x, 16); }
+inline Words down_16(Words x) { return _mm512_srli_epi32(x, 16); }
+
+// ---------------------------------------------------------------------------------- other kinds of numbers
+
+inline Floats load_bf16(const uint16_t* p) {
+  return as_floats(up_16(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))));
+}
+
+#ifdef __AVX512BF16__
+inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+// 32 numbers in order.
+inline Words pack_bf16(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }
+#else
+inline Words rounded_to_bf16(Floats x) {
+  const Words bits = _mm512_castps_si512(x);
+  const Words even = masked(down_16(bits), 1);
+  return down_16(_mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7FFF))));
+}
+inline void store_bf16(uint16_t* p, Floats x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded_to_bf16(x)));
+}
+inline Words pack_bf16(Floats low, Floats high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded_to_bf16(low))),
+                            _mm512_cvtepi32_epi16(rounded_to_bf16(high)), 1);
+}
+#endif
+
+inline Floats load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }  // float16
+inline Floats from_bytes(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
+inline Floats from_unsigned_bytes(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
+
+// Lanes 0 0 1 1 ... 7 7 (half 0) or 8 8 ... 15 15 (half 1).
+inline Floats doubled(Floats x, int half) {
+  const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return _mm512_permutexvar_ps(half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, x);
+}
+
+// ---------------------------------------------------------------------------------- bytes
+
+// Activations in bytes are unsigned: this is their zero.
+inline constexpr int BYTE_ZERO = 128;
+#ifdef __AVX512VNNI__
+inline constexpr bool MULTIPLIES_BYTES = true;
+#else
+inline constexpr bool MULTIPLIES_BYTES = false;
+#endif
+
+// Sums of four products of bytes per lane: signed weights with the four activations in `a`.
+inline Words dot_bytes(Words sums, [[maybe_unused]] Words weights, [[maybe_unused]] uint32_t a) {
+#ifdef __AVX512VNNI__
+  return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(int(a)), weights);
+#else
+  return sums;  // never called: MULTIPLIES_BYTES
+#endif
+}
+inline Words sub(Words a, Words b) { return _mm512_sub_epi32(a, b); }
+inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+// Numbers between -127 and 127 to the nearest byte of an activation.
+inline void store_bytes(uint8_t* p, Floats x) {
+  const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(BYTE_ZERO));
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(q));
+}
+
+}  // namespace specinfer
