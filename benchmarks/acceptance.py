@@ -6,7 +6,6 @@ against multi-step sampling (Table 3), their distribution (Figure 9), latency by
 10), the merged pool against single speculators.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.drafts.report import WIDTHS, markdown
 from benchmarks.drafts.success import success
+from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -26,7 +26,6 @@ from specinfer.model.runner import ModelRunner, RunnerOptions
 from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 DEPTH = 8
 POOL_NODES, POOL_DEPTH = 16, 7
 KINDS = {"greedy": 0.0, "stochastic": 1.0}
@@ -129,11 +128,8 @@ def main(
                 results[name] = result
         report["tokens_per_step"] = {name: by_source(result) for name, result in results.items()}
         report["latency_ms"] = bench.latency(spinner.update)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    publish(RESULTS / "acceptance", report, markdown(report))
     draw(results, report["latency_ms"])
-    (RESULTS / "acceptance.json").write_text(json.dumps(report, indent=2) + "\n")
-    (RESULTS / "acceptance.md").write_text(markdown(report))
-    console.print((RESULTS / "acceptance.md").read_text(), markup=False)
 
 
 def by_source(result: Result) -> dict[str, float]:

@@ -4,7 +4,6 @@ Writes `benchmarks/results/boosting.json` and `.md`: on evaluation prompts, the 
 SSM, that of the pool, and tokens per step of the merged trees at equal numbers of verified nodes.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +13,14 @@ import typer
 from benchmarks.drafts.decoding import Decoding, Plan
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.drafts.success import guesses
+from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, opening, row
 from specinfer.cli.about import about_this_run
-from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 NODES, DEPTH = 16, 7
 
 
@@ -56,10 +54,7 @@ def main(
         "new_tokens": new_tokens,
         "pools": {name: measure(runner, drafters, found, new_tokens) for name, drafters in pools.items()},
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "boosting.json").write_text(json.dumps(report, indent=2) + "\n")
-    (RESULTS / "boosting.md").write_text(markdown(report))
-    console.print((RESULTS / "boosting.md").read_text(), markup=False)
+    publish(RESULTS / "boosting", report, markdown(report))
 
 
 def measure(

@@ -5,7 +5,6 @@ to 8 tokens and trees, greedy and at temperature 0.8, by batch and by source, in
 the model ends them.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +13,11 @@ import typer
 from benchmarks.drafts.end_to_end import end_to_end
 from benchmarks.drafts.prompts import load_prompts
 from benchmarks.drafts.report import services_report
+from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 BATCHES = (1, 4, 16)
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
 
@@ -28,6 +27,7 @@ def main(
     / "tests/data/prompts.jsonl",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "end-to-end",
 ) -> None:
     """Measure the default pool through the services."""
     found = load_prompts(prompts, per_source)
@@ -37,10 +37,7 @@ def main(
             kind: end_to_end(found, BATCHES, temperature, new_tokens, spinner.update)
             for kind, temperature in KINDS.items()
         }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "end-to-end.json").write_text(json.dumps(report, indent=2) + "\n")
-    (RESULTS / "end-to-end.md").write_text(services_report(report))
-    console.print((RESULTS / "end-to-end.md").read_text(), markup=False)
+    publish(out, report, services_report(report))
 
 
 if __name__ == "__main__":

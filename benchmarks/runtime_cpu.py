@@ -4,13 +4,14 @@ Writes `benchmarks/results/runtime-cpu.json` and `.md`. Ours is measured before 
 the speed of shared machines drifts: compare ratios.
 """
 
-import json
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
+from benchmarks.publish import RESULTS, publish
 from benchmarks.runtime import ours, services
 from benchmarks.runtime.peers import VARIANTS, run_peer
 from benchmarks.tables import head, line, origin
@@ -22,7 +23,6 @@ from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "smollm2-135m"
 BATCHES = (1, 4, 8, 16)
 CONTEXTS = (256, 2048)
@@ -40,7 +40,10 @@ COLUMNS = {  # of single requests
 }
 
 
-def main() -> None:
+def main(
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "runtime-cpu",
+) -> None:
+    """Measure the runtime beside its peers."""
     torch.set_num_threads(2)
     task = make_task()
     few = task["prompts"][: FEW + 1]
@@ -80,10 +83,7 @@ def main() -> None:
         if "outputs" in system:
             system["perplexity"] = ours.perplexity(runner, few[1:], system.pop("outputs"))
     report |= {"systems": systems, "spread": {b: [before[b], after[b]] for b in before}}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "runtime-cpu.json").write_text(json.dumps(report, indent=2) + "\n")
-    (RESULTS / "runtime-cpu.md").write_text(markdown(report))
-    console.print((RESULTS / "runtime-cpu.md").read_text(), markup=False)
+    publish(out, report, markdown(report))
 
 
 def load(kv_window: int = 0) -> ModelRunner:
@@ -221,4 +221,4 @@ def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

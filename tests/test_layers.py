@@ -16,6 +16,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.errors": (set(), set()),
     "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
+    "specinfer.processor": (set(), set()),
     "specinfer.prompts": ({"specinfer.errors"}, set()),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
@@ -29,7 +30,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "specinfer.service": ({"specinfer.errors", "specinfer.wire.status", "specinfer.service"}, SERVICE),
     "specinfer.model": (
-        {"specinfer.tree", "specinfer.sampling", "specinfer.errors", "specinfer.model"},
+        {
+            "specinfer.tree",
+            "specinfer.sampling",
+            "specinfer.errors",
+            "specinfer.processor",
+            "specinfer.model",
+        },
         {"numpy", *TORCH},
     ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),

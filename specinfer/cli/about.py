@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specinfer.processor import processor_name
+
 
 def about_this_run() -> dict[str, Any]:
     """Command, commit, time and machine of this process."""
@@ -15,7 +17,7 @@ def about_this_run() -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
@@ -28,12 +30,3 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from specinfer.errors import UnavailableError
+from specinfer.processor import processor_flags
 
 log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -60,17 +61,6 @@ def multiplies_bytes() -> bool:
         return bool(load_library().si_multiplies_bytes())
     except UnavailableError:
         return False
-
-
-@cache
-def processor_flags() -> frozenset[str]:
-    """Instruction sets of this processor; empty where they cannot be read."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.split())
 
 
 def _flags() -> list[str]:

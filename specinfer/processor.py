@@ -1,0 +1,33 @@
+"""What processor this is. Compiled kernels are chosen by it, and figures mean nothing without it."""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+_VECTORS = (  # what the kernels can use, best first
+    ("avx512_bf16", "AVX-512 and bfloat16"),
+    ("avx512bw", "AVX-512"),
+    ("avx2", "AVX2"),
+)
+
+
+def processor_name() -> str:
+    """For example "AMD EPYC with AVX2"."""
+    name = _field("model name") or platform.processor() or platform.machine()
+    vectors = next((words for flag, words in _VECTORS if flag in processor_flags()), None)
+    return f"{name} with {vectors}" if vectors else name
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """Its instruction sets; empty where they cannot be read."""
+    return frozenset(_field("flags").split())
+
+
+def _field(name: str) -> str:
+    """What the system says of its first processor, or nothing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")
