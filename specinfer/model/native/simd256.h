@@ -9,7 +9,7 @@ namespace specinfer {
 
 inline constexpr int LANES = 16;
 inline constexpr int SUMS = 4;  // pairs of vectors of sums that stay in registers beside their factors,
-inline constexpr int ROWS = 4;  // and the most rows that can share what is loaded
+inline constexpr int ROWS = 4;  // and rows at a time; more would spill (docs/LOG.md)
 inline constexpr int WIDE = 2;  // pairs of vectors of a wide tile
 
 struct Floats {

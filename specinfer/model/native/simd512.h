@@ -8,7 +8,7 @@ namespace specinfer {
 
 inline constexpr int LANES = 16;
 inline constexpr int SUMS = 24;  // vectors of sums that stay in registers beside their factors,
-inline constexpr int ROWS = 6;   // and the most rows that can share what is loaded
+inline constexpr int ROWS = 6;   // and rows at a time, of keys or of a wide tile
 inline constexpr int WIDE = 4;   // vectors of a wide tile
 
 using Floats = __m512;
