@@ -169,15 +169,14 @@ class Worker {
     barrier_.wait();
   }
 
-  // inner = silu(gate) * up; one half of a tile are columns of gate, the other the columns of up beside them
+  // inner = silu(gate) * up
   void gate(const Matrix& w, const char* next) {
-    constexpr int half = WIDE / 2 * LANES;
     A* inner = activations(m_.inner);
     multiply<Kind, WIDE>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-      const int first = col / 2, n = std::min(half, s_.inter - first);
+      const int first = col / 2, n = std::min(GATE, s_.inter - first);
       A* y = inner + size_t(row) * s_.inter + first;
       for (int i = 0; i < n; i += LANES) {
-        const Floats g = load(v + i), up = load(v + half + i);
+        const Floats g = load(v + i), up = load(v + GATE + i);
         const Floats e = vexp(sub(zeros(), g));
         const Floats h = mul(div(g, add(spread(1.0f), e)), up);
         if (n - i >= LANES) {
@@ -208,7 +207,7 @@ class Worker {
                           std::memcpy(out, v, std::min(WIDE * LANES, s_.vocab - col) * sizeof(float));
                           return;
                         }
-                        for (int v0 = 0; v0 < WIDE * LANES; v0 += LANES) specinfer::stream(out + v0, load(v + v0));
+                        for (int i = 0; i < WIDE * LANES; i += LANES) specinfer::stream(out + i, load(v + i));
                       });
     if (stream) _mm_sfence();
   }

@@ -49,6 +49,9 @@ struct Pass {
   int sparse = 0;                              // few of the logits will be read: they need not stay in the caches
 };
 
+// Columns of gate in a wide tile, and as many of up beside them.
+inline constexpr int GATE = WIDE / 2 * LANES;
+
 // Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.
 template <class Fill>
 void set_matrix(Model& m, int layer, int which, Fill fill) {
@@ -60,12 +63,11 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
   if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
   if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
   if (which == 2) {
-    constexpr int half = WIDE / 2 * LANES;  // columns of gate, and as many of up, side by side in a tile
-    const int padded = (s.inter + half - 1) / half * half;
+    const int padded = (s.inter + GATE - 1) / GATE * GATE;
     fill(l.gate_up, 2 * padded, s.hidden, WIDE, [&s](int c) {
-      const int column = c / (2 * half) * half + c % half;
+      const int column = c / (2 * GATE) * GATE + c % GATE;
       if (column >= s.inter) return -1;
-      return c % (2 * half) < half ? column : s.inter + column;
+      return c % (2 * GATE) < GATE ? column : s.inter + column;
     });
   }
   if (which == 3) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));

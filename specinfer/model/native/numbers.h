@@ -77,18 +77,14 @@ struct Bf16 : Bf16Numbers {
 struct F32 {
   using T = float;
   using A = float;
-  using Unit = uint32_t;
+  using Unit = A;
   using Sum = Floats;
   static inline constexpr int S = 1, PARTS = 1;
   static Sum zero() { return zeros(); }
   static void keep(float* p, Sum sum) { specinfer::store(p, sum); }
   static Sum take(const float* p) { return specinfer::load(p); }
   static Floats part(Words w, int) { return as_floats(w); }
-  static Floats madd(Floats acc, Floats w, const Unit& a, int) {
-    float factor;
-    std::memcpy(&factor, &a, sizeof(factor));
-    return fma(spread(factor), w, acc);
-  }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int) { return fma(spread(a), w, acc); }
   static Words pick(Words from, int, int) { return from; }
   static void store(T* p, Floats x) { specinfer::store(p, x); }
   static void put(A* p, Floats x) { specinfer::store(p, x); }

@@ -1,6 +1,14 @@
 // The widest vectors that the processor has.
 #pragma once
 
+namespace specinfer {
+
+inline constexpr int LANES = 16;
+// A bit for each of the first n lanes.
+inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
+
+}  // namespace specinfer
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "simd512.h"
 #else

@@ -1,4 +1,5 @@
-// Sixteen numbers at a time, as pairs of vectors of AVX2 (with FMA and F16C). The same names with AVX-512: simd512.h.
+// Sixteen numbers at a time, as pairs of vectors of AVX2 (with FMA and F16C). The same names with AVX-512:
+// simd512.h. Included by simd.h.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +8,6 @@
 
 namespace specinfer {
 
-inline constexpr int LANES = 16;
 inline constexpr int SUMS = 4;  // pairs of vectors of sums that stay in registers beside their factors,
 inline constexpr int ROWS = 4;  // and rows at a time; more would spill (docs/LOG.md)
 inline constexpr int WIDE = 2;  // pairs of vectors of a wide tile
@@ -68,7 +68,6 @@ inline Floats scale_by_power(Floats x, Floats n) { return mul(x, Floats{power_of
 
 // ---------------------------------------------------------------------------------- some of the lanes
 
-inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
 inline __m256i first_eight(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -140,10 +139,6 @@ inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srl
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
-inline Floats load_bf16(const uint16_t* p) {
-  const __m128i* at = reinterpret_cast<const __m128i*>(p);
-  return as_floats(up_16({_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), _mm256_cvtepu16_epi32(_mm_loadu_si128(at + 1))}));
-}
 // To the nearest, ties to even.
 inline __m256i rounded_to_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);

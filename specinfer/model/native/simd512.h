@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, with AVX-512. The same names with AVX2: simd256.h.
+// Sixteen numbers at a time, with AVX-512. The same names with AVX2: simd256.h. Included by simd.h.
 #pragma once
 #include <immintrin.h>
 
@@ -6,7 +6,6 @@
 
 namespace specinfer {
 
-inline constexpr int LANES = 16;
 inline constexpr int SUMS = 24;  // vectors of sums that stay in registers beside their factors,
 inline constexpr int ROWS = 6;   // and rows at a time, of keys or of a wide tile
 inline constexpr int WIDE = 4;   // vectors of a wide tile
@@ -37,7 +36,6 @@ inline Floats scale_by_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n)
 
 // ---------------------------------------------------------------------------------- some of the lanes
 
-inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
 inline Floats load_first(const float* p, int n, Floats rest) {
   return _mm512_mask_loadu_ps(rest, __mmask16(first_lanes(n)), p);
 }
@@ -75,11 +73,10 @@ inline Words down_16(Words x) { return _mm512_srli_epi32(x, 16); }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
+#ifdef __AVX512BF16__
 inline Floats load_bf16(const uint16_t* p) {
   return as_floats(up_16(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))));
 }
-
-#ifdef __AVX512BF16__
 inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
 // 32 numbers in order.
 inline Words pack_bf16(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }
