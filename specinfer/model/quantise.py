@@ -60,7 +60,13 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
 
 
 def _bytes(weight: torch.Tensor) -> torch.Tensor:
-    """[N, 4 + K] bytes of a matrix [N, K]: the scale of every row, its weights over that."""
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-20) / 127
+    """[N, 4 + K] bytes of a matrix [N, K]: the scale of every row, its weights over that.
+
+    The magnitudes of two neighbours add up to 128 at most, so that their products with two activations fit
+    into the 16 bits in which AVX2 adds them. Large weights are rarely neighbours: a quarter of the range is
+    what that costs.
+    """
+    pairs = weight[:, ::2].abs() + weight[:, 1::2].abs()
+    scale = pairs.amax(1, keepdim=True).clamp(min=1e-20) / 127  # rounding adds a half to each
     rounded = (weight / scale).round().to(torch.int8)
     return torch.cat([scale.view(torch.uint8), rounded.view(torch.uint8)], 1)

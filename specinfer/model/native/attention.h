@@ -103,17 +103,11 @@ class Attention {
       ahead[i] = reinterpret_cast<const char*>(cache_block<T>(p_, s_, p_.keys, layer, table[next], kv));
     }
     Floats acc[RT][NB];
-    for (int r = 0; r < RT; ++r)
-      for (int i = 0; i < NB; ++i) acc[r][i] = zeros();
+    times<RT>([&](auto r) INLINED { times<NB>([&](auto i) INLINED { acc[r][i] = zeros(); }); });
     for (int step = 0; step < s_.dim / S; ++step) {
-      Words kk[NB];
-      for (int i = 0; i < NB; ++i) {
-        kk[i] = load_words(k[i] + size_t(step) * 64);
-        _mm_prefetch(ahead[i] + size_t(step) * 64, _MM_HINT_T0);
-      }
-      for (int part = 0; part < Kind::PARTS; ++part)
-        for (int r = 0; r < RT; ++r)
-          for (int i = 0; i < NB; ++i) acc[r][i] = Kind::madd(acc[r][i], Kind::part(kk[i], part), q[r][step], part);
+      times<NB>([&](auto i) INLINED { _mm_prefetch(ahead[i] + size_t(step) * 64, _MM_HINT_T0); });
+      multiply_step<Kind>(acc, k, [&](auto r) INLINED -> auto& { return q[r][step]; });
+      times<NB>([&](auto i) INLINED { k[i] += 64; });
     }
     for (int r = 0; r < RT; ++r)
       for (int i = 0; i < NB; ++i) {
@@ -152,24 +146,21 @@ class Attention {
   void mix(int layer, int kv, const int32_t* table, const int* token, const int* head, const float* scale,
            int width, int most, int c) {
     Floats acc[RT][NV];
-    for (int r = 0; r < RT; ++r)
-      for (int v = 0; v < NV; ++v) acc[r][v] = zeros();
+    times<RT>([&](auto r) INLINED { times<NV>([&](auto v) INLINED { acc[r][v] = zeros(); }); });
     const int steps = most / S;
+    const Unit* weights = weights_.data();
     for (int u = 0; u < steps; u += BLOCK / S) {
       const T* base = cache_block<T>(p_, s_, p_.values, layer, table[u * S / BLOCK], kv) + c * S;
       const int next = std::min(u * S / BLOCK + 1, (steps - 1) * S / BLOCK);
       const T* ahead = cache_block<T>(p_, s_, p_.values, layer, table[next], kv) + c * S;
       const int n = std::min(BLOCK / S, steps - u);
       for (int i = 0; i < n; ++i, base += s_.dim * S, ahead += s_.dim * S) {
-        Words vv[NV];
-        for (int v = 0; v < NV; ++v) {
-          vv[v] = load_words(base + v * LANES * S);
+        const char* at[NV];
+        times<NV>([&](auto v) INLINED {
+          at[v] = reinterpret_cast<const char*>(base + v * LANES * S);
           _mm_prefetch(reinterpret_cast<const char*>(ahead + v * LANES * S), _MM_HINT_T0);
-        }
-        for (int part = 0; part < Kind::PARTS; ++part)
-          for (int r = 0; r < RT; ++r)
-            for (int v = 0; v < NV; ++v)
-              acc[r][v] = Kind::madd(acc[r][v], Kind::part(vv[v], part), weights_[size_t(r) * width / S + u + i], part);
+        });
+        multiply_step<Kind>(acc, at, [&](auto r) INLINED -> auto& { return weights[size_t(r) * width / S + u + i]; });
       }
     }
     for (int r = 0; r < RT; ++r) {

@@ -171,23 +171,26 @@ inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
 }
 
 // MR rows times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on from what is
-// there or from zero.
+// there or from zero. A function of its own, so that it has all registers for itself.
 template <class Kind, int MR, int NV, int V>
-inline void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on, Ahead ahead) {
+__attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
+                                     Ahead ahead) {
   typename Kind::Sum acc[MR][V];
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < V; ++v) acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero();
-  for (int step = 0; step < steps; ++step, w += NV * 64, ahead.at += ahead.advance) {
-    Words b[V];
-    for (int v = 0; v < V; ++v) b[v] = load_words(w + v * 64);
-    for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
-    for (int part = 0; part < Kind::PARTS; ++part)
-      for (int r = 0; r < MR; ++r)
-        for (int v = 0; v < V; ++v)
-          acc[r][v] = Kind::madd(acc[r][v], Kind::part(b[v], part), a[r * stride + step], part);
+  const char* at[V];
+  times<V>([&](auto v) INLINED {
+    at[v] = w + v * 64;
+    times<MR>([&](auto r) INLINED { acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero(); });
+  });
+#pragma GCC unroll UNROLLED
+  for (int step = 0; step < steps; ++step, ahead.at += ahead.advance) {
+    if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // where nothing has to be fetched this does no harm
+    else for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
+    multiply_step<Kind>(acc, at, [&](auto r) INLINED -> auto& { return a[r * stride + step]; });
+    times<V>([&](auto v) INLINED { at[v] += NV * 64; });
   }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < V; ++v) Kind::keep(out + (r * NV + v) * LANES, acc[r][v]);
+  times<V>([&](auto v) INLINED {
+    times<MR>([&](auto r) INLINED { Kind::keep(out + (r * NV + v) * LANES, acc[r][v]); });
+  });
 }
 
 // The same for all vectors of the tile, as many at a time as have room in registers. Every sweep fetches its part.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "simd.h"
+#include "unroll.h"
 
 namespace specinfer {
 
@@ -92,6 +93,22 @@ struct F32 {
   static A activation(float x) { return x; }
   static float to_float(T x) { return x; }
 };
+
+// A step of MR dot products with each of V vectors of weights: acc[r][v] += vector at[v] * unit(r). Weights are read again
+// for every part of them, because AVX2 has no register left to keep them in.
+template <class Kind, int MR, int V, class UnitOf>
+INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* (&at)[V], UnitOf unit) {
+  times<Kind::PARTS>([&](auto part) INLINED {
+    decltype(Kind::part(no_bits(), part)) w[V];
+    times<V>([&](auto v) INLINED {
+      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // or else the compiler keeps them
+      w[v] = Kind::part(load_words(at[v]), part);
+    });
+    times<MR>([&](auto r) INLINED {
+      times<V>([&](auto v) INLINED { acc[r][v] = Kind::madd(acc[r][v], w[v], unit(r), part); });
+    });
+  });
+}
 
 inline constexpr float LOG2_E = 1.44269504f;
 

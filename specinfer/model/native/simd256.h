@@ -8,9 +8,10 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 4;  // pairs of vectors of sums that stay in registers beside their factors,
-inline constexpr int ROWS = 4;  // and rows at a time; more would spill (docs/LOG.md)
-inline constexpr int WIDE = 2;  // pairs of vectors of a wide tile
+inline constexpr int SUMS = 4;      // pairs of vectors of sums that stay in registers beside two pairs of factors
+inline constexpr int ROWS = 6;      // rows at a time, of keys or of a tile: as many sums stay there beside one pair
+inline constexpr int WIDE = 2;      // pairs of vectors of a wide tile
+inline constexpr int UNROLLED = 2;  // steps that a loop takes at once: every instruction beside products counts
 
 struct Floats {
   __m256 low, high;
@@ -172,16 +173,16 @@ inline Floats doubled(Floats x, int half) {
 
 // ---------------------------------------------------------------------------------- bytes
 
-// Activations in bytes are signed: no zero has to be taken out of their sums.
-inline constexpr int BYTE_ZERO = 0;
+// Activations in bytes are unsigned: this is their zero.
+inline constexpr int BYTE_ZERO = 128;
 inline constexpr bool MULTIPLIES_BYTES = true;
 
 inline __m256i dot_bytes(__m256i sums, __m256i weights, __m256i a) {
-  // pairs of |a| * sign(a) w are at most 2 * 127 * 127: they fit into the 16 bits that hold them
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(weights, a));
+  // sums of pairs have 16 bits: the magnitudes of two weights that share one add up to 128 at most (quantise.py)
+  const __m256i pairs = _mm256_maddubs_epi16(a, weights);
   return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-// Sums of four products of bytes per lane: signed weights with the four activations in `a`, all from -127 to 127.
+// Sums of four products of bytes per lane: signed weights with the four activations in `a`.
 inline Words dot_bytes(Words sums, Words weights, uint32_t a) {
   const __m256i four = _mm256_set1_epi32(int(a));
   return {dot_bytes(sums.low, weights.low, four), dot_bytes(sums.high, weights.high, four)};
@@ -191,8 +192,8 @@ inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvt
 // Numbers between -127 and 127 to the nearest byte of an activation.
 inline void store_bytes(uint8_t* p, Floats x) {
   const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
-  const __m256i q = _mm256_permute4x64_epi64(words, 0xD8);
-  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+  const __m256i q = _mm256_add_epi16(_mm256_permute4x64_epi64(words, 0xD8), _mm256_set1_epi16(BYTE_ZERO));
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
 }
 
 }  // namespace specinfer

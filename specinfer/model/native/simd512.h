@@ -6,9 +6,10 @@
 
 namespace specinfer {
 
-inline constexpr int SUMS = 24;  // vectors of sums that stay in registers beside their factors,
-inline constexpr int ROWS = 6;   // and rows at a time, of keys or of a wide tile
-inline constexpr int WIDE = 4;   // vectors of a wide tile
+inline constexpr int SUMS = 24;     // vectors of sums that stay in registers beside their factors,
+inline constexpr int ROWS = 6;      // and rows at a time, of keys or of a wide tile
+inline constexpr int WIDE = 4;      // vectors of a wide tile
+inline constexpr int UNROLLED = 1;  // steps that a loop takes at once
 
 using Floats = __m512;
 using Words = __m512i;  // sixteen times 32 bits
