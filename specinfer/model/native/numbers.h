@@ -94,14 +94,14 @@ struct F32 {
   static float to_float(T x) { return x; }
 };
 
-// A step of MR dot products with each of V vectors of weights: acc[r][v] += vector at[v] * unit(r). Weights are read again
-// for every part of them, because AVX2 has no register left to keep them in.
+// One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). Beside more than SUMS sums no register
+// is left to keep weights in: those are read again for every part.
 template <class Kind, int MR, int V, class UnitOf>
 INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* (&at)[V], UnitOf unit) {
   times<Kind::PARTS>([&](auto part) INLINED {
     decltype(Kind::part(no_bits(), part)) w[V];
     times<V>([&](auto v) INLINED {
-      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // or else the compiler keeps them
+      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // else the compiler would keep them
       w[v] = Kind::part(load_words(at[v]), part);
     });
     times<MR>([&](auto r) INLINED {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
+from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_transformers
 
@@ -78,6 +79,27 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(dtype: str) -> None:
     runner.cache.commit(tree, places)
     (after,) = runner.forward([Segment(tree, [5], want_last=True)])
     assert torch.equal(after, runner.forward([Segment(plain, [5], want_last=True)])[0])
+
+
+@pytest.mark.parametrize("weights", ["converted", "int8", "w8a8"])
+def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
+    """Rows go by pieces and deep matrices by turns, all of which differ with their number."""
+    if weights == "w8a8" and not multiplies_bytes():
+        pytest.skip("the processor has AVX-512 without VNNI")
+    shape = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 320, "num_attention_heads": 6}
+    model = tiny_transformers("llama-untied", **shape)
+    runner = runner_of(model, executor="native", dtype="bfloat16", weights=weights, kv_tokens=8192)
+    sequence = runner.open()
+    runner.forward([Segment(sequence, [3, 14, 15, 92])])
+
+    def logits(nodes: list[int]) -> torch.Tensor:
+        (found,) = runner.forward([Segment(sequence, [], nodes, [-1] * len(nodes))])
+        runner.cache.commit(sequence, [])
+        return found
+
+    alone = [logits([node]) for node in range(26)]
+    for rows in range(2, 27):
+        assert torch.equal(logits(list(range(rows))), torch.cat(alone[:rows])), f"{rows} rows"
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
