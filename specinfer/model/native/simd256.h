@@ -173,8 +173,6 @@ inline Floats doubled(Floats x, int half) {
 
 // ---------------------------------------------------------------------------------- bytes
 
-// Activations in bytes are unsigned: this is their zero.
-inline constexpr int BYTE_ZERO = 128;
 inline constexpr bool MULTIPLIES_BYTES = true;
 
 inline __m256i dot_bytes(__m256i sums, __m256i weights, __m256i a) {

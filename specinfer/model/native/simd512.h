@@ -108,8 +108,6 @@ inline Floats doubled(Floats x, int half) {
 
 // ---------------------------------------------------------------------------------- bytes
 
-// Activations in bytes are unsigned: this is their zero.
-inline constexpr int BYTE_ZERO = 128;
 #ifdef __AVX512VNNI__
 inline constexpr bool MULTIPLIES_BYTES = true;
 #else
