@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 from specinfer.model.config import from_transformers
+from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
 
 FAMILIES = ("llama", "llama-rope3", "mistral", "qwen2", "qwen3", "llama-untied")
@@ -71,7 +73,12 @@ def tiny_generic(family: str, seed: int = 0) -> Any:
 
 
 def runner_of(model: Any, **options: Any) -> ModelRunner:
-    """Our runner with the weights of a `transformers` model, in float32."""
+    """Our runner with the weights of a `transformers` model, in float32.
+
+    Skips the test where the processor cannot multiply bytes and is asked to.
+    """
+    if options.get("weights") == "w8a8" and not multiplies_bytes():
+        pytest.skip("the processor has AVX-512 without VNNI")
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))

@@ -1,5 +1,6 @@
 // Loops over registers.
 #pragma once
+#include <type_traits>
 #include <utility>
 
 // For functions that have to be part of their caller before registers are handed out.

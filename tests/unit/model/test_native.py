@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_transformers
 
@@ -84,8 +83,6 @@ def test_a_tree_a_chain_and_single_steps_agree_bit_for_bit(dtype: str) -> None:
 @pytest.mark.parametrize("weights", ["converted", "int8", "w8a8"])
 def test_however_many_rows_each_is_as_if_alone(weights: str) -> None:
     """Rows go by pieces and deep matrices by turns, all of which differ with their number."""
-    if weights == "w8a8" and not multiplies_bytes():
-        pytest.skip("the processor has AVX-512 without VNNI")
     shape = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 320, "num_attention_heads": 6}
     model = tiny_transformers("llama-untied", **shape)
     runner = runner_of(model, executor="native", dtype="bfloat16", weights=weights, kv_tokens=8192)

@@ -11,11 +11,10 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.config import from_transformers, load_config
-from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.quantise import QuantisedWeights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
-from tests.tiny_models import reference_logits, tiny_transformers
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 
 PROMPT = [3, 14, 15, 92, 65]
 
@@ -135,11 +134,8 @@ def test_quantising_while_loading_is_rounding_to_blocks(bits: str, farthest: flo
 
 
 def bytes_runner(model: Any, weights: str = "w8a8") -> ModelRunner:
-    if not multiplies_bytes():
-        pytest.skip("the processor has AVX-512 without VNNI")
-    source = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    options = RunnerOptions(kv_tokens=512, executor="native", weights=weights)
-    return ModelRunner.build(from_transformers(model.config), source, options)
+    in_bfloat16 = model.to(torch.bfloat16)
+    return runner_of(in_bfloat16, executor="native", dtype="bfloat16", weights=weights, kv_tokens=512)
 
 
 @pytest.mark.native
