@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.calibration import Calibration
 from gateway.lessons import Drafts, FinishedStep, StepTimes, learn
 from gateway.metrics import GatewayMetrics
-from gateway.planner import Choice, Planner
+from gateway.planner import NOTHING, PLAIN, Planner
 from gateway.request import GenerationRequest, RequestState, Speculation
 from gateway.scheduler import Progress, Scheduler, StepEntry
 from gateway.speculator_pool import SpeculatorPool
@@ -57,7 +57,7 @@ class GenerationLoop:
         self.scheduler, self.pool, self._verifier, self._store = scheduler, pool, verifier, store
         self._tokenizer, self._metrics, self._patience_s = tokenizer, metrics, verifier_patience_s
         self._planner, self._calibration = planner, Calibration()
-        self._choice = Choice(frozenset(), 0)
+        self._choice, self._worth = PLAIN, NOTHING
         self.subscribers = Subscribers()
         self._texts: dict[str, TextStream] = {}
         self._wake = asyncio.Event()
@@ -113,8 +113,11 @@ class GenerationLoop:
             self._wake.clear()
             await self._deliver(self.scheduler.reap(time.monotonic()))
             self._planner.enrol(self.pool.groups)
-            self._choice = self._planner.choose(*self.scheduler.admit(time.monotonic()))
-            entries = self.scheduler.plan(time.monotonic(), self._choice.nodes)
+            running, wanting = self.scheduler.admit(time.monotonic())
+            self._choice = self._planner.choose(running, wanting)
+            speculating = bool(self._choice.speculators)
+            self._worth = self._planner.worth(running, self._choice) if speculating else NOTHING
+            entries = self.scheduler.plan(time.monotonic(), self._choice.nodes, self._worth.least_reach)
             self._metrics.observe_queue(self.scheduler.waiting, self.scheduler.running)
             if entries:
                 return entries
@@ -160,8 +163,7 @@ class GenerationLoop:
             return trees
         names = [entry.request_id for entry in open_to_cut]
         limits = [entry.limits.nodes + 1 for entry in open_to_cut]
-        worth = self._planner.worth(len(entries), self._choice)
-        cut = cut_trees([trees[name] for name in names], limits, self._calibration.beliefs(), worth)
+        cut = cut_trees([trees[name] for name in names], limits, self._calibration.beliefs(), self._worth)
         return trees | dict(zip(names, cut, strict=True))
 
     async def _release_preempted(self) -> None:

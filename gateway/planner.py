@@ -15,7 +15,7 @@ What is chosen depends only on committed tokens and on time, so it never biases 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.costs import BySize, DraftTime, PassCurve, StepCosts
@@ -50,6 +50,35 @@ class Choice:
 
 
 PLAIN = Choice(frozenset(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWorth:
+    """Which nodes pay in one step, over the whole batch."""
+
+    most: int
+    """Nodes of the step."""
+    least: Sequence[float]
+    """Least chance of acceptance that pays, by how many nodes are kept already, in stairs."""
+    usual: float = 0.0
+    """Nodes that are usually kept."""
+
+    def __call__(self, kept: int, chance: float) -> bool:
+        """Whether one more node pays, given those kept and its chance of acceptance."""
+        return kept < self.most and chance >= self.least[kept // _STAIR]
+
+    @property
+    def least_reach(self) -> float:
+        """Chance of acceptance that usually decides: drafts need not go on below nodes that have less.
+
+        Never that of the first stair, which also holds what a pass with trees costs over one without.
+        """
+        stair = min(max(int(self.usual) // _STAIR, 1), len(self.least) - 1)
+        return min(max(self.least[stair], 0.0), 1.0)
+
+
+NOTHING = NodeWorth(0, (0.0,))
+"""For steps without trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +161,16 @@ class Planner:
         part = choice.speculators
         return batch * (1 + self.gains.expected(batch, part)) / self._seconds(batch, part)
 
-    def worth(self, batch: int, choice: Choice) -> Callable[[int, float], bool]:
-        """Whether one more node pays in this step, given those kept and its chance of acceptance.
+    def worth(self, batch: int, choice: Choice) -> NodeWorth:
+        """Which nodes pay in this step.
 
-        It does if it brings tokens at least as fast as the step does without it: its probability over
+        A node does if it brings tokens at least as fast as the step does without it: its probability over
         what it adds to the pass, against the expected speed. A pass grows in stairs, so what a node adds is
         the mean over the nodes up to the best later size. So confident requests get many nodes and
         hopeless ones few, and the more a pass costs the choosier it gets.
         """
         if not self._adaptive:
-            return lambda kept, _: kept < self._step_nodes
+            return NodeWorth(self._step_nodes, [0.0] * (self._step_nodes // _STAIR + 1))
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
         most = min(self._step_nodes, batch * self._most_nodes)
         sizes = [*range(0, most, _STAIR), most]
@@ -150,7 +179,7 @@ class Planner:
             speed * min((cost[j] - cost[i]) / (sizes[j] - sizes[i]) for j in range(i + 1, len(sizes)))
             for i in range(len(sizes) - 1)
         ]
-        return lambda kept, chance: kept < most and chance >= least[kept // _STAIR]
+        return NodeWorth(most, least, batch * self.gains.nodes(batch, choice.speculators))
 
     def _best(self, batch: int, course: _Course) -> Choice:
         choices = [self._asking(part, batch) for part in self.gains.parts]

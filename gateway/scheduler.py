@@ -161,12 +161,13 @@ class Scheduler:
         trees = [name for name, state in running if state.request.speculation is Speculation.TREE]
         return len(running), trees
 
-    def plan(self, now: float, most_nodes: int | None = None) -> list[StepEntry]:
+    def plan(self, now: float, most_nodes: int | None = None, least_reach: float = 0.0) -> list[StepEntry]:
         """The entries of the next step; empty if there is nothing to do.
 
         Args:
             most_nodes: most nodes of one request's merged tree in this step; None leaves it to the
                 budget. Chains of sequence speculation keep their length.
+            least_reach: least probability of a node that may be verified in this step.
         """
         self._admit(now)
         self._preempt()
@@ -189,7 +190,7 @@ class Scheduler:
             final = length == pending
             nodes = min(nodes, room - max(chunk, 0)) if final else 0
             room -= nodes
-            entries.append(self._entry(state, length, final, nodes))
+            entries.append(self._entry(state, length, final, nodes, least_reach))
         return entries
 
     def take_preempted(self) -> list[str]:
@@ -289,11 +290,13 @@ class Scheduler:
         """A drafted token is only of use if it and the bonus token may still be generated."""
         return self._most_nodes(state) if state.remaining > 1 else 0
 
-    def _entry(self, state: RequestState, length: int, final: bool, nodes: int) -> StepEntry:
+    def _entry(
+        self, state: RequestState, length: int, final: bool, nodes: int, least_reach: float
+    ) -> StepEntry:
         base = state.verifier_len
         sequence = state.request.speculation is Speculation.SEQUENCE
         depth = self._limits.sequence_length if sequence else self._limits.tree_depth
-        limits = TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None)
+        limits = TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, least_reach)
         return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits)
 
     def _apply(

@@ -96,6 +96,7 @@ class SpeculatorService:
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(own_draws),
             speculators=sorted(s - self.members.start for s in speculators),
+            least_reach=entry.limits.least_reach,
         )
 
     def accept(

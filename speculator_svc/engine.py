@@ -113,6 +113,8 @@ class SpeculatorEngine:
             )
         if entry.limits.nodes > self.max_nodes:
             raise InvalidInputError("node_budget", entry.limits.nodes, f"at most {self.max_nodes}")
+        if not 0 <= entry.limits.least_reach <= 1:
+            raise InvalidInputError("least_reach", entry.limits.least_reach, "must be between 0 and 1")
         unknown = [s for s in entry.speculators if s >= len(self.drafters)]
         if unknown:
             raise InvalidInputError("speculators", unknown[0], f"this service has {len(self.drafters)}")

@@ -75,7 +75,7 @@ def _decode(entry: speculator_pb2.DraftEntry) -> DraftEntry | DraftOutcome:
             entry.request_id,
             entry.base_len,
             list(entry.delta_token_ids),
-            TreeLimits(entry.node_budget, entry.max_depth, width),
+            TreeLimits(entry.node_budget, entry.max_depth, width, entry.least_reach),
             decode_sampling(entry.sampling),
             list(entry.speculators),
         )

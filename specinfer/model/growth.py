@@ -68,7 +68,7 @@ class GrowthShape:
 
     def followed(self, limits: TreeLimits) -> float:
         """The least probability of a path that a tree within these limits follows further."""
-        return self.least_reach if self.best_first(limits) else 0.0
+        return max(self.least_reach, limits.least_reach) if self.best_first(limits) else 0.0
 
     def best_first(self, limits: TreeLimits) -> bool:
         """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""

@@ -110,6 +110,8 @@ class SsmDrafter:
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
             sequence = self._sequences[job.request_id] = self._runner.open()
+            # prompts that begin alike are read once; the last token is always read
+            self._runner.cache.share(sequence, job.context[:-1])
         delta = job.context[sequence.length : sequence.length + _CATCH_UP]
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)

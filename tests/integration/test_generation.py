@@ -59,6 +59,17 @@ async def test_steps_are_as_computed_by_hand(
         assert row.wins == steps - histogram[0]
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+async def test_drafters_are_told_what_will_not_be_verified(redis_url: str, adaptive: bool) -> None:
+    """The planner weighs nodes against what passes cost; without it every node is verified."""
+    drafter = ScriptedDrafter(always)
+    async with running_system(redis_url, {"scripted": drafter}, adaptive=adaptive) as system:
+        assert await system.tokens(PROMPTS[0], max_new_tokens=24) == greedy(PROMPTS[0], 24)
+    drafted = [job.limits.least_reach for job in drafter.jobs if not job.limits.empty]
+    assert drafted
+    assert all((0 < least < 1) if adaptive else least == 0 for least in drafted)
+
+
 async def test_no_speculator_and_speculation_off_take_one_step_per_token(redis_url: str) -> None:
     drafter = ScriptedDrafter(always)
     async with running_system(redis_url, {"scripted": drafter}) as system:

@@ -24,12 +24,12 @@ struct GrowthJob {
   int32_t nodes, depth, width;          // limits; width 0: none
   int32_t greedy, top_k, last;          // last: absolute position of the root, keys the random stream
   float temperature, top_p;             // greedy: of the softmax that scores points
+  double least_reach;                   // the tree goes on below paths at least so probable
   uint64_t seed;
 };
 
 struct Growth {
   int jobs, most, beam, support, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
-  double least_reach;  // best-first trees go on below paths at least so probable
   const GrowthJob* job;
   const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
   const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
@@ -164,7 +164,7 @@ class Rules {
                                            : sampled(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
       // what is not among the tree's likeliest nodes so far will not be in it
-      const double least = std::max(t.bar(), t.job->width ? 0 : g_.least_reach);
+      const double least = std::max(t.bar(), t.job->least_reach);
       std::erase_if(added, [&](int node) { return t.reach[node] < least; });
       std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
       if (int(added.size()) > g_.beam) added.resize(g_.beam);

@@ -19,6 +19,7 @@ _JOB = np.dtype(
         *((name, np.int32) for name in ("greedy", "top_k", "last")),
         ("temperature", np.float32),
         ("top_p", np.float32),
+        ("least_reach", np.float64),
         ("seed", np.uint64),
     ],
     align=True,
@@ -31,7 +32,6 @@ class _GrowthCall(ctypes.Structure):
 
     _fields_ = [  # ctypes reads this list
         *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "replace", "levels", "threads")),
-        ("least_reach", ctypes.c_double),
         *(
             (n, ctypes.c_void_p)
             for n in ("job", "token_ids", "blocks", "vocabulary", "widths", "keys", "values")
@@ -124,7 +124,7 @@ class NativeGrowth:
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
         """Runs `si_grow`; every task's cache must have room for its nodes."""
-        jobs = _jobs(tasks)
+        jobs = _jobs(tasks, shape)
         most = max(1, *(task.limits.nodes for task in tasks))
         kinds = [None if task.sampling.greedy else shape.kind for task in tasks]
         support = min(shape.q_support, len(token_ids)) if any(kinds) else 0
@@ -146,7 +146,6 @@ class NativeGrowth:
                 replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
                 levels=len(widths),
                 threads=torch.get_num_threads(),
-                least_reach=shape.least_reach,
                 vocabulary=vocabulary.data_ptr(),
                 keys=self._memory.keys.data_ptr(),
                 values=self._memory.values.data_ptr(),
@@ -171,7 +170,7 @@ def _temperature(task: GrowthTask) -> float:
     return max(task.sampling.temperature, SMALLEST_TEMPERATURE)
 
 
-def _jobs(tasks: Sequence[GrowthTask]) -> NDArray[Any]:
+def _jobs(tasks: Sequence[GrowthTask], shape: GrowthShape) -> NDArray[Any]:
     rows = [
         (
             len(t.delta),
@@ -186,6 +185,7 @@ def _jobs(tasks: Sequence[GrowthTask]) -> NDArray[Any]:
             t.sequence.length + len(t.delta),
             _temperature(t),
             t.sampling.top_p,
+            shape.followed(t.limits),
             t.sampling.seed,
         )
         for t in tasks

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gateway.costs import DraftTime, PassCurve
-from gateway.planner import PLAIN, Choice, Planner, StepReport
+from gateway.planner import PLAIN, Choice, NodeWorth, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 
@@ -224,6 +224,12 @@ def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     assert worth(5, 0.13)
     assert not worth(5, 0.07)
     assert not worth(32, 1.0), "never more than a step may hold"
+    assert worth.least_reach == pytest.approx(0.1, rel=0.05)
+    assert NodeWorth(9, [-0.1, 0.2, 0.4], usual=0.0).least_reach == 0.2
+    assert NodeWorth(9, [-0.1, 0.2, 0.4], usual=8.5).least_reach == 0.4
+    assert NodeWorth(4, [-0.1], usual=3.0).least_reach == 0
+    assert NodeWorth(20, [0.1, 1.2], usual=99.0).least_reach == 1
+    assert planner_of(1, 16, 32, adaptive=False).worth(1, PLAIN).least_reach == 0, "then all are verified"
 
 
 def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:

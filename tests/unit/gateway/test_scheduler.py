@@ -218,6 +218,13 @@ def test_speculation_off_and_sequence_get_their_limits() -> None:
     assert (sequence.limits.nodes, sequence.limits.width) == (5, 1)
 
 
+def test_trees_are_told_what_will_not_be_verified() -> None:
+    s = scheduler()
+    s.submit(request("a"), 0.0)
+    (entry,) = s.plan(0.0, most_nodes=4, least_reach=0.25)
+    assert (entry.limits.nodes, entry.limits.least_reach) == (4, 0.25)
+
+
 def test_bad_requests_are_named() -> None:
     with pytest.raises(InvalidInputError, match="stop_strings = 17"):
         request("a", stop_strings=("x",) * 17)

@@ -1,5 +1,7 @@
 """Drafts in one compiled call: the trees of the reference growth, node for node and draw for draw."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,8 @@ def assert_same(found: TokenTree, expected: TokenTree) -> None:
 
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
 
+LEAST = [0.0, 0.5, 0.3, 0.2, 0.04]
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "w8a8"])
 @pytest.mark.parametrize("beam", [1, 4, 30])
@@ -91,6 +95,21 @@ def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: f
     chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
     for found, expected in grow_both(shape, chains, GREEDY):
         assert_same(found, expected)
+
+
+def test_every_request_says_where_its_tree_may_stop() -> None:
+    """Side by side; what the speculator asks of all trees holds besides."""
+    limits = [replace(limits, least_reach=least) for limits, least in zip(LIMITS, LEAST, strict=True)]
+    for sampling in (GREEDY, SAMPLED):
+        pairs = grow_both(GrowthShape(least_reach=0.02), limits, sampling)
+        for found, expected in pairs:
+            assert_same(found, expected)
+        unlimited = grow_both(GrowthShape(least_reach=0.02), LIMITS, sampling)
+        changed = [
+            a.parents.tolist() != b.parents.tolist() for (a, _), (b, _) in zip(pairs, unlimited, strict=True)
+        ]
+        assert any(changed)
+        assert not any(changed[:: len(LIMITS)]), "the first request asks for no more than all do"
 
 
 def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:

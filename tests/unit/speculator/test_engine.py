@@ -1,5 +1,8 @@
 """The speculator engine: contexts follow the invariant, failures concern one entry."""
 
+from dataclasses import replace
+from math import nan
+
 import pytest
 
 from specinfer.entry_status import EntryStatus
@@ -32,19 +35,23 @@ def test_bad_entries_fail_alone() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     drafter.description = DrafterDescription(vocab_size=10, max_context_len=6)
     engine = SpeculatorEngine([drafter], max_nodes=4)
+    limits = [TreeLimits(3, 3, least_reach=least) for least in (-0.1, 1.5, nan)]
     entries = [
         entry("empty", 0, []),
         entry("foreign", 0, [5, 11]),
         entry("greedy", 0, [5], nodes=5),
         entry("long", 0, [1] * 6),
+        *(replace(entry(f"sure {i}", 0, [5]), limits=own) for i, own in enumerate(limits)),
         entry("good", 0, [5]),
     ]
     outcomes = engine.draft(entries)
-    assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 4 + [EntryStatus.OK]
+    assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 7 + [EntryStatus.OK]
     assert "delta_token_ids = 11: not in the vocabulary of 10" in outcomes[1].message
     assert "node_budget = 5: at most 4" in outcomes[2].message
     assert "context = 8: longer than the 6 served" in outcomes[3].message
-    ((speculator, tree),) = outcomes[4].drafts
+    for outcome, value in zip(outcomes[4:7], ("-0.1", "1.5", "nan"), strict=True):
+        assert f"least_reach = {value}: must be between 0 and 1" in outcome.message
+    ((speculator, tree),) = outcomes[7].drafts
     assert speculator == 0
     assert isinstance(tree, TokenTree)
 

@@ -97,11 +97,13 @@ def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
         assert len(chain) == 6
 
 
-def test_best_first_trees_do_not_go_on_below_improbable_paths() -> None:
-    """And are otherwise what they are without that; chains go on."""
-    least = 0.02
-    jobs = jobs_for(TreeLimits(90, 4))
-    found, whole = draft(make(GrowthShape(least_reach=least)), jobs), draft(make(), jobs)
+@pytest.mark.parametrize(("of_all", "of_request"), [(0.02, 0.0), (0.0, 0.02), (0.02, 0.01)])
+def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_request: float) -> None:
+    """Whoever says so; and they are otherwise what they are without that. Chains go on."""
+    least = max(of_all, of_request)
+    jobs = jobs_for(TreeLimits(90, 4, least_reach=of_request))
+    found = draft(make(GrowthShape(least_reach=of_all)), jobs)
+    whole = draft(make(), jobs_for(TreeLimits(90, 4)))
     cut_short = 0
     for tree, other in zip(found, whole, strict=True):
         reach = reach_of(tree)
@@ -111,7 +113,7 @@ def test_best_first_trees_do_not_go_on_below_improbable_paths() -> None:
         assert followed <= paths(tree)
         cut_short += len(followed) < len(shared)
     assert cut_short
-    for chain in draft(make(GrowthShape(least_reach=0.9)), jobs_for(TreeLimits(5, 5, width=1))):
+    for chain in draft(make(GrowthShape(least_reach=0.9)), jobs_for(TreeLimits(5, 5, 1, 0.9))):
         assert len(chain) == 6
 
 
@@ -156,6 +158,27 @@ def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     fresh = draft(make(), [DraftJob("r", context, limits, GREEDY)])[0]
     assert [n for n in read if n] == [4, 3]
     assert paths(again) == paths(fresh)
+
+
+def test_what_prompts_have_in_common_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks of it, also after the first request has gone; the drafts are those of a fresh cache."""
+    drafter, shared = make(kv_tokens=256), [(7 * i) % 97 for i in range(37)]
+    read: list[int] = []
+    forward = drafter._runner.forward
+
+    def counting(segments: Any) -> Any:
+        read.extend(len(s.delta) for s in segments if len(s.delta))
+        return forward(segments)
+
+    monkeypatch.setattr(drafter._runner, "forward", counting)
+    limits = TreeLimits(6, 3)
+    draft(drafter, [DraftJob("first", [*shared, 5], limits, GREEDY)])
+    drafter.release("first")
+    jobs = [DraftJob(f"r{end}", [*shared, end], limits, GREEDY) for end in (8, 9)]
+    jobs.append(DraftJob("short", shared[:32], limits, GREEDY))
+    again, fresh = draft(drafter, jobs), draft(make(), jobs)
+    assert read == [38, 6, 6, 16], "the last token is read in any case"
+    assert [paths(tree) for tree in again] == [paths(tree) for tree in fresh]
 
 
 def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
