@@ -71,7 +71,8 @@ class NodeWorth:
     def least_reach(self) -> float:
         """Chance of acceptance that usually decides: drafts need not go on below nodes that have less.
 
-        Never that of the first stair, which also holds what a pass with trees costs over one without.
+        Never that of the first stair, which also holds what a pass with trees costs over one without. A
+        drafter goes by its own idea of the chance, which is not calibrated yet.
         """
         stair = min(max(int(self.usual) // _STAIR, 1), len(self.least) - 1)
         return min(max(self.least[stair], 0.0), 1.0)
