@@ -167,7 +167,7 @@ class Scheduler:
         Args:
             most_nodes: most nodes of one request's merged tree in this step; None leaves it to the
                 budget. Chains of sequence speculation keep their length.
-            least_reach: least probability of a node that may be verified in this step.
+            least_reach: probability of a path below which following it is hardly worth it in this step.
         """
         self._admit(now)
         self._preempt()

@@ -119,17 +119,22 @@ def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_
 
 def test_levels_that_nobody_asks_for_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make(GrowthShape(least_reach=0.9))
-    passes = 0
+    passes = passes_of(drafter, monkeypatch)
+    draft(drafter, jobs_for(TreeLimits(20, 5)))
+    assert len(passes) == 1, "the context, and no level: no first token is so probable"
+
+
+def passes_of(drafter: SsmDrafter, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """From now on, for every pass, the context tokens that it reads of each request."""
+    passes: list[list[int]] = []
     forward = drafter._runner.forward
 
-    def counting(segments: Any) -> Any:
-        nonlocal passes
-        passes += 1
+    def recording(segments: Any) -> Any:
+        passes.append([len(segment.delta) for segment in segments])
         return forward(segments)
 
-    monkeypatch.setattr(drafter._runner, "forward", counting)
-    draft(drafter, jobs_for(TreeLimits(20, 5)))
-    assert passes == 1, "the context, and no level: no first token is so probable"
+    monkeypatch.setattr(drafter._runner, "forward", recording)
+    return passes
 
 
 def reach_of(tree: TokenTree) -> list[float]:
@@ -143,41 +148,27 @@ def reach_of(tree: TokenTree) -> list[float]:
 def test_a_context_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = make()
     context = list(CONTEXTS[0])
-    read: list[int] = []
-    forward = drafter._runner.forward
-
-    def counting(segments: Any) -> Any:
-        read.append(sum(len(s.delta) for s in segments))
-        return forward(segments)
-
-    monkeypatch.setattr(drafter._runner, "forward", counting)
+    passes = passes_of(drafter, monkeypatch)
     limits = TreeLimits(3, 2, width=1)
     first = draft(drafter, [DraftJob("r", context, limits, GREEDY)])[0]
     context += [first.token_ids[1], 12, 13]
     again = draft(drafter, [DraftJob("r", context, limits, GREEDY)])[0]
     fresh = draft(make(), [DraftJob("r", context, limits, GREEDY)])[0]
-    assert [n for n in read if n] == [4, 3]
+    assert [sum(read) for read in passes if sum(read)] == [4, 3]
     assert paths(again) == paths(fresh)
 
 
 def test_what_prompts_have_in_common_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks of it, also after the first request has gone; the drafts are those of a fresh cache."""
     drafter, shared = make(kv_tokens=256), [(7 * i) % 97 for i in range(37)]
-    read: list[int] = []
-    forward = drafter._runner.forward
-
-    def counting(segments: Any) -> Any:
-        read.extend(len(s.delta) for s in segments if len(s.delta))
-        return forward(segments)
-
-    monkeypatch.setattr(drafter._runner, "forward", counting)
+    passes = passes_of(drafter, monkeypatch)
     limits = TreeLimits(6, 3)
     draft(drafter, [DraftJob("first", [*shared, 5], limits, GREEDY)])
     drafter.release("first")
     jobs = [DraftJob(f"r{end}", [*shared, end], limits, GREEDY) for end in (8, 9)]
     jobs.append(DraftJob("short", shared[:32], limits, GREEDY))
     again, fresh = draft(drafter, jobs), draft(make(), jobs)
-    assert read == [38, 6, 6, 16], "the last token is read in any case"
+    assert [n for read in passes for n in read if n] == [38, 6, 6, 16], "the last token is read in any case"
     assert [paths(tree) for tree in again] == [paths(tree) for tree in fresh]
 
 
