@@ -4,9 +4,10 @@ The verifier says how long its passes take by their tokens; while serving, that 
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 _SMOOTHING = 0.08
 _PACE_SMOOTHING, _CHANGE_SMOOTHING = 0.15, 0.05
@@ -95,23 +96,34 @@ class PassCurve:
         Raises:
             ValueError: if there is none.
         """
-        self._points: list[tuple[float, float]] = []
-        for tokens, seconds in sorted(points):
-            least = self._points[-1][1] if self._points else _LEAST_S
-            self._points.append((tokens, max(seconds, least)))
-        if not self._points:
+        ordered = sorted(points)
+        if not ordered:
             raise ValueError("a curve needs a point")
+        sizes = [tokens for tokens, _ in ordered]
+        seconds = _never_falling([max(seconds, _LEAST_S) for _, seconds in ordered])
+        self._most = sizes[-1]
+        self._seconds: list[float] = np.interp(range(self._most + 1), sizes, seconds).tolist()
+        """Of whole numbers of tokens: a step asks some fifty times."""
 
     def at(self, tokens: float) -> float:
         """Beyond all that was measured: in proportion."""
-        above = bisect_left(self._points, (tokens,))
-        if above == len(self._points):
-            most, seconds = self._points[-1]
-            return seconds * tokens / most
-        if above == 0:
-            return self._points[0][1]
-        (t0, s0), (t1, s1) = self._points[above - 1 : above + 1]
-        return s0 + (s1 - s0) * (tokens - t0) / (t1 - t0)
+        if tokens >= self._most:
+            return self._seconds[-1] * tokens / self._most
+        below = int(tokens)
+        here, above = self._seconds[below], self._seconds[below + 1]
+        return here + (above - here) * (tokens - below)
+
+
+def _never_falling(values: Sequence[float]) -> list[float]:
+    """The sequence nearest to `values` (least squares) that never falls: what falls is levelled out."""
+    levels: list[tuple[float, int]] = []  # mean, values
+    for value in values:
+        mean, count = value, 1
+        while levels and levels[-1][0] > mean:
+            other, others = levels.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        levels.append((mean, count))
+    return [mean for mean, count in levels for _ in range(count)]
 
 
 class StepCosts:

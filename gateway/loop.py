@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.calibration import Calibration
 from gateway.lessons import Drafts, FinishedStep, StepTimes, learn
 from gateway.metrics import GatewayMetrics
-from gateway.planner import NOTHING, PLAIN, Planner
+from gateway.planner import PLAIN, Planner
 from gateway.request import GenerationRequest, RequestState, Speculation
 from gateway.scheduler import Progress, Scheduler, StepEntry
 from gateway.speculator_pool import SpeculatorPool
@@ -21,6 +21,7 @@ from gateway.store import RequestStore
 from gateway.subscribers import Subscribers, Update
 from gateway.text import TextStream
 from gateway.verifier_client import VerifierClient
+from gateway.worth import NOTHING
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, cut_trees, merge_trees

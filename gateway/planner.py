@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from gateway.costs import BySize, DraftTime, PassCurve, StepCosts
 from gateway.gains import Gains, Outcomes, Part
+from gateway.worth import NodeWorth, judge_nodes
 
 _FIRST_OUTCOMES = 16
 """Trees that are looked at in full, at whatever batch size, before gains are believed."""
@@ -30,8 +31,6 @@ _LEAST_WAIT, _LONGEST_WAIT = 4, 400
 """Steps between two looks."""
 _PAUSE = 4
 """Steps of plain decoding between two thoughts of anything else: thinking takes time, too."""
-_STAIR = 4
-"""Nodes between the sizes at which the cost of a pass is looked up."""
 _BEGIN, _GO_ON = 1.07, 1.02
 """Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
 the best one is more often too good."""
@@ -50,36 +49,6 @@ class Choice:
 
 
 PLAIN = Choice(frozenset(), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeWorth:
-    """Which nodes pay in one step, over the whole batch."""
-
-    most: int
-    """Nodes of the step."""
-    least: Sequence[float]
-    """Least chance of acceptance that pays, by how many nodes are kept already, in stairs."""
-    usual: float = 0.0
-    """Nodes that are usually kept."""
-
-    def __call__(self, kept: int, chance: float) -> bool:
-        """Whether one more node pays, given those kept and its chance of acceptance."""
-        return kept < self.most and chance >= self.least[kept // _STAIR]
-
-    @property
-    def least_reach(self) -> float:
-        """Chance of acceptance that usually decides: drafts need not go on below nodes that have less.
-
-        Never that of the first stair, which also holds what a pass with trees costs over one without. A
-        drafter goes by its own idea of the chance, which is not calibrated yet.
-        """
-        stair = min(max(int(self.usual) // _STAIR, 1), len(self.least) - 1)
-        return min(max(self.least[stair], 0.0), 1.0)
-
-
-NOTHING = NodeWorth(0, (0.0,))
-"""For steps without trees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,21 +135,15 @@ class Planner:
         """Which nodes pay in this step.
 
         A node does if it brings tokens at least as fast as the step does without it: its probability over
-        what it adds to the pass, against the expected speed. A pass grows in stairs, so what a node adds is
-        the mean over the nodes up to the best later size. So confident requests get many nodes and
+        what it adds to the pass, against the expected speed. So confident requests get many nodes and
         hopeless ones few, and the more a pass costs the choosier it gets.
         """
         if not self._adaptive:
-            return NodeWorth(self._step_nodes, [0.0] * (self._step_nodes // _STAIR + 1))
+            return NodeWorth([0.0] * self._step_nodes)
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
         most = min(self._step_nodes, batch * self._most_nodes)
-        sizes = [*range(0, most, _STAIR), most]
-        cost = [self.costs.pass_seconds(batch, size) for size in sizes]
-        least = [
-            speed * min((cost[j] - cost[i]) / (sizes[j] - sizes[i]) for j in range(i + 1, len(sizes)))
-            for i in range(len(sizes) - 1)
-        ]
-        return NodeWorth(most, least, batch * self.gains.nodes(batch, choice.speculators))
+        seconds = [self.costs.pass_seconds(batch, nodes) for nodes in range(most + 1)]
+        return judge_nodes(seconds, speed, batch)
 
     def _best(self, batch: int, course: _Course) -> Choice:
         choices = [self._asking(part, batch) for part in self.gains.parts]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command, redis_url_from_environment
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -44,7 +44,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if url := redis_url_from_environment():
         yield url
         return
-    directory, port = tmp_path_factory.mktemp("redis"), free_port()
+    directory, port = tmp_path_factory.mktemp("redis"), free_ports(1)[0]
     child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
     wait_for_port(child, port, timeout_s=20)
     yield f"redis://127.0.0.1:{port}/0"

@@ -26,7 +26,7 @@ from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.speculator_pool import PoolPolicy, SpeculatorPool
 from gateway.store import RequestStore
 from gateway.verifier_client import VerifierClient
-from specinfer.cli.processes import free_port
+from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError
 from specinfer.service.channel import channel_options, open_channel
 from specinfer.service.engine_thread import EngineThread
@@ -194,7 +194,7 @@ async def running_system(
             add_speculators(server, thread, group, speculator_tokenizer)
 
         if absent & group.keys():
-            addresses.append(f"127.0.0.1:{free_port()}")
+            addresses.append(f"127.0.0.1:{free_ports(1)[0]}")
         else:
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 

@@ -58,9 +58,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
     "gateway.budget": (set(), {"numpy"}),
-    "gateway.costs": (set(), set()),
+    "gateway.costs": (set(), {"numpy"}),
     "gateway.gains": ({"specinfer.tree", "gateway.costs"}, set()),
-    "gateway.planner": ({"specinfer.tree", "gateway.costs", "gateway.gains"}, set()),
+    "gateway.worth": (set(), {"numpy"}),
+    "gateway.planner": ({"specinfer.tree", "gateway.costs", "gateway.gains", "gateway.worth"}, set()),
     "gateway.lessons": ({"specinfer.tree", "specinfer.entry_status", "gateway"}, set()),
     "gateway.calibration": ({"specinfer.tree"}, {"numpy"}),
     "gateway.scheduler": (
@@ -95,6 +96,7 @@ FORBIDDEN_STDLIB = {
     "gateway.budget": {"asyncio"},
     "gateway.costs": {"asyncio"},
     "gateway.gains": {"asyncio"},
+    "gateway.worth": {"asyncio"},
     "gateway.planner": {"asyncio"},
 }
 

@@ -14,7 +14,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command, redis_url_from_environment
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
@@ -83,7 +83,11 @@ class LocalSystem:
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
         self._options, self._report = options, report
         self.children: dict[str, Child] = {}
-        self.address = options.listen or f"127.0.0.1:{free_port()}"
+        pool = options.speculators
+        self._pool = default_speculators(options.model) if pool is None else pool
+        self._redis_port, *ports = free_ports(3 + len(self._pool))
+        gateway, self._verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.address = options.listen or gateway
         self.redis_url = ""
         self.logs = Path(tempfile.mkdtemp(prefix="specinfer-"))
 
@@ -118,25 +122,21 @@ class LocalSystem:
         resolve_model(self._options.model)  # one clear line instead of four children that fail
         self.redis_url = redis_url_from_environment() or self._start_redis()
         model = {"model": self._options.model}
-        verifier = f"127.0.0.1:{free_port()}"
         common = {**model, "dtype": self._options.dtype}
-        self._spawn("verifier", "verifier_svc", {"listen": verifier, **common, **self._options.verifier})
-        addresses = []
-        pool = self._options.speculators
-        pool = default_speculators(self._options.model) if pool is None else pool
-        for name, flags in pool.items():
-            addresses.append(f"127.0.0.1:{free_port()}")
+        verifier = {"listen": self._verifier, **common, **self._options.verifier}
+        self._spawn("verifier", "verifier_svc", verifier)
+        for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
             extra = dict(common) if {"ssm", "retrieval"} & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
-            self._spawn(name, "speculator_svc", {"listen": addresses[-1], **extra, **flags})
-        for name, address in zip(["verifier", *pool], [verifier, *addresses], strict=True):
+            self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})
+        for name, address in zip(["verifier", *self._pool], [self._verifier, *self._addresses], strict=True):
             self._wait(name, address)
         gateway = {
             "listen": self.address,
-            "verifier": verifier,
-            "speculators": ",".join(addresses),
+            "verifier": self._verifier,
+            "speculators": ",".join(self._addresses),
             "redis-url": self.redis_url,
             **model,
             **self._options.gateway,
@@ -145,7 +145,7 @@ class LocalSystem:
         self._wait("gateway", self.address)
 
     def _start_redis(self) -> str:
-        port = free_port()
+        port = self._redis_port
         self._report("starting redis")
         child = Child("redis", redis_command(port, self.logs), self.logs / "redis.log", {})
         self.children["redis"] = child

@@ -25,7 +25,9 @@ class ServiceServer:
     def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
         self._settings = settings
         self._names = list(service_names)
-        self.grpc = grpc.aio.server(options=channel_options(settings.max_message_bytes))
+        # an address that another process serves is an error, not a share of its connections
+        options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
+        self.grpc = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]

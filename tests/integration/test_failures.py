@@ -13,7 +13,7 @@ import pytest
 
 from gateway.planner import PLAIN, Choice, Planner, StepReport
 from gateway.scheduler import SchedulerLimits
-from specinfer.cli.processes import Child, free_port, wait_for_port
+from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
@@ -186,7 +186,7 @@ async def test_a_verifier_that_stays_away_ends_the_requests_with_an_error(redis_
 
 
 async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     redis = Child("redis", redis_command(port, tmp_path), tmp_path / "redis.log", {})
     wait_for_port(redis, port, timeout_s=20)
     async with running_system(f"redis://127.0.0.1:{port}/0") as system:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gateway.costs import DraftTime, PassCurve
-from gateway.planner import PLAIN, Choice, NodeWorth, Planner, StepReport
+from gateway.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 
@@ -178,15 +178,6 @@ def test_without_adaptation_everybody_is_asked_always() -> None:
     assert planner_of(0, 16, 64, adaptive=False).choose(3, ["r"]) == PLAIN
 
 
-@pytest.mark.parametrize(("most_nodes", "worthwhile"), [(11, True), (20, False)])
-def test_nodes_that_no_tree_may_have_make_none_dearer(most_nodes: int, worthwhile: bool) -> None:
-    """Twelve tokens take as long as one, more much longer: an eleventh node is free if it is the last."""
-    planner = Planner(PassCurve([(1, 0.005), (12, 0.005), (13, 0.009), (21, 0.03)]), most_nodes, 20)
-    planner.enrol([frozenset({0})])
-    worth = planner.worth(1, Choice(frozenset({0}), most_nodes))
-    assert worth(10, 0.01) is worthwhile
-
-
 def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     planner = planner_of(1, 16, 64)
     for _ in range(500):
@@ -225,10 +216,6 @@ def test_a_node_is_worth_what_it_adds_to_the_pass() -> None:
     assert not worth(5, 0.07)
     assert not worth(32, 1.0), "never more than a step may hold"
     assert worth.least_reach == pytest.approx(0.1, rel=0.05)
-    assert NodeWorth(9, [-0.1, 0.2, 0.4], usual=0.0).least_reach == 0.2
-    assert NodeWorth(9, [-0.1, 0.2, 0.4], usual=8.5).least_reach == 0.4
-    assert NodeWorth(4, [-0.1], usual=3.0).least_reach == 0
-    assert NodeWorth(20, [0.1, 1.2], usual=99.0).least_reach == 1
     assert planner_of(1, 16, 32, adaptive=False).worth(1, PLAIN).least_reach == 0, "then all are verified"
 
 
@@ -280,15 +267,3 @@ def test_bad_luck_does_not_end_what_pays() -> None:
             left -= 1 + right
             speculated.append(bool(choice.speculators))
     assert sum(speculated) / len(speculated) > 0.85
-
-
-def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() -> None:
-    """Four more nodes cost 1 ms, sixteen more nothing beyond that: each of twenty is worth 0.05 ms."""
-    costs = PassCurve([(1, 0.008), (4, 0.008), (6, 0.009), (21, 0.009), (40, 0.020)])
-    planner = Planner(costs, 20, 24)
-    planner.enrol([ALONE])
-    worth = planner.worth(1, PLAIN)
-    assert worth(3, 0.02)
-    assert worth(8, 0.001)
-    assert not worth(3, 0.003)
-    assert not worth(22, 0.02)
