@@ -113,13 +113,14 @@ class Calibration:
         by_parent, token_ids = tree.proposals_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             for proposal in by_parent.get(node, ()):
-                if proposal.kind is not ProposalKind.POINT:
-                    record = self._record(proposal.speculator)
-                    for child, draws in draws_of(proposal, token_ids):
-                        expected = draws.acceptance
-                        record.of_draw(draws.place, expected).add(expected, child == followed)
-                        if child == followed:
-                            break
+                if proposal.kind is ProposalKind.POINT:
+                    continue  # a point is accepted after all draws were rejected, wherever it stands
+                record = self._record(proposal.speculator)
+                for child, draws in draws_of(proposal, token_ids):
+                    expected = draws.acceptance
+                    record.of_draw(draws.place, expected).add(expected, child == followed)
+                    if child == followed:
+                        break
                 if followed in proposal.children:
                     break
 

@@ -6,7 +6,7 @@ pool's. Invariant: `held` never claims more than the service said.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.costs import DraftTime
@@ -86,7 +86,6 @@ class SpeculatorService:
         most = self.description.max_nodes if self.description else 0
         chain = entry.limits.width == 1
         sampling = entry.state.request.sampling
-        own_draws = replace(sampling, seed=draft_seed(sampling.seed, self.members.start))
         return speculator_pb2.DraftEntry(
             request_id=entry.request_id,
             base_len=held,
@@ -94,9 +93,10 @@ class SpeculatorService:
             node_budget=min(entry.limits.nodes, most) if complete else 0,
             max_depth=entry.limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
-            sampling=encode_sampling(own_draws),
+            sampling=encode_sampling(sampling),
             speculators=sorted(s - self.members.start for s in speculators),
             least_reach=entry.limits.least_reach,
+            draw_seed=draft_seed(sampling.seed, self.members.start),
         )
 
     def accept(

@@ -11,6 +11,8 @@ from enum import IntEnum
 from specinfer.errors import InvalidInputError
 
 MAX_SEED = 2**64 - 1
+_NOISE = 2**32
+"""Not the index of a speculator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,18 @@ def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -
 
 
 def draft_seed(seed: int, speculator: int) -> int:
-    """A seed of its own for each speculator (SplitMix64): merged drafts must be independent draws."""
-    z = (seed + (speculator + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
+    """A seed of its own for what each speculator draws: merged drafts must be independent draws."""
+    return split_mix(seed, speculator)
+
+
+def noise_key(seed: int, position: int) -> int:
+    """Keys the noise that chooses a request's token at an absolute position (`specinfer.model.gumbel`)."""
+    return split_mix(split_mix(seed, _NOISE), position)
+
+
+def split_mix(state: int, index: int) -> int:
+    """Number `index` of those that SplitMix64 gives from a state."""
+    z = (state + (index + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MAX_SEED
     return z ^ (z >> 31)

@@ -33,6 +33,7 @@ class DraftEntry:
     sampling: SamplingParams
     speculators: Sequence[int] = ()
     """Which of them draft; empty asks all."""
+    draw_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class SpeculatorEngine:
                 self.release([entry.request_id])
                 continue
             context = self._contexts.append(entry.request_id, entry.delta)
-            jobs[index] = DraftJob(entry.request_id, context, entry.limits, entry.sampling)
+            jobs[index] = DraftJob(entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed)
         for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
@@ -173,5 +174,4 @@ def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
     """The first draws from the stream that it is given; drafts that are merged must be independent."""
     if speculator == 0 or job.sampling.greedy:
         return job
-    seed = draft_seed(job.sampling.seed, speculator)
-    return replace(job, sampling=replace(job.sampling, seed=seed))
+    return replace(job, draw_seed=draft_seed(job.draw_seed, speculator))

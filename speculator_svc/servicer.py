@@ -78,6 +78,7 @@ def _decode(entry: speculator_pb2.DraftEntry) -> DraftEntry | DraftOutcome:
             TreeLimits(entry.node_budget, entry.max_depth, width, entry.least_reach),
             decode_sampling(entry.sampling),
             list(entry.speculators),
+            entry.draw_seed,
         )
     except SpecInferError as error:
         return DraftOutcome(entry.request_id, EntryStatus.ERROR, str(error))

@@ -51,8 +51,9 @@ class SpeculatorSettings(ServiceSettings):
     )
     proposal: str = Field(
         "auto",
-        description="ssm: children for stochastic requests: point (the most probable), with_replacement or "
-        "without_replacement (drawn); auto takes points below temperature 0.5 and draws above.",
+        description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
+        "then gives the text of plain decoding), with_replacement or without_replacement (drawn); auto takes "
+        "points below temperature 0.5 and draws above.",
     )
     q_support: int = Field(32, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")

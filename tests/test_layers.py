@@ -41,7 +41,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
     "verifier_svc.acceptance": (
-        {"specinfer.tree", "specinfer.model", "specinfer.errors", "verifier_svc.acceptance"},
+        {
+            "specinfer.tree",
+            "specinfer.sampling",
+            "specinfer.model",
+            "specinfer.errors",
+            "verifier_svc.acceptance",
+        },
         {"numpy"},
     ),
     "speculator_svc.drafters": (

@@ -15,12 +15,12 @@ import torch
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
-from specinfer.model.distributions import generator, probabilities
+from specinfer.model.distributions import probabilities
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
-from verifier_svc.acceptance import Float64, Verdict, find_rule
+from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule
 
 log = logging.getLogger(__name__)
 
@@ -250,11 +250,8 @@ class VerifierEngine:
         context_len = sequence.length
         rule = self._greedy if job.sampling.greedy else self._stochastic
         try:
-            verdict = rule(
-                job.tree,
-                LogitsTarget(rows, job.sampling),
-                lambda depth: generator(job.sampling, context_len + depth, StreamDomain.VERIFY),
-            )
+            target = LogitsTarget(rows, job.sampling)
+            verdict = rule(job.tree, target, RequestRandomness(job.sampling, context_len))
         except BrokenModelError as error:
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(error))

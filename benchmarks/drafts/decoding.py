@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from benchmarks.drafts.prompts import Prompt
 from gateway.calibration import Calibration
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import Drafter, DraftJob
 from verifier_svc.engine import EngineLimits, VerifierEngine, VerifyJob
@@ -120,8 +120,15 @@ class Decoding:
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
         limits = TreeLimits(self._plan.nodes, self._plan.depth)
-        jobs = [DraftJob(r.name, r.context, limits, r.sampling) for r in requests]
-        found = [drafter.draft(jobs) for drafter in self._drafters]
+        found = [
+            drafter.draft(
+                [
+                    DraftJob(r.name, r.context, limits, r.sampling, draft_seed(r.sampling.seed, index))
+                    for r in requests
+                ]
+            )
+            for index, drafter in enumerate(self._drafters)
+        ]
         drafts: list[list[TokenTree]] = []
         merged = []
         for r, of_request in zip(requests, zip(*found, strict=True), strict=True):

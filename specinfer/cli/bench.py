@@ -44,7 +44,8 @@ class Run:
     acceptance_rate: float
     """Accepted over drafted, bonus excluded."""
     identical_to_incremental: bool | None
-    """Greedy only: every token equals that of incremental decoding at the same batch size."""
+    """Every token equals that of incremental decoding at the same batch size. What is sampled need not, where
+    drafts are drawn."""
     identical_token_share: float | None
     """Share of tokens before the first difference, over all prompts."""
     ttft_ms: dict[str, float]
@@ -66,8 +67,7 @@ async def run_bench(address: str, plan: BenchPlan, advance: Advance) -> list[Run
                 answers = await _run_mode(client, plan, mode, batch, lambda label=label: advance(label))  # type: ignore[misc]
                 seconds = perf_counter() - started
                 plain = answers if mode == "incremental" else plain
-                comparable = plain if plan.temperature == 0 else None
-                runs.append(summarise(mode, batch, answers, seconds, comparable))
+                runs.append(summarise(mode, batch, answers, seconds, plain))
     finally:
         await client.close()
     return runs

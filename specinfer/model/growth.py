@@ -7,10 +7,12 @@ for best-first):
   worth with the highest path probability are kept.
 - an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
 
-The children of greedy requests are their parents' most probable tokens, as points; those of stochastic
-requests are drawn from q, which is first cut to its `q_support` most probable tokens and renormalised.
-Best-first, draws are ranked by what is known before they are drawn (`specinfer.tree.draws`): a rank that
-depended on their tokens would not be lossless.
+The children of greedy requests are their parents' most probable tokens, as points. Those of stochastic
+requests are points as well, the tokens that win with the noise by which the target will choose
+(`specinfer.model.gumbel`); or they are drawn from q, which is first cut to its `q_support` most probable
+tokens and renormalised. Best-first, draws are ranked by what is known before they are drawn
+(`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Points may be ranked by
+anything.
 
 The compiled kernels do the same in one call (`native/growth.h`); this is their reference.
 """
@@ -24,10 +26,11 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.distributions import generator
+from specinfer.model.distributions import Float32, generator, probabilities
 from specinfer.model.drawing import Drawing, draft_distribution
+from specinfer.model.gumbel import perturbed
 from specinfer.model.kv_cache import KVSequence
-from specinfer.sampling import GREEDY, SamplingParams, StreamDomain
+from specinfer.sampling import SamplingParams, StreamDomain, noise_key
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits, truncate
 
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
@@ -36,6 +39,12 @@ GREEDY_SCORE_TEMPERATURE = 0.75
 """Of the softmax that scores candidates for greedy requests. A target that takes its most probable token
 takes the draft's first one more often than the draft, which learnt the target's distribution, gives it
 probability; so trees for it should be deeper and narrower. Measured (docs/LOG.md)."""
+
+
+NOISY_SCORE_TEMPERATURE = 1.25
+"""Of the softmax that scores candidates of stochastic requests, over the `NOISY_RIVALS` that noise favours
+most. The noise is the target's but q is not P: what wins here wins there less often than its lead says."""
+NOISY_RIVALS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +59,12 @@ class GrowthShape:
     least_reach: float = 0.0
     """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that no
     tree wants is not run."""
-    kind: ProposalKind = ProposalKind.WITHOUT_REPLACEMENT
-    """How the children of stochastic requests are drawn."""
+    kind: ProposalKind = ProposalKind.POINT
+    """What the children of stochastic requests are: points, or draws of either kind."""
     coolest_draw: float = 0.0
-    """Requests of a lower temperature are drafted as greedy ones are: the most probable tokens, as points."""
+    """Requests of a lower temperature get points in any case."""
     q_support: int = 32
-
-    def __post_init__(self) -> None:
-        if self.kind is ProposalKind.POINT:
-            raise ValueError("kind = POINT: points are not drawn; `coolest_draw` asks for them")
+    """Tokens that draws are made from."""
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
         """What is asked for, but no best-first tree deeper than `deepest`; others as asked."""
@@ -74,13 +80,10 @@ class GrowthShape:
         """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""
         return self.expansion is None and limits.width is None
 
-    def sampling(self, asked: SamplingParams) -> SamplingParams:
-        """What is asked for, or greedy if that is cooler than `coolest_draw`."""
-        return GREEDY if asked.temperature < self.coolest_draw else asked
-
-    def score_temperature(self, asked: SamplingParams) -> float:
-        """Temperature of the draft's probabilities as scores of points."""
-        return GREEDY_SCORE_TEMPERATURE if asked.greedy else 1.0
+    def draws(self, asked: SamplingParams) -> bool:
+        """Whether children are drawn."""
+        warm = not asked.greedy and asked.temperature >= self.coolest_draw
+        return warm and self.kind is not ProposalKind.POINT
 
     def scored_nodes(self, limits: TreeLimits) -> int:
         """Most nodes that growing one tree runs through the model."""
@@ -99,9 +102,13 @@ class GrowthTask:
     """Context tokens the cache lacks, at least one; the last is the tree's root."""
     limits: TreeLimits
     sampling: SamplingParams
-    """How children are drawn; greedy takes the most probable tokens, as points."""
-    score_temperature: float = 1.0
-    """Of the softmax that scores points."""
+    """The request's; its seed is that of the noise where children are points, and the drafter's own where
+    they are drawn."""
+
+    @property
+    def score_temperature(self) -> float:
+        """Of the softmax that scores points."""
+        return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE
 
 
 @runtime_checkable
@@ -120,7 +127,7 @@ class _Growth:
 
     task: GrowthTask
     position: int
-    """Context length: keys the random stream."""
+    """Context length, the absolute position of what follows the root: keys noise and random streams."""
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
     """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
@@ -182,7 +189,7 @@ class ReferenceGrowth:
             depth += 1
             going = [g for g, _ in active if g.frontier and depth < g.limits.depth]
             active = list(zip(going, self._score(going), strict=True))
-        return [_finish(growth) for growth in growths]
+        return [_finish(growth, self._shape.draws(growth.task.sampling)) for growth in growths]
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
         """Runs the frontier nodes of all trees in one pass."""
@@ -199,10 +206,10 @@ class ReferenceGrowth:
 
     def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
         """Adds children to every frontier node and chooses the next frontier among them."""
-        if growth.task.sampling.greedy:
-            added = self._expand_best(growth, rows, depth)
-        else:
+        if self._shape.draws(growth.task.sampling):
             added = self._expand_sampled(growth, rows, depth)
+        else:
+            added = self._expand_best(growth, rows, depth)
         if self._shape.expansion is None:
             least = max(growth.bar, self._shape.followed(growth.limits))
             added = [node for node in added if growth.reach[node] >= least]
@@ -210,13 +217,12 @@ class ReferenceGrowth:
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Each frontier node gets its most probable children."""
+        """Each frontier node gets the children that are likeliest to be the target's choice."""
         limits = growth.limits
         width = self._width(limits, depth)
         if width == 0:
             return []
-        top = (rows / growth.task.score_temperature).softmax(-1).topk(width, dim=-1)
-        scores, ids = top.values.numpy(), self._token_ids[top.indices].tolist()
+        scores, ids = self._candidates(growth.task, rows, width, growth.position + depth)
         reach = np.array([growth.reach[node] for node in growth.frontier])[:, None] * scores
         # a candidate that is not among the level's `nodes` best cannot be among the tree's
         least = 0.0
@@ -224,10 +230,25 @@ class ReferenceGrowth:
             least = float(np.partition(reach, -limits.nodes, axis=None)[-limits.nodes])
         added: list[int] = []
         for row, node in enumerate(growth.frontier):
-            count = int((reach[row] >= least).sum())  # a row falls, so these are its first ones
+            count = int(((reach[row] >= least) & (reach[row] > 0)).sum())  # a row falls: its first ones
             added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
             growth.reach.extend(reach[row, :count].tolist())
         return added
+
+    def _candidates(
+        self, task: GrowthTask, rows: torch.Tensor, width: int, position: int
+    ) -> tuple[Float32, list[list[int]]]:
+        """Scores and target tokens [F, width] of what may follow each of F nodes, best first."""
+        if task.sampling.greedy:
+            top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
+            return top.values.numpy(), self._token_ids[top.indices].tolist()
+        key, vocabulary = noise_key(task.sampling.seed, position), self._token_ids.numpy()
+        noisy = np.stack([perturbed(probabilities(row, task.sampling), vocabulary, key) for row in rows])
+        best = np.argsort(-noisy, axis=-1, kind="stable")[:, : max(width, NOISY_RIVALS)]
+        lead = np.take_along_axis(noisy, best, -1)
+        weights = np.exp((lead - lead[:, :1]) / task.score_temperature)
+        scores = weights / weights[:, :NOISY_RIVALS].sum(-1, keepdims=True)
+        return scores[:, :width].astype(np.float32), vocabulary[best[:, :width]].tolist()
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
         """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
@@ -293,12 +314,12 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
         growth.draw(likeliest)
 
 
-def _finish(growth: _Growth) -> TokenTree:
+def _finish(growth: _Growth, draws: bool) -> TokenTree:
     """The tree, cut to its most probable nodes (a parent is never below its child)."""
     built, most = growth.builder, growth.limits.nodes
     if len(built) - 1 <= most:
         return built.build()
-    if not growth.task.sampling.greedy:
+    if draws:
         return truncate(built.build(), most + 1)
     ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
     return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))

@@ -27,7 +27,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach", "draw_seed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class DraftEntry(_message.Message):
     TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     LEAST_REACH_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -50,7 +51,8 @@ class DraftEntry(_message.Message):
     target_top_k: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTopK]
     speculators: _containers.RepeatedScalarFieldContainer[int]
     least_reach: float
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., least_reach: _Optional[float] = ...) -> None: ...
+    draw_seed: int
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., least_reach: _Optional[float] = ..., draw_seed: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "speculator_us")

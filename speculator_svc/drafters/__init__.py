@@ -26,6 +26,9 @@ class DraftJob:
     """All committed tokens; the last one is the tree's root."""
     limits: TreeLimits
     sampling: SamplingParams
+    """The request's, with the seed by which the target chooses: what is drawn must not hang on that."""
+    draw_seed: int = 0
+    """Seed of what is drawn, the drafter's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A small model (SSM) drafts: it keeps a cache per request and grows trees (`specinfer.model.growth`)."""
 
 import logging
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,12 +22,10 @@ log = logging.getLogger(__name__)
 
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter was never asked about."""
-_PROPOSALS = {  # how children are drawn, and from which temperature on
-    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.5),  # where draws begin to win (docs/LOG.md)
-    "point": (ProposalKind.WITHOUT_REPLACEMENT, math.inf),
-    "with_replacement": (ProposalKind.WITH_REPLACEMENT, 0.0),
-    "without_replacement": (ProposalKind.WITHOUT_REPLACEMENT, 0.0),
+_PROPOSALS = {kind.name.lower(): (kind, 0.0) for kind in ProposalKind} | {
+    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.5)
 }
+"""What the children for stochastic requests are, and from which temperature on they are drawn."""
 
 
 class SsmDrafter:
@@ -116,8 +114,10 @@ class SsmDrafter:
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
-        shape, asked = self._shape, job.sampling
-        return GrowthTask(sequence, delta, limits, shape.sampling(asked), shape.score_temperature(asked))
+        sampling = job.sampling
+        if self._shape.draws(sampling):
+            sampling = replace(sampling, seed=job.draw_seed)
+        return GrowthTask(sequence, delta, limits, sampling)
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

@@ -70,6 +70,16 @@ async def test_drafters_are_told_what_will_not_be_verified(redis_url: str, adapt
     assert all((0 < least < 1) if adaptive else least == 0 for least in drafted)
 
 
+async def test_drafters_share_the_seed_of_the_noise_and_draw_by_seeds_of_their_own(redis_url: str) -> None:
+    """In services of their own: what is drawn for one request must be independent."""
+    drafters = {name: ScriptedDrafter(always) for name in ("a", "b")}
+    async with running_system(redis_url, drafters) as system:
+        await system.tokens(PROMPTS[0], temperature=0.7, seed=5)
+    seen = [(job.sampling.seed, job.draw_seed) for drafter in drafters.values() for job in drafter.jobs]
+    assert {noise for noise, _ in seen} == {5}
+    assert len({draws for _, draws in seen}) == 2
+
+
 async def test_no_speculator_and_speculation_off_take_one_step_per_token(redis_url: str) -> None:
     drafter = ScriptedDrafter(always)
     async with running_system(redis_url, {"scripted": drafter}) as system:
@@ -146,7 +156,7 @@ async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: st
 
 
 async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str) -> None:
-    """With one speculator that always answers, a seed fixes the output; batch-mates do not change it."""
+    """Batch-mates do not change it."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
 
         async def run(prompt: list[int], seed: int) -> list[int]:
@@ -159,8 +169,11 @@ async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str)
     assert other != alone[0]
 
 
-async def test_naive_rule_repeats_plain_decoding_draw_by_draw(redis_url: str) -> None:
-    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, acceptance="naive") as system:
+@pytest.mark.parametrize("acceptance", ["naive", "multi_step"])
+async def test_sampling_repeats_plain_decoding_token_for_token(redis_url: str, acceptance: str) -> None:
+    """Where drafters propose points; naive sampling whatever they propose."""
+    drafters = {"a": ScriptedDrafter(first(2))}
+    async with running_system(redis_url, drafters, acceptance=acceptance) as system:
         for prompt in PROMPTS:
             plain = await system.tokens(prompt, temperature=0.8, seed=3, speculation=OFF)
             assert await system.tokens(prompt, temperature=0.8, seed=3) == plain

@@ -4,7 +4,6 @@ Every rule is lossless: whatever the tree proposes, the tokens it returns follow
 distribution (greedy: are the target's own choices). A rule is one file plus one line in `RULES`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -13,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
+from specinfer.model.distributions import generator
+from specinfer.model.gumbel import choose
+from specinfer.sampling import SamplingParams, StreamDomain
 from specinfer.tree import TokenTree
 
 RULES = {
@@ -22,8 +24,6 @@ RULES = {
 }
 
 Float64 = NDArray[np.float64]
-RandomAt = Callable[[int], np.random.Generator]
-"""Depth of the node whose continuation is decided -> the random stream of that position."""
 
 
 class Target(Protocol):
@@ -34,6 +34,33 @@ class Target(Protocol):
 
     def probabilities(self, node: int) -> Float64:
         """[V] next-token distribution; the caller may change the array."""
+
+
+class Randomness(Protocol):
+    """What chance says at the position behind a node of some depth."""
+
+    def stream(self, depth: int) -> np.random.Generator:
+        """For trying what was drawn."""
+
+    def choose(self, p: Float64, depth: int) -> int:
+        """A token drawn from unnormalised p [V], by noise that hangs on nothing but seed and position."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRandomness:
+    """That of a request."""
+
+    sampling: SamplingParams
+    context_len: int
+    """Absolute position of what follows the root."""
+
+    def stream(self, depth: int) -> np.random.Generator:
+        """See `Randomness.stream`."""
+        return generator(self.sampling, self.context_len + depth, StreamDomain.VERIFY)
+
+    def choose(self, p: Float64, depth: int) -> int:
+        """See `Randomness.choose`."""
+        return choose(p, self.sampling.seed, self.context_len + depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +76,7 @@ class Verdict:
 class AcceptanceRule(Protocol):
     """Walks down from the root, accepts what the target agrees with, and adds one bonus token."""
 
-    def __call__(self, tree: TokenTree, target: Target, random_at: RandomAt) -> Verdict: ...
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
 
 
 def find_rule(name: str) -> AcceptanceRule:
@@ -63,3 +90,9 @@ def find_rule(name: str) -> AcceptanceRule:
     module, function = RULES[name].split(":")
     rule: AcceptanceRule = getattr(import_module(module), function)
     return rule
+
+
+def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """(Node, token) -> the child of the node that has the token."""
+    edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
+    return {edge: child for child, edge in enumerate(edges, start=1)}

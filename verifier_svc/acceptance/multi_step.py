@@ -2,7 +2,7 @@
 
     P(.|root): the-+-cat (drawn by A)      try cat with A's q; if rejected take A's q out of P,
                    +-dog (drawn by B)      try dog with B's q; if rejected take B's q out of P,
-                                           then draw from what is left of P.
+                   +-bird (a point)        then draw from what is left of P: perhaps bird.
 
 Where the paper is silent or its algorithm would not be lossless:
 - Each candidate is tried with the q of the speculator that proposed it. A token proposed twice is two
@@ -10,18 +10,19 @@ Where the paper is silent or its algorithm would not be lossless:
 - The paper tries children in random order. Candidates of one proposal are tried here in the order
   they were drawn: for independent draws that is the same, and without replacement it is required.
 - Without replacement, a rejected token is taken out of q and q renormalised (Sequoia, algorithm 2).
-- Deterministic children are point masses: accept x with probability P(x), on rejection zero x out of
-  P. Testing them against the draft's softmax, as one might, is not lossless (tests show it).
+- Points are not tried at all: they are accepted if they are what is drawn from the rest, which accepts x with
+  probability P(x). Testing them against the draft's softmax, as one might, is not lossless (tests show
+  it). What is drawn hangs on noise that drafters may know (`specinfer.model.gumbel`), so where there are
+  only points the output is that of plain decoding, token for token.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from specinfer.model.distributions import draw
 from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
-from verifier_svc.acceptance import Float64, RandomAt, Target, Verdict
+from verifier_svc.acceptance import Float64, Randomness, Target, Verdict, children_by_token
 
 _ROUNDING = 1e-6
 """Share of a total below which what is left of it may be rounding, and is added up anew."""
@@ -30,22 +31,25 @@ Candidate = tuple[int, Int32, Float64]
 """A child node, and the distribution (ids [K], probabilities [K]) that its token was drawn from."""
 
 
-def verify_multi_step(tree: TokenTree, target: Target, random_at: RandomAt) -> Verdict:
+def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
     """Accepts a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
-    proposals = tree.proposals_by_parent()
+    proposals, children = tree.proposals_by_parent(), children_by_token(tree)
     accepted: list[int] = []
     node = 0
     while True:
-        rng = random_at(len(accepted))
-        p = target.probabilities(node)
-        child = _try_children(tree, proposals.get(node, ()), p, rng)
+        p, depth = target.probabilities(node), len(accepted)
+        drawn = [proposal for proposal in proposals.get(node, ()) if proposal.kind is not ProposalKind.POINT]
+        child = _try_draws(tree, drawn, p, randomness.stream(depth)) if drawn else None
         if child is None:
-            return Verdict(tuple(accepted), draw(p, rng))
+            token = randomness.choose(p, depth)
+            child = children.get((node, token))
+        if child is None:
+            return Verdict(tuple(accepted), token)
         accepted.append(child)
         node = child
 
 
-def _try_children(
+def _try_draws(
     tree: TokenTree, proposals: Sequence[Proposal], p: Float64, rng: np.random.Generator
 ) -> int | None:
     """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
@@ -67,10 +71,6 @@ def _try_children(
 
 def _candidates(tree: TokenTree, proposal: Proposal) -> Iterator[Candidate]:
     """The candidates of one proposal in draw order, each with the q it was drawn from."""
-    if proposal.kind is ProposalKind.POINT:
-        for child in proposal.children:
-            yield child, tree.token_ids[child : child + 1], np.ones(1)
-        return
     ids = proposal.q_token_ids
     q = proposal.q_probabilities.astype(np.float64)
     q /= q.sum()

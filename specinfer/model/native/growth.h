@@ -22,14 +22,15 @@ namespace specinfer {
 struct GrowthJob {
   int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
   int32_t nodes, depth, width;          // limits; width 0: none
-  int32_t greedy, top_k, last;          // last: absolute position of the root, keys the random stream
-  float temperature, top_p;             // greedy: of the softmax that scores points
+  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position behind the root
+  float temperature, top_p;
+  float score_temperature;              // of the softmax that scores points
   double least_reach;                   // the tree goes on below paths at least so probable
-  uint64_t seed;
+  uint64_t seed;                        // of the noise that points share with the target, or of the draws
 };
 
 struct Growth {
-  int jobs, most, beam, support, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
+  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
   const GrowthJob* job;
   const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
   const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
@@ -147,10 +148,10 @@ class GrowthPasses {
   std::vector<int32_t> row_start_, block_start_, blocks_, logit_rows_;
 };
 
-// The rules of growth for a whole batch; one thread at a time may call its methods.
+// The rules of growth for a whole batch; one thread at a time may call its methods, but for `list` of different rows.
 class Rules {
  public:
-  Rules(const Growth& g, const Shortlists& lists) : g_(g), lists_(lists) {}
+  Rules(const Growth& g, Shortlists& lists) : g_(g), lists_(lists) {}
 
   int width(const GrowthJob& j, int vocabulary, int depth) const {
     int w = std::min(j.nodes, vocabulary);
@@ -160,8 +161,8 @@ class Rules {
 
   // Gives the frontier children; rows are those of the lists from `row` on. The new frontier follows.
   void expand(GrowingTree& t, int row, int vocabulary, int depth) {
-    std::vector<int> added = t.job->greedy ? best(t, row, width(*t.job, vocabulary, depth))
-                                           : sampled(t, row, width(*t.job, vocabulary, depth));
+    std::vector<int> added = t.job->draws ? sampled(t, row, width(*t.job, vocabulary, depth))
+                                          : best(t, row, width(*t.job, vocabulary, depth));
     if (!g_.levels) {
       // what is not among the tree's likeliest nodes so far will not be in it
       const double least = std::max(t.bar(), t.job->least_reach);
@@ -172,10 +173,32 @@ class Rules {
     t.frontier = added;
   }
 
+  // Room of the lists: for the trees' nodes, for what shares their scores, for what draws are made from.
+  int listed(const std::vector<GrowingTree*>& active, int vocabulary) const {
+    int most = g_.most;
+    for (const GrowingTree* t : active) {
+      if (t->job->draws || cuts(*t->job)) most = std::max(most, g_.support);
+      if (!t->job->greedy) most = std::max(most, g_.rivals);
+    }
+    return std::min(most, vocabulary);
+  }
+
+  // Finds the candidates behind one node of a level.
+  void list(const GrowthJob& j, int row, const float* logits, int vocabulary, int depth) const {
+    if (j.greedy || j.draws) return lists_.fill(row, logits, vocabulary, j.draws ? j.temperature : j.score_temperature);
+    float floor = -INFINITY;
+    if (cuts(j)) {
+      lists_.fill(row, logits, vocabulary, j.temperature);
+      floor = lists_.values(row)[kept(j, row) - 1];
+    }
+    const uint64_t key = noise_key(j.seed, uint64_t(j.last) + depth);
+    lists_.fill_noisy(row, logits, vocabulary, g_.vocabulary, {key, j.temperature, floor, j.score_temperature, g_.rivals});
+  }
+
   // Writes a finished tree, cut to its likeliest nodes.
   void finish(const GrowingTree& t) const {
     std::vector<char> draws(t.draws.size(), 1);
-    const std::vector<int> kept = t.job->greedy ? likeliest(t) : likeliest_draws(t, draws);
+    const std::vector<int> kept = t.job->draws ? likeliest_draws(t, draws) : likeliest(t);
     const size_t at = size_t(t.index) * (g_.most + 1);
     std::vector<int> place(t.token.size(), 0);
     g_.count[t.index] = int(kept.size()) + 1, g_.parents[at] = -1, g_.scores[at] = 1;
@@ -185,7 +208,7 @@ class Rules {
       g_.tokens[at + i + 1] = t.token[node], g_.parents[at + i + 1] = place[t.parent[node]];
       g_.scores[at + i + 1] = t.score[node];
     }
-    if (!t.job->greedy) propose(t, draws, place);
+    if (t.job->draws) propose(t, draws, place);
   }
 
  private:
@@ -198,13 +221,13 @@ class Rules {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width; ++c) {
         const float below = lists_.values(row + r)[c] - lists_.values(row + r)[0];
-        p[r * width + c] = std::exp(below / t.job->temperature) / lists_.sum(row + r);
+        p[r * width + c] = std::exp(below / t.job->score_temperature) / lists_.sum(row + r);
         reach[r * width + c] = t.reach[t.frontier[r]] * p[r * width + c];
       }
     // a candidate that is not among the level's `nodes` best cannot be among the tree's
     const double least = g_.levels ? 0 : nth_best(reach, nodes);
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < width && reach[r * width + c] >= least; ++c)
+      for (int c = 0; c < width && reach[r * width + c] >= least && reach[r * width + c] > 0; ++c)
         added.push_back(t.add(t.frontier[r], g_.vocabulary[lists_.indices(row + r)[c]], p[r * width + c]));
     return added;
   }
@@ -297,32 +320,40 @@ class Rules {
     g_.proposals[t.index] = proposals;
   }
 
-  // q': temperature, top-k, top-p, cut to its support and renormalised before anything is drawn. (A top-k
-  // above the support does not narrow what top-p counts; q is sent as it is, so that changes no output.)
-  std::pair<std::vector<int32_t>, std::vector<float>> distribution(const GrowthJob& j, int row) const {
+  static bool cuts(const GrowthJob& j) { return j.top_k || j.top_p < 1; }
+
+  // How many of the most probable tokens are left by temperature, top-k, top-p and the support. (A top-k above the
+  // support does not narrow what top-p counts: that changes drafts, no output.)
+  int kept(const GrowthJob& j, int row) const {
     const float* value = lists_.values(row);
-    int n = g_.support;
+    int n = std::min(g_.support, lists_.width());
     if (j.top_k) n = std::min(n, j.top_k);
-    std::vector<float> q(n);
-    float whole = lists_.sum(row), kept = 0;
-    for (int i = 0; i < n; ++i) kept += q[i] = std::exp((value[i] - value[0]) / j.temperature);
-    if (j.top_k && j.top_k <= g_.support) whole = kept;  // top-p counts what top-k has left
-    float before = 0;
-    for (int i = 0; i < n; ++i) {
-      if (q[i] <= 0 || (j.top_p < 1 && before >= j.top_p * whole)) {
-        n = i;
-        break;
-      }
-      before += q[i];
+    const auto weight = [&](int i) { return std::exp((value[i] - value[0]) / j.temperature); };
+    float whole = lists_.sum(row), before = 0;
+    if (j.top_k && j.top_k <= g_.support) {  // top-p counts what top-k has left
+      whole = 0;
+      for (int i = 0; i < n; ++i) whole += weight(i);
     }
-    q.resize(n);
+    for (int i = 0; i < n; ++i) {
+      if (weight(i) <= 0 || (j.top_p < 1 && before >= j.top_p * whole)) return i;
+      before += weight(i);
+    }
+    return n;
+  }
+
+  // q': what is left, renormalised before anything is drawn; it is sent as it is.
+  std::pair<std::vector<int32_t>, std::vector<float>> distribution(const GrowthJob& j, int row) const {
+    const int n = kept(j, row);
     std::vector<int32_t> ids(n);
-    for (int i = 0; i < n; ++i) ids[i] = g_.vocabulary[lists_.indices(row)[i]], q[i] /= before;
+    std::vector<float> q(n);
+    float whole = 0;
+    for (int i = 0; i < n; ++i) whole += q[i] = std::exp((lists_.values(row)[i] - lists_.values(row)[0]) / j.temperature);
+    for (int i = 0; i < n; ++i) ids[i] = g_.vocabulary[lists_.indices(row)[i]], q[i] /= whole;
     return {ids, q};
   }
 
   const Growth& g_;
-  const Shortlists& lists_;
+  Shortlists& lists_;
 };
 
 template <class Kind>
@@ -347,8 +378,7 @@ void grow(Model& m, const Growth& g) {
     prepare<Kind>(m, passes.pass.tokens, g.threads);
     logits.resize(size_t(passes.pass.logits) * vocabulary);
     passes.pass.logits_out = logits.data();
-    const bool all_greedy = std::all_of(active.begin(), active.end(), [](auto* t) { return t->job->greedy; });
-    lists.reset(passes.pass.logits, std::min(vocabulary, std::max(g.most, all_greedy ? 0 : g.support)));
+    lists.reset(passes.pass.logits, rules.listed(active, vocabulary));
   };
   const auto end_pass = [&] {
     int row = 0;
@@ -369,11 +399,10 @@ void grow(Model& m, const Growth& g) {
     while (!done) {
       worker.run();
       barrier.wait();
-      std::vector<float> temperature;
-      for (const GrowingTree* t : active)
-        temperature.insert(temperature.end(), t->frontier.size(), t->job->temperature);
+      std::vector<const GrowthJob*> job;
+      for (const GrowingTree* t : active) job.insert(job.end(), t->frontier.size(), t->job);
       const Range r = share(passes.pass.logits, thread, g.threads);
-      for (int i = r.begin; i < r.end; ++i) lists.fill(i, &logits[size_t(i) * vocabulary], vocabulary, temperature[i]);
+      for (int i = r.begin; i < r.end; ++i) rules.list(*job[i], i, &logits[size_t(i) * vocabulary], vocabulary, depth);
       barrier.wait();
       if (thread == 0) {
         end_pass();

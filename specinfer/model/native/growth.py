@@ -10,15 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.distributions import SMALLEST_TEMPERATURE
-from specinfer.model.growth import GrowthShape, GrowthTask, point_tree
+from specinfer.model.growth import NOISY_RIVALS, GrowthShape, GrowthTask, point_tree
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 
 _JOB = np.dtype(
     [
         *((name, np.int32) for name in ("delta", "held", "shift", "blocks", "nodes", "depth", "width")),
-        *((name, np.int32) for name in ("greedy", "top_k", "last")),
-        ("temperature", np.float32),
-        ("top_p", np.float32),
+        *((name, np.int32) for name in ("greedy", "draws", "top_k", "last")),
+        *((name, np.float32) for name in ("temperature", "top_p", "score_temperature")),
         ("least_reach", np.float64),
         ("seed", np.uint64),
     ],
@@ -31,7 +30,8 @@ class _GrowthCall(ctypes.Structure):
     """struct Growth."""
 
     _fields_ = [  # ctypes reads this list
-        *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "replace", "levels", "threads")),
+        *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "rivals", "replace")),
+        *((n, ctypes.c_int) for n in ("levels", "threads")),
         *(
             (n, ctypes.c_void_p)
             for n in ("job", "token_ids", "blocks", "vocabulary", "widths", "keys", "values")
@@ -126,9 +126,9 @@ class NativeGrowth:
         """Runs `si_grow`; every task's cache must have room for its nodes."""
         jobs = _jobs(tasks, shape)
         most = max(1, *(task.limits.nodes for task in tasks))
-        kinds = [None if task.sampling.greedy else shape.kind for task in tasks]
-        support = min(shape.q_support, len(token_ids)) if any(kinds) else 0
-        self._make_room(len(tasks), most, support)
+        kinds = [shape.kind if shape.draws(task.sampling) else None for task in tasks]
+        support = min(shape.q_support, len(token_ids))
+        self._make_room(len(tasks), most, support if any(kinds) else 0)
         widths = shape.expansion.widths if shape.expansion is not None else ()
         arrays = {
             "job": jobs,
@@ -143,6 +143,7 @@ class NativeGrowth:
                 most=most,
                 beam=shape.beam,
                 support=support,
+                rivals=NOISY_RIVALS,
                 replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
                 levels=len(widths),
                 threads=torch.get_num_threads(),
@@ -163,13 +164,6 @@ class NativeGrowth:
             self._addresses = self._results.addresses()
 
 
-def _temperature(task: GrowthTask) -> float:
-    """Of the scores of points, or of the distribution that is drawn from."""
-    if task.sampling.greedy:
-        return task.score_temperature
-    return max(task.sampling.temperature, SMALLEST_TEMPERATURE)
-
-
 def _jobs(tasks: Sequence[GrowthTask], shape: GrowthShape) -> NDArray[Any]:
     rows = [
         (
@@ -181,10 +175,12 @@ def _jobs(tasks: Sequence[GrowthTask], shape: GrowthShape) -> NDArray[Any]:
             t.limits.depth,
             t.limits.width or 0,
             t.sampling.greedy,
+            shape.draws(t.sampling),
             t.sampling.top_k,
             t.sequence.length + len(t.delta),
-            _temperature(t),
+            max(t.sampling.temperature, SMALLEST_TEMPERATURE),
             t.sampling.top_p,
+            t.score_temperature,
             shape.followed(t.limits),
             t.sampling.seed,
         )

@@ -16,6 +16,7 @@
 #include "cache.h"
 #include "forward.h"
 #include "growth.h"
+#include "gumbel.h"
 #include "softmax.h"
 
 using namespace specinfer;
@@ -85,6 +86,9 @@ void si_grow(void* model, const Growth* growth) {
 
 // [n] float32 logits to float64 probabilities.
 void si_softmax(const float* logits, int n, float temperature, double* p) { softmax(logits, n, temperature, p); }
+
+// The token that wins with noise of this key, of n unnormalised probabilities.
+int si_choose(const double* p, int n, uint64_t key) { return choose(p, n, key); }
 
 // Moves cache entries, all sources read before any target is written.
 void si_move(void* model, void* keys, void* values, int64_t blocks, int count, const int32_t* source,

@@ -1,8 +1,19 @@
-// The random numbers of drafts: Philox4x64-10 as numpy has it, so that both growths draw the same.
+// Random numbers: of draws, Philox4x64-10 as numpy has it, so that both growths draw the same; of noise, SplitMix64.
 #pragma once
 #include <cstdint>
 
 namespace specinfer {
+
+// Number `index` of those that SplitMix64 gives from a state, and the key of noise: see specinfer/sampling.py.
+inline uint64_t split_mix(uint64_t state, uint64_t index) {
+  uint64_t z = state + (index + 1) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+inline uint64_t noise_key(uint64_t seed, uint64_t position) {
+  return split_mix(split_mix(seed, uint64_t(1) << 32), position);
+}
 
 // numpy's `Generator(Philox(key=(seed, place))).random()`, number by number.
 class Philox {

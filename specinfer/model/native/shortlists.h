@@ -5,20 +5,30 @@
 #include <cstdint>
 #include <vector>
 
+#include "gumbel.h"
 #include "numbers.h"
 
 namespace specinfer {
 
-// The most probable tokens of rows of logits, best first.
+// How the noise of a position favours tokens.
+struct Noise {
+  uint64_t key;
+  float temperature, floor;  // of the distribution; smallest logit that is not cut off
+  float score_temperature;
+  int rivals;                // that share the score
+};
+
+// The best tokens of rows of logits, best first: the most probable, or those that noise favours most.
 class Shortlists {
  public:
   void reset(int rows, int width) {
     width_ = width;
     value_.resize(size_t(rows) * width), index_.resize(size_t(rows) * width), sum_.resize(rows);
   }
+  int width() const { return width_; }
   const float* values(int row) const { return &value_[size_t(row) * width_]; }
   const int32_t* indices(int row) const { return &index_[size_t(row) * width_]; }
-  // Normaliser of exp((logit - best) / temperature) over the whole row.
+  // Normaliser of exp((value - best) / temperature): over the whole row, or over the rivals.
   float sum(int row) const { return sum_[row]; }
 
   void fill(int row, const float* logits, int n, float temperature) {
@@ -43,6 +53,35 @@ class Shortlists {
       total = add(total, keep_first(vexp(mul(sub(x, peak), factor)), n - i));
     }
     sum_[row] = specinfer::sum(total);
+  }
+
+  // Values are log weight + noise of the target's tokens; where there are too few they end in -infinity.
+  void fill_noisy(int row, const float* logits, int n, const int32_t* tokens, const Noise& noise) {
+    float* value = &value_[size_t(row) * width_];
+    int32_t* index = &index_[size_t(row) * width_];
+    Floats top = spread(-INFINITY);
+    for (int i = 0; i < n; i += LANES) top = most(load_first(logits + i, n - i, top), top);
+    const Floats peak = spread(largest(top)), factor = spread(1.0f / noise.temperature);
+    int held = 0;
+    double latest = INFINITY;  // of the list, once it is full: E / weight
+    for (int i = 0; i < n; i += LANES) {
+      float weight[LANES];
+      store(weight, vexp(mul(sub(load_first(logits + i, n - i, peak), peak), factor)));
+      const int count = std::min(LANES, n - i);
+      int candidates = 0;
+      for (int j = 0; j < count; ++j) candidates += may_be_below(split_mix(noise.key, tokens[i + j]), weight[j] * latest);
+      for (int j = 0; candidates && j < count; ++j) {
+        if (logits[i + j] < noise.floor || !(weight[j] > 0)) continue;
+        const double time = exponential(split_mix(noise.key, tokens[i + j])) / weight[j];
+        if (time >= latest) continue;
+        held = insert(value, index, held, float(-std::log(time)), i + j);
+        if (held == width_) latest = std::exp(-double(value[held - 1]));
+      }
+    }
+    std::fill(value + held, value + width_, -INFINITY);
+    std::fill(index + held, index + width_, 0);
+    sum_[row] = 0;
+    for (int c = 0; c < std::min(noise.rivals, held); ++c) sum_[row] += std::exp((value[c] - value[0]) / noise.score_temperature);
   }
 
  private:

@@ -37,8 +37,7 @@ def tasks_for(
     sequences: list[KVSequence], round_: int, limits: list[TreeLimits], sampling: SamplingParams
 ) -> list[GrowthTask]:
     return [
-        GrowthTask(s, d, x, sampling, score_temperature=0.6)
-        for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
+        GrowthTask(s, d, x, sampling) for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
     ]
 
 
@@ -76,6 +75,14 @@ def assert_same(found: TokenTree, expected: TokenTree) -> None:
 
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
 
+POINT, DRAWS = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
+STOCHASTIC = [
+    SAMPLED,
+    SamplingParams(temperature=1.0, top_k=5, seed=2**64 - 1),
+    SamplingParams(temperature=0.6, top_p=0.7, seed=3),
+    SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=4),
+]
+
 LEAST = [0.0, 0.5, 0.3, 0.2, 0.04]
 
 
@@ -89,8 +96,8 @@ def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> N
 @pytest.mark.parametrize("least", [0.01, 0.03, 0.2])
 def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: float) -> None:
     shape = GrowthShape(least_reach=least)
-    for sampling in (GREEDY, SAMPLED):
-        for found, expected in grow_both(shape, LIMITS, sampling):
+    for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
+        for found, expected in grow_both(replace(shape, kind=kind), LIMITS, sampling):
             assert_same(found, expected)
     chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
     for found, expected in grow_both(shape, chains, GREEDY):
@@ -100,11 +107,12 @@ def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: f
 def test_every_request_says_where_its_tree_may_stop() -> None:
     """Side by side; what the speculator asks of all trees holds besides."""
     limits = [replace(limits, least_reach=least) for limits, least in zip(LIMITS, LEAST, strict=True)]
-    for sampling in (GREEDY, SAMPLED):
-        pairs = grow_both(GrowthShape(least_reach=0.02), limits, sampling)
+    for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
+        shape = GrowthShape(least_reach=0.02, kind=kind)
+        pairs = grow_both(shape, limits, sampling)
         for found, expected in pairs:
             assert_same(found, expected)
-        unlimited = grow_both(GrowthShape(least_reach=0.02), LIMITS, sampling)
+        unlimited = grow_both(shape, LIMITS, sampling)
         changed = [
             a.parents.tolist() != b.parents.tolist() for (a, _), (b, _) in zip(pairs, unlimited, strict=True)
         ]
@@ -123,15 +131,7 @@ def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SAMPLED,
-        SamplingParams(temperature=1.0, top_k=5, seed=2**64 - 1),
-        SamplingParams(temperature=0.6, top_p=0.7, seed=3),
-        SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=4),
-    ],
-)
+@pytest.mark.parametrize("sampling", STOCHASTIC)
 def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
     kind: ProposalKind, sampling: SamplingParams
 ) -> None:
@@ -142,11 +142,23 @@ def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
     assert any(len(set(p.children)) > 1 for tree, _ in pairs for p in tree.proposals)
 
 
-def test_sampled_chains_and_expansions_are_those_of_the_reference() -> None:
-    chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
-    for found, expected in grow_both(GrowthShape(), chains, SAMPLED):
+@pytest.mark.parametrize("sampling", STOCHASTIC)
+def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: SamplingParams) -> None:
+    pairs = grow_both(GrowthShape(q_support=24), LIMITS, sampling)
+    for found, expected in pairs:
         assert_same(found, expected)
-    for found, expected in grow_both(GrowthShape(ExpansionVector((3, 2, 1))), LIMITS, SAMPLED):
+    others = grow_both(GrowthShape(q_support=24), LIMITS, replace(sampling, seed=77))
+    assert any(
+        a.token_ids.tolist() != b.token_ids.tolist() for (a, _), (b, _) in zip(pairs, others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", [POINT, DRAWS])
+def test_sampled_chains_and_expansions_are_those_of_the_reference(kind: ProposalKind) -> None:
+    chains = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
+    for found, expected in grow_both(GrowthShape(kind=kind), chains, SAMPLED):
+        assert_same(found, expected)
+    for found, expected in grow_both(GrowthShape(ExpansionVector((3, 2, 1)), kind=kind), LIMITS, SAMPLED):
         assert_same(found, expected)
 
 
@@ -164,7 +176,7 @@ def test_a_batch_does_not_change_its_members() -> None:
 
 def test_greedy_and_sampled_requests_share_a_batch() -> None:
     runner = make()
-    shape = GrowthShape()
+    shape = GrowthShape(kind=DRAWS)
     tasks = [
         GrowthTask(runner.open(), delta, TreeLimits(8, 4), sampling)
         for delta, sampling in zip(contexts(0), [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY], strict=True)

@@ -76,15 +76,16 @@ def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
     engine = SpeculatorEngine(drafters)
     sampling = SamplingParams(seed=7)
     entries = [
-        DraftEntry(name, 0, [5, 6], TreeLimits(2, 2), sampling, asked)
+        DraftEntry(name, 0, [5, 6], TreeLimits(2, 2), sampling, asked, draw_seed=3)
         for name, asked in (("all", ()), ("second", [1]), ("first", [0]))
     ]
     outcomes = engine.draft(entries)
     drafts = [{s: tree.token_ids[1] for s, tree in o.drafts if isinstance(tree, TokenTree)} for o in outcomes]
     assert drafts == [{0: 1, 1: 2}, {1: 2}, {0: 1}]
     assert [o.held_len for o in outcomes] == [2, 2, 2]
-    first, second = ({job.sampling.seed for job in drafter.jobs} for drafter in drafters)
-    assert first == {7}
+    assert {job.sampling.seed for drafter in drafters for job in drafter.jobs} == {7}, "that of the noise"
+    first, second = ({job.draw_seed for job in drafter.jobs} for drafter in drafters)
+    assert first == {3}
     assert len(second) == 1
     assert second != first
     (later,) = engine.draft([DraftEntry("second", 2, [9], TreeLimits(2, 2), sampling, [0])])

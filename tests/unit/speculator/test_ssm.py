@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
+from specinfer.model.distributions import probabilities
 from specinfer.model.growth import GREEDY_SCORE_TEMPERATURE, GrowthShape
+from specinfer.model.gumbel import choose
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
@@ -62,25 +64,17 @@ def test_sequence_is_the_models_own_greedy_continuation() -> None:
         assert tree.sequence_of(len(tree) - 1) == tuple(tokens[len(context) - 1 :])
 
 
-POINTS = SamplingParams(temperature=0.5)
-
-
-@pytest.mark.parametrize(("sampling", "temperature"), [(GREEDY, GREEDY_SCORE_TEMPERATURE), (POINTS, 1.0)])
-def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree(
-    sampling: SamplingParams, temperature: float
-) -> None:
+def test_best_first_keeps_the_most_probable_paths_of_the_whole_tree() -> None:
     """With a beam as wide as the budget, best-first is exact: compared with all paths of depth 3. A greedy
     target is surer than the draft's distribution says."""
     budget = 6
-    shape = GrowthShape(beam=budget, coolest_draw=0.85)
-    for tree, context in zip(
-        draft(make(shape), jobs_for(TreeLimits(budget, 3), sampling)), CONTEXTS, strict=True
-    ):
+    shape = GrowthShape(beam=budget)
+    for tree, context in zip(draft(make(shape), jobs_for(TreeLimits(budget, 3))), CONTEXTS, strict=True):
         reach = {(): 1.0}
         for _ in range(3):
             for path, p in list(reach.items()):
                 if len(path) == max(map(len, reach)):
-                    for token, q in top([*context, *path], budget, temperature):
+                    for token, q in top([*context, *path], budget, GREEDY_SCORE_TEMPERATURE):
                         reach[(*path, token)] = p * q
         best = sorted((path for path in reach if path), key=lambda path: -reach[path])[:budget]
         assert paths(tree) == {(context[-1],)} | {(context[-1], *path) for path in best}
@@ -202,6 +196,22 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
             )
 
 
+def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
+    """The tokens that the draft itself would choose there, were it the target."""
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=5)
+    drafter = make(shape_of(DrafterOptions(proposal="point")))
+    chains = draft(drafter, jobs_for(TreeLimits(5, 5, width=1), sampling))
+    trees = draft(make(shape_of(DrafterOptions(proposal="point"))), jobs_for(TreeLimits(8, 5), sampling))
+    for chain, tree, context in zip(chains, trees, CONTEXTS, strict=True):
+        path = list(context)
+        for _ in range(5):
+            p = probabilities(reference_logits(MODEL, path)[-1], sampling)
+            path.append(choose(p, sampling.seed, len(path)))
+        assert chain.sequence_of(5) == tuple(path[len(context) - 1 :])
+        assert {p.kind for p in (*chain.proposals, *tree.proposals)} == {ProposalKind.POINT}
+        assert path[len(context)] in tree.token_ids.tolist()
+
+
 @pytest.mark.parametrize(
     ("temperature", "kind"), [(0.4, ProposalKind.POINT), (0.6, ProposalKind.WITHOUT_REPLACEMENT)]
 )
@@ -217,11 +227,11 @@ def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
     """First draws over 400 seeds: chi-square against q, which fails a right drafter with p = 1e-4."""
     from scipy import stats
 
-    drafter = make(GrowthShape(q_support=4))
+    drafter = make(GrowthShape(kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=4))
     limits = TreeLimits(1, 1)
     trees = []
     for seed in range(400):
-        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, SamplingParams(seed=seed))])
+        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, SamplingParams(seed=1), draw_seed=seed)])
         drafter.release("r")
     q = trees[0].proposals[0]
     counts = [sum(int(t.token_ids[1]) == token for t in trees) for token in q.q_token_ids.tolist()]

@@ -1,11 +1,14 @@
 """Acceptance rules on hand-computed cases."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
+from specinfer.model.distributions import draw
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
@@ -49,8 +52,24 @@ def certain(*tokens: int) -> TableTarget:
     return TableTarget({node: {token: 1.0} for node, token in enumerate(tokens)})
 
 
-def unused(depth: int) -> np.random.Generator:
+class Chance:
+    """Tries draws with a generator for every depth and chooses by inversion with the same."""
+
+    def __init__(self, at: Callable[[int], np.random.Generator]) -> None:
+        self._at, self._streams = at, {}  # type: ignore[var-annotated]
+
+    def stream(self, depth: int) -> np.random.Generator:
+        return self._streams.setdefault(depth, self._at(depth))  # type: ignore[no-any-return]
+
+    def choose(self, p: Float64, depth: int) -> int:
+        return draw(p, self.stream(depth))
+
+
+def _never(depth: int) -> np.random.Generator:
     raise AssertionError("greedy verification draws nothing")
+
+
+unused = Chance(_never)
 
 
 def test_greedy_follows_the_target_through_the_tree() -> None:
@@ -82,7 +101,7 @@ def test_greedy_never_disagrees_with_the_target(tree: TokenTree, seed: int) -> N
 def test_naive_accepts_a_child_exactly_if_the_target_draws_it() -> None:
     target = TableTarget({0: {CAT: 0.5, DOG: 0.5}, 1: {SAT: 0.5, THE: 0.5}})
     draws = [Uniforms(0.2), Uniforms(0.1)]  # cat is [0, .5); then THE is [0, .5) as ids are in order
-    assert verify_naive(example_tree(), target, lambda depth: draws[depth]) == Verdict((1,), THE)
+    assert verify_naive(example_tree(), target, Chance(lambda depth: draws[depth])) == Verdict((1,), THE)
 
 
 def test_trap_1_a_deterministic_child_is_accepted_with_its_target_probability() -> None:
@@ -91,8 +110,8 @@ def test_trap_1_a_deterministic_child_is_accepted_with_its_target_probability() 
     builder.propose_points(0, [CAT], [0.6])
     target = TableTarget({0: {CAT: 0.6, DOG: 0.4}, 1: {DOG: 1.0}})
     tree = builder.build()
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.59, 0.5)).accepted == (1,)
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.61, 0.5)) == Verdict((), DOG)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.59, 0.5))).accepted == (1,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.61, 0.5))) == Verdict((), DOG)
 
 
 def test_rejection_subtracts_q_and_tries_the_next_draw() -> None:
@@ -101,9 +120,9 @@ def test_rejection_subtracts_q_and_tries_the_next_draw() -> None:
     builder.propose_samples(0, WITH, [CAT, DOG], distribution([CAT, DOG], [0.8, 0.2]))
     target = TableTarget({0: {CAT: 0.2, DOG: 0.8}, 1: {SAT: 1.0}, 2: {RAN: 1.0}})
     tree = builder.build()
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.24, 0.5)).accepted == (1,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.24, 0.5))).accepted == (1,)
     # residual (0, .6)/.6 = dog with certainty, q = .2: accepted for any r
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.26, 0.999, 0.5)).accepted == (2,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.26, 0.999, 0.5))).accepted == (2,)
 
 
 def test_without_replacement_renormalises_q_after_a_rejection() -> None:
@@ -116,8 +135,25 @@ def test_without_replacement_renormalises_q_after_a_rejection() -> None:
     builder.propose_samples(0, WITHOUT, [CAT, DOG], distribution([CAT, DOG, SAT], [0.5, 0.25, 0.25]))
     target = TableTarget({0: {CAT: 0.1, DOG: 0.3, SAT: 0.6}, 2: {RAN: 1.0}})
     tree = builder.build()
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.9, 0.24, 0.5)).accepted == (2,)
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.9, 0.26, 0.5)) == Verdict((), SAT)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.24, 0.5))).accepted == (2,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.26, 0.5))) == Verdict((), SAT)
+
+
+def test_points_beside_draws_are_accepted_if_they_are_what_is_left() -> None:
+    """P = (.2 cat, .5 sat, .3 dog); cat is drawn with q = 1 and rejected; of the rest only dog is a child."""
+    points, draws = TreeBuilder(THE), TreeBuilder(THE)
+    points.propose_points(0, [DOG], [0.9])
+    draws.propose_samples(0, WITHOUT, [CAT], distribution([CAT], [1.0]))
+    tree = merge_trees([(0, points.build()), (1, draws.build())])
+    target = TableTarget({0: {CAT: 0.2, DOG: 0.3, SAT: 0.5}, 1: {RAN: 1.0}, 2: {RAN: 1.0}})
+    dog, cat = tree.token_ids.tolist().index(DOG), tree.token_ids.tolist().index(CAT)
+    verdicts = {u: verify_multi_step(tree, target, Chance(lambda d, u=u: Uniforms(*u))) for u in CASES}  # type: ignore[misc]
+    assert [verdicts[u].accepted for u in CASES] == [(cat,), (dog,), ()]
+    assert [verdicts[u].bonus for u in CASES] == [RAN, RAN, SAT]
+
+
+CASES = [(0.19, 0.5), (0.21, 0.63, 0.5), (0.21, 0.62, 0.5)]
+"""Tried, chosen (sat has .5 of .8 and comes first), and the bonus token."""
 
 
 def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
@@ -127,9 +163,9 @@ def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
     b.propose_samples(0, WITH, [DOG], distribution([DOG, SAT], [0.5, 0.5]))
     tree = merge_trees([(0, a.build()), (1, b.build())])
     target = TableTarget({0: {CAT: 0.3, DOG: 0.35, SAT: 0.35}, 1: {RAN: 1.0}, 2: {RAN: 1.0}})
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.29, 0.5)).accepted == (1,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.29, 0.5))).accepted == (1,)
     # residual (0, .5, .5); dog has q = .5: accepted for any r
-    assert verify_multi_step(tree, target, lambda d: Uniforms(0.31, 0.99, 0.5)).accepted == (2,)
+    assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.31, 0.99, 0.5))).accepted == (2,)
 
 
 def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
@@ -138,7 +174,7 @@ def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
     builder.propose_samples(0, WITHOUT, [DOG], q)
     p = dict(zip(q[0].tolist(), (q[1].astype(float) * (1 - 1e-12)).tolist(), strict=True))
     target = TableTarget({0: p, 1: {RAN: 1.0}})
-    verdict = verify_multi_step(builder.build(), target, lambda d: Uniforms(1 - 1e-16, 0.5))
+    verdict = verify_multi_step(builder.build(), target, Chance(lambda d: Uniforms(1 - 1e-16, 0.5)))
     assert verdict.accepted == (1,)
 
 
@@ -148,7 +184,7 @@ def test_multi_step_returns_a_path_and_a_possible_token(tree: TokenTree, seed: i
     rng = np.random.default_rng(seed)
     rows = rng.dirichlet(np.full(VOCABULARY, 0.3), len(tree))
     target = TableTarget({n: {t: float(x) for t, x in enumerate(row)} for n, row in enumerate(rows)})
-    verdict = verify_multi_step(tree, target, lambda depth: rng)
+    verdict = verify_multi_step(tree, target, Chance(lambda depth: rng))
     assert list(verdict.accepted) == (tree.path_to(verdict.accepted[-1]) if verdict.accepted else [])
     assert rows[verdict.accepted[-1] if verdict.accepted else 0][verdict.bonus] > 0
 
@@ -157,7 +193,7 @@ def test_without_a_tree_stochastic_rules_draw_what_plain_decoding_draws() -> Non
     target = TableTarget({0: {CAT: 0.2, DOG: 0.5, SAT: 0.3}})
     for u in np.linspace(0, 0.999, 20):
         verdicts = {
-            rule(TokenTree.root_only(THE), target, lambda d, u=u: Uniforms(u))  # type: ignore[misc]
+            rule(TokenTree.root_only(THE), target, Chance(lambda d, u=u: Uniforms(u)))  # type: ignore[misc]
             for rule in (verify_multi_step, verify_naive)
         }
         assert len(verdicts) == 1

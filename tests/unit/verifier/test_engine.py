@@ -1,7 +1,6 @@
 """The verifier engine with a real (tiny) model: the invariant, limits, isolation, and losslessness
 end to end with a real SSM drafter."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -187,6 +186,24 @@ def test_top_k_ids_of_every_node_on_request() -> None:
     assert {len(row) for row in outcome.top_k} == {3}
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(0.8, seed=3), SamplingParams(1.2, 0, 0.9, seed=4)])
+def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(sampling: SamplingParams) -> None:
+    """Both look at the same noise for the same positions, step after step."""
+    engine = make()
+    drafter = SsmDrafter(
+        runner_of(tiny_transformers("llama")), DrafterDescription(vocab_size=97), GrowthShape()
+    )
+    context, held = list(PROMPT), 0
+    for _ in range(5):
+        (tree,) = drafter.draft([DraftJob("r", context, TreeLimits(4, 4, width=1), sampling)])
+        assert isinstance(tree, TokenTree)
+        outcome = only(engine.verify([VerifyJob("r", held, context[held:], tree, sampling)]))
+        assert outcome.verdict is not None
+        assert outcome.verdict.accepted == (1, 2, 3, 4)
+        context += [*tree.token_ids[1:].tolist(), outcome.verdict.bonus]
+        held = outcome.held_len
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", list(ProposalKind))
 def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
@@ -195,7 +212,6 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
     Chi-square against the exact distribution by `transformers`; fixed seeds; a right system would fail
     with probability 1e-4.
     """
-    points = GrowthShape(coolest_draw=math.inf, q_support=4)
     shape = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
     target = tiny_transformers("llama", seed=1, **shape)
     engine = VerifierEngine(runner_of(target, kv_tokens=8192), limits=EngineLimits(400, max_step_tokens=4096))
@@ -203,7 +219,7 @@ def test_sampling_end_to_end_follows_the_target(kind: ProposalKind) -> None:
         SsmDrafter(
             runner_of(tiny_transformers("llama", seed=s, **shape), kv_tokens=16384),
             DrafterDescription(vocab_size=4),
-            points if kind is ProposalKind.POINT else GrowthShape(kind=kind, q_support=4),
+            GrowthShape(kind=kind, q_support=4),
         )
         for s in (2, 3)
     ]
@@ -233,7 +249,9 @@ def _sample(
         drafts = [
             drafter.draft(
                 [
-                    DraftJob(str(s), contexts[s], TreeLimits(4, 2), SamplingParams(seed=draft_seed(s, index)))
+                    DraftJob(
+                        str(s), contexts[s], TreeLimits(4, 2), SamplingParams(seed=s), draft_seed(s, index)
+                    )
                     for s in active
                 ]
             )

@@ -5,7 +5,7 @@ generates three tokens through the real merge, cut and acceptance code; the 64 o
 with their exact probabilities by a chi-square test.
 
 False alarms: every test uses a fixed seed and fails for p < 1e-4. If the code is right, a fresh seed
-would fail one of the 23 cases with probability 23e-4 at most. The negative controls must reach
+would fail one of the 25 cases with probability 25e-4 at most. The negative controls must reach
 p < 1e-9.
 """
 
@@ -23,7 +23,7 @@ from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.kv_cache import KVSequence
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits, cut_trees, merge_trees, truncate
-from verifier_svc.acceptance import AcceptanceRule, Float64, find_rule
+from verifier_svc.acceptance import AcceptanceRule, Float64, RequestRandomness, find_rule
 
 pytestmark = pytest.mark.statistical
 
@@ -31,7 +31,8 @@ V, LENGTH, SAMPLES = 4, 3, 6000
 POINT, WITH, WITHOUT = ProposalKind
 ALPHA, CERTAIN = 1e-4, 1e-9
 Context = tuple[int, ...]
-Draft = Callable[[Context, np.random.Generator], TokenTree]
+Draft = Callable[[Context, np.random.Generator, int], TokenTree]
+"""Of a context, by randomness of its own and, if it likes, the seed by which the target chooses."""
 Cut = Callable[[TokenTree, np.random.Generator], TokenTree]
 
 
@@ -63,7 +64,7 @@ class TableTarget:
 def _drafter(table: Float64, kind: ProposalKind, widths: Sequence[int] = (2, 2)) -> Draft:
     """Draws a tree of the given widths; float32 as on the wire."""
 
-    def draft(context: Context, rng: np.random.Generator) -> TokenTree:
+    def draft(context: Context, rng: np.random.Generator, seed: int) -> TokenTree:
         builder, frontier = TreeBuilder(context[-1]), [0]
         for width in widths:
             level = []
@@ -131,9 +132,9 @@ def _best_first(table: Float64, kind: ProposalKind, nodes: int) -> Draft:
     shape = GrowthShape(beam=2, kind=kind, q_support=V - 1)
     growth = ReferenceGrowth(TableModel(table).forward, shape, torch.arange(V))
 
-    def draft(context: Context, rng: np.random.Generator) -> TokenTree:
-        sampling = SamplingParams(temperature=1.0, seed=int(rng.integers(2**63)))
-        task = GrowthTask(KVSequence(), context, TreeLimits(nodes, 3), sampling)
+    def draft(context: Context, rng: np.random.Generator, seed: int) -> TokenTree:
+        own = seed if kind is POINT else int(rng.integers(2**63))
+        task = GrowthTask(KVSequence(), context, TreeLimits(nodes, 3), SamplingParams(seed=own))
         return growth.grow([task])[0]
 
     return draft
@@ -142,7 +143,7 @@ def _best_first(table: Float64, kind: ProposalKind, nodes: int) -> Draft:
 def _mistaken_top_k(table: Float64) -> Draft:
     """The known mistake: top-k children that claim to be draws from the softmax."""
 
-    def draft(context: Context, rng: np.random.Generator) -> TokenTree:
+    def draft(context: Context, rng: np.random.Generator, seed: int) -> TokenTree:
         q = table[context[-2], context[-1]].astype(np.float32)
         builder = TreeBuilder(context[-1])
         top = np.argsort(-q)[:2].tolist()
@@ -153,11 +154,12 @@ def _mistaken_top_k(table: Float64) -> Draft:
 
 
 def _generate(rule: AcceptanceRule, drafts: Sequence[Draft], cut: Cut, rng: np.random.Generator) -> Context:
-    context: Context = START
+    context, seed = START, int(rng.integers(2**63))
     while len(context) < len(START) + LENGTH:
-        trees = [(i, draft(context, rng)) for i, draft in enumerate(drafts)]
+        trees = [(i, draft(context, rng, seed)) for i, draft in enumerate(drafts)]
         tree = cut(merge_trees(trees), rng)
-        verdict = rule(tree, TableTarget(context, tree), lambda depth: rng)
+        randomness = RequestRandomness(SamplingParams(seed=seed), len(context))
+        verdict = rule(tree, TableTarget(context, tree), randomness)
         accepted = tuple(int(tree.token_ids[v]) for v in verdict.accepted)
         context = (*context, *accepted, verdict.bonus)
     return context[len(START) : len(START) + LENGTH]
@@ -219,16 +221,17 @@ def test_two_merged_speculators_cut_together_with_a_batch_mate(
     mate = _drafter(DRAFTS[1], WITHOUT, (3, 1))
 
     def cut(tree: TokenTree, rng: np.random.Generator) -> TokenTree:
-        trees = [tree, mate((2, 3), rng)]
+        trees = [tree, mate((2, 3), rng, 0)]
         beliefs = {0: lambda place, _: (0.7, 0.1)[min(place, 1)], 1: lambda place, chance: 0.5 * chance}
         return cut_trees(trees, [6, 5], beliefs, lambda kept, chance: kept < 7 and chance > 0.02 * kept)[0]
 
     assert p_value("multi_step", drafts, cut) > ALPHA
 
 
-@pytest.mark.parametrize(("kind", "nodes"), [(WITHOUT, 3), (WITHOUT, 5), (WITH, 3)])
-def test_best_first_draws(kind: ProposalKind, nodes: int) -> None:
-    """Trees of the likeliest draws, merged with another speculator's points and cut once more."""
+@pytest.mark.parametrize(("kind", "nodes"), [(WITHOUT, 3), (WITHOUT, 5), (WITH, 3), (POINT, 4)])
+def test_best_first_trees(kind: ProposalKind, nodes: int) -> None:
+    """Trees of the likeliest draws, or of what the target's own noise favours, merged with another
+    speculator's points and cut once more."""
     drafts = [_drafter(DRAFTS[1], POINT, (1, 1)), _best_first(DRAFTS[0], kind, nodes)]
     assert p_value("multi_step", drafts, lambda tree, rng: truncate(tree, nodes + 1)) > ALPHA
 
@@ -238,10 +241,16 @@ def test_negative_control_top_k_children_against_softmax() -> None:
     assert p_value("multi_step", [_mistaken_top_k(DRAFTS[0])]) < CERTAIN
 
 
+def test_draws_beside_points_that_look_at_the_noise() -> None:
+    """What is left of P when all draws are rejected is chosen by noise that the points have seen."""
+    drafts = [_best_first(DRAFTS[0], POINT, 3), _best_first(DRAFTS[1], WITHOUT, 3)]
+    assert p_value("multi_step", drafts, lambda tree, rng: truncate(tree, 4)) > ALPHA
+
+
 def test_negative_control_cutting_by_drawn_token() -> None:
     """Keeping the likelier of two independent draws is not lossless, and this test sees it."""
 
-    def draft(context: Context, rng: np.random.Generator) -> TokenTree:
+    def draft(context: Context, rng: np.random.Generator, seed: int) -> TokenTree:
         q = DRAFTS[0][context[-2], context[-1]].astype(np.float32)
         best = max((draw(q.astype(np.float64), rng) for _ in range(2)), key=lambda token: q[token])
         builder = TreeBuilder(context[-1])
@@ -256,9 +265,10 @@ def test_multi_step_accepts_more_than_naive() -> None:
 
     def accepted(rule: str) -> int:
         rng, total = np.random.default_rng(5), 0
-        for _ in range(3000):
-            tree = _drafter(DRAFTS[0], WITHOUT)(START, rng)
-            total += len(find_rule(rule)(tree, TableTarget(START, tree), lambda depth: rng).accepted)
+        for seed in range(3000):
+            tree = _drafter(DRAFTS[0], WITHOUT)(START, rng, seed)
+            randomness = RequestRandomness(SamplingParams(seed=seed), len(START))
+            total += len(find_rule(rule)(tree, TableTarget(START, tree), randomness).accepted)
         return total
 
     assert accepted("multi_step") > 1.05 * accepted("naive")
