@@ -120,15 +120,11 @@ class Decoding:
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
         limits = TreeLimits(self._plan.nodes, self._plan.depth)
-        found = [
-            drafter.draft(
-                [
-                    DraftJob(r.name, r.context, limits, r.sampling, draft_seed(r.sampling.seed, index))
-                    for r in requests
-                ]
-            )
-            for index, drafter in enumerate(self._drafters)
-        ]
+        found = []
+        for index, drafter in enumerate(self._drafters):
+            seeds = [draft_seed(r.sampling.seed, index) for r in requests]
+            jobs = zip(requests, seeds, strict=True)
+            found.append(drafter.draft([DraftJob(r.name, r.context, limits, r.sampling, s) for r, s in jobs]))
         drafts: list[list[TokenTree]] = []
         merged = []
         for r, of_request in zip(requests, zip(*found, strict=True), strict=True):

@@ -15,7 +15,6 @@ from specinfer.sampling import SamplingParams, StreamDomain, stream_key
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 SMALLEST_TEMPERATURE = 1e-4
-_DRAW_BLOCK = 256
 _LIKELY = 1024
 
 
@@ -71,16 +70,7 @@ def generator(
 
 
 def draw(p: Float64, rng: np.random.Generator) -> int:
-    """One index drawn from unnormalised probabilities p [V] by inversion."""
-    starts = np.arange(0, len(p), _DRAW_BLOCK)
-    sums = np.cumsum(np.add.reduceat(p, starts))
-    at = rng.random() * sums[-1]
-    block = min(int(np.searchsorted(sums, at, side="right")), len(starts) - 1)
-    part = p[starts[block] : starts[block] + _DRAW_BLOCK]
-    within = np.cumsum(part)
-    index = int(np.searchsorted(within, at - (sums[block - 1] if block else 0.0), side="right"))
-    if index < len(part) and part[index] > 0:
-        return int(starts[block]) + index
-    # rounding can point between two blocks, or behind the last token that has any probability
-    likely = np.flatnonzero(p)
-    return int(likely[min(np.searchsorted(likely, starts[block] + index), len(likely) - 1)])
+    """One index drawn from unnormalised probabilities p [n] by inversion."""
+    sums = np.cumsum(p)
+    index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
+    return index if index < len(p) else int(np.flatnonzero(p)[-1])  # rounding can point behind the last

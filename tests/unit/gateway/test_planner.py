@@ -178,6 +178,16 @@ def test_without_adaptation_everybody_is_asked_always() -> None:
     assert planner_of(0, 16, 64, adaptive=False).choose(3, ["r"]) == PLAIN
 
 
+@pytest.mark.parametrize(("most_nodes", "free"), [(11, True), (20, False)])
+def test_nodes_that_no_tree_may_have_make_none_dearer(most_nodes: int, free: bool) -> None:
+    """Twelve tokens take as long as one, more much longer: eleven nodes are free if there may be no more."""
+    planner = Planner(PassCurve([(1, 0.005), (12, 0.005), (13, 0.009), (21, 0.03)]), most_nodes, 20)
+    planner.enrol([frozenset({0})])
+    worth = planner.worth(1, Choice(frozenset({0}), most_nodes))
+    assert worth(10, 0.01)
+    assert (worth.least_reach == 0) is free
+
+
 def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     planner = planner_of(1, 16, 64)
     for _ in range(500):
@@ -267,3 +277,15 @@ def test_bad_luck_does_not_end_what_pays() -> None:
             left -= 1 + right
             speculated.append(bool(choice.speculators))
     assert sum(speculated) / len(speculated) > 0.85
+
+
+def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() -> None:
+    """Four more nodes cost 1 ms, sixteen more nothing beyond that: each of twenty is worth 0.05 ms."""
+    costs = PassCurve([(1, 0.008), (4, 0.008), (6, 0.009), (21, 0.009), (40, 0.020)])
+    planner = Planner(costs, 20, 24)
+    planner.enrol([ALONE])
+    worth = planner.worth(1, PLAIN)
+    assert worth(3, 0.021), "0.125 over what chances that fall by 0.85 add up to"
+    assert worth(8, 0.001)
+    assert not worth(3, 0.003)
+    assert not worth(22, 0.02)

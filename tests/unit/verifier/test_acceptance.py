@@ -139,6 +139,10 @@ def test_without_replacement_renormalises_q_after_a_rejection() -> None:
     assert verify_multi_step(tree, target, Chance(lambda d: Uniforms(0.9, 0.26, 0.5))) == Verdict((), SAT)
 
 
+CASES = [(0.19, 0.5), (0.21, 0.63, 0.5), (0.21, 0.62, 0.5)]
+"""Tried, chosen (sat has .5 of .8 and comes first), and the bonus token."""
+
+
 def test_points_beside_draws_are_accepted_if_they_are_what_is_left() -> None:
     """P = (.2 cat, .5 sat, .3 dog); cat is drawn with q = 1 and rejected; of the rest only dog is a child."""
     points, draws = TreeBuilder(THE), TreeBuilder(THE)
@@ -150,10 +154,6 @@ def test_points_beside_draws_are_accepted_if_they_are_what_is_left() -> None:
     verdicts = {u: verify_multi_step(tree, target, Chance(lambda d, u=u: Uniforms(*u))) for u in CASES}  # type: ignore[misc]
     assert [verdicts[u].accepted for u in CASES] == [(cat,), (dog,), ()]
     assert [verdicts[u].bonus for u in CASES] == [RAN, RAN, SAT]
-
-
-CASES = [(0.19, 0.5), (0.21, 0.63, 0.5), (0.21, 0.62, 0.5)]
-"""Tried, chosen (sat has .5 of .8 and comes first), and the bonus token."""
 
 
 def test_each_candidate_of_a_merged_tree_is_tried_with_its_own_q() -> None:
