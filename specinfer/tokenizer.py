@@ -47,6 +47,11 @@ class Tokenizer:
         """Number of token ids, added tokens included."""
         return int(self._fast.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was taught conversations."""
+        return self._chat_template is not None
+
     def fingerprint(self) -> str:
         """Equal for tokenizers with the same token for every id."""
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))

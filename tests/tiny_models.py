@@ -10,7 +10,10 @@ from specinfer.model.config import from_transformers
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
 
-FAMILIES = ("llama", "llama-rope3", "mistral", "qwen2", "qwen3", "llama-untied")
+FAMILIES = (
+    *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
+    *("opt", "opt-untied", "gpt_neox", "gpt_neox-serial"),
+)
 _SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -37,13 +40,25 @@ _LLAMA3_ROPE = {
 def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A random model with weights large enough that its predictions differ from token to token."""
     shape = _SHAPE | {"initializer_range": 0.2} | overrides
+    # of these families the heads share the hidden size, and each has its own keys
+    own = {k: v for k, v in shape.items() if k not in ("head_dim", "num_key_value_heads")}
+    own["hidden_size"] = hidden = shape["head_dim"] * shape["num_attention_heads"]
+    own["initializer_range"] = shape["initializer_range"] * (32 / hidden) ** 0.5
+    opt = own | {"ffn_dim": shape["intermediate_size"], "init_std": own["initializer_range"], "dropout": 0.0}
     configs: dict[str, Any] = {
         "llama": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=True),
         "llama-untied": lambda: transformers.LlamaConfig(**shape, tie_word_embeddings=False),
         "llama-rope3": lambda: transformers.LlamaConfig(**shape, rope_parameters=_LLAMA3_ROPE),
+        "llama-biased": lambda: transformers.LlamaConfig(**shape, attention_bias=True),
         "mistral": lambda: transformers.MistralConfig(**shape, sliding_window=None),
         "qwen2": lambda: transformers.Qwen2Config(**shape),
         "qwen3": lambda: transformers.Qwen3Config(**shape),
+        "opt": lambda: transformers.OPTConfig(**opt),
+        "opt-untied": lambda: transformers.OPTConfig(
+            **opt, tie_word_embeddings=False, activation_function="gelu"
+        ),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**own, rotary_pct=0.5),
+        "gpt_neox-serial": lambda: transformers.GPTNeoXConfig(**own, use_parallel_residual=False),
     }
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(configs[family]()).eval()
@@ -56,15 +71,15 @@ def tiny_transformers(family: str, seed: int = 0, **overrides: Any) -> Any:
 GENERIC = ("opt", "gpt_neox", "gpt2", "phi", "stablelm", "gemma", "olmo2")
 
 
-def tiny_generic(family: str, seed: int = 0) -> Any:
-    """A random model of a family that our own decoder does not know."""
+def tiny_generic(family: str, seed: int = 0, **overrides: Any) -> Any:
+    """A random model of a family for the generic executor; most are none that our own decoder knows."""
     shape = {k: v for k, v in _SHAPE.items() if k != "head_dim"}
     extra: dict[str, dict[str, Any]] = {
         "opt": {"ffn_dim": 56, "word_embed_proj_dim": 32, "dropout": 0.0, "activation_function": "relu"},
         "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512},
         "gemma": {"head_dim": 8},
     }
-    config = transformers.AutoConfig.for_model(family, **(shape | extra.get(family, {})))
+    config = transformers.AutoConfig.for_model(family, **(shape | extra.get(family, {}) | overrides))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():

@@ -25,6 +25,8 @@ class BenchPlan:
     max_new_tokens: int
     temperature: float
     seed: int = 0
+    chat: bool = True
+    """Whether prompts are user turns; a base model has no template for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ async def _run_mode(
 async def _answer(client: GatewayClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
     request = make_request(
         prompt,
-        chat=True,
+        chat=plan.chat,
         max_new_tokens=plan.max_new_tokens,
         temperature=plan.temperature,
         speculation=speculation,

@@ -60,6 +60,9 @@ class Source(StrEnum):
 
 
 Address = Annotated[str, typer.Option(help="Address of a running gateway.")]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Send prompts as they are, without chat template, as base models need.")
+]
 Model = Annotated[str, typer.Option(help="Registry name, hub id, directory or GGUF file.")]
 Speculators = Annotated[
     list[str] | None,
@@ -117,9 +120,7 @@ def generate(
         SpeculationChoice, typer.Option(help="How to speculate.")
     ] = SpeculationChoice.TREE,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Send the prompt as it is, without chat template.")
-    ] = False,
+    raw: Raw = False,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")
     ] = False,
@@ -177,6 +178,7 @@ def bench(
     limit: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of every request.")] = 0,
+    raw: Raw = False,
     address: Annotated[
         str | None, typer.Option(help="A running gateway; none starts a local system.")
     ] = None,
@@ -192,6 +194,7 @@ def bench(
         max_new_tokens,
         temperature,
         seed,
+        not raw,
     )
     flags = {"max-batch": str(max(plan.batches))}
     pool = read_speculators(speculator)

@@ -2,8 +2,8 @@
 
 A checkpoint holds what was trained: decoder layers, final norm, a head over the draft vocabulary, and
 `d2t`, the offset from each draft token to its target token (so target id = draft id + d2t[draft id]).
-The embeddings are the target's own and are read from there. It names its verifier and carries the
-fingerprint of the embeddings it was trained on; another target is refused.
+The embeddings are the target's own and are read from there, and so are positions where they are learnt. It
+names its verifier and carries the fingerprint of the embeddings it was trained on; another target is refused.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.config import ModelConfig, load_config
+from specinfer.model.families import POSITIONS, open_weights
 from specinfer.model.weights import SafetensorsWeights
 
 ALGORITHM = "ssm"
@@ -99,35 +100,43 @@ def load_draft(directory: Path, target_directory: Path) -> DraftModel:
         )
     own = SafetensorsWeights(directory)
     offsets = own[_OFFSETS]
+    target = load_config(target_directory)
     shape = replace(
-        load_config(target_directory),
+        target,
         layers=config["transformer_layer_config"]["num_hidden_layers"],
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
-    weights = _Overlay(own, SafetensorsWeights(target_directory))
+    weights = _Overlay(own, open_weights(target_directory, target), frozen_names(target))
     return DraftModel(shape, weights, offsets + torch.arange(len(offsets)))
 
 
 def embedding_fingerprint(directory: Path) -> str:
     """Hash of some rows of a model's embeddings: equal targets agree, others do not."""
-    table = SafetensorsWeights(directory)[_EMBEDDING]
+    table = open_weights(directory, load_config(directory))[_EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
-class _Overlay(Mapping[str, torch.Tensor]):
-    """The checkpoint's tensors, and the target's embeddings."""
+def frozen_names(target: ModelConfig) -> tuple[str, ...]:
+    """Tensors that an SSM shares with its target."""
+    return (_EMBEDDING,) if target.rotary_dim else (_EMBEDDING, POSITIONS)
 
-    def __init__(self, own: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-        self._own, self._target = own, target
+
+class _Overlay(Mapping[str, torch.Tensor]):
+    """The checkpoint's tensors, and some of the target's."""
+
+    def __init__(
+        self, own: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
+    ) -> None:
+        self._own, self._target, self._shared = own, target, shared
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._target[name] if name == _EMBEDDING else self._own[name]
+        return self._target[name] if name in self._shared else self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield _EMBEDDING
+        yield from self._shared
         yield from self._own
 
     def __len__(self) -> int:
-        return len(self._own) + 1
+        return len(self._shared) + len(self._own)

@@ -1,6 +1,6 @@
 """Any causal language model of `transformers`, through its attention interface with our tree mask.
 
-Slower than our own decoder, and for families it does not know (OPT, GPT-NeoX, GPT-2, Phi, ...). The model
+Slower than our own decoder, and for families it does not know (GPT-2, Phi, Gemma, ...). The model
 runs the flattened pass as one row of T tokens; where it would attend, it calls `_attend`, which stores keys
 and values in the paged cache and attends over each token's own request.
 """
@@ -130,6 +130,4 @@ def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
         tied_embeddings=False,
         qk_norm=False,
         eos_token_ids=eos_token_ids(text, generation),
-        inv_freq=(),
-        rotary_scale=1.0,
     )

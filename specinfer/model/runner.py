@@ -13,6 +13,7 @@ from specinfer.model.batch import Segment, flatten
 from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.convert import KEPT_GGUF
 from specinfer.model.executor import EXECUTORS, Executor, TorchExecutor, make_executor
+from specinfer.model.families import in_llama_names
 from specinfer.model.growth import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.quantise import BLOCK_TYPES, QuantisedWeights
@@ -140,6 +141,9 @@ class ModelRunner:
         dtype = DTYPES[options.dtype]
         if options.layers is not None:
             config = config.first_layers(options.layers)
+        if options.kv_window and not config.rotary_dim:
+            raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
+        weights = in_llama_names(config, weights)
         if options.weights in BLOCK_TYPES:
             weights = QuantisedWeights(weights, options.weights)
         num_blocks = blocks_for(options.kv_tokens)

@@ -31,15 +31,22 @@ def read_corpus(path: Path) -> list[Continuation]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    found = []
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                found.append(Continuation(tuple(row["p"]), tuple(row["o"])))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise InvalidInputError(f"{path}:{number}", line[:60], "needs `p` and `o`") from error
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            found = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    except OSError as error:
+        raise InvalidInputError("corpus", str(path), error.strerror or "cannot be read") from error
+    if not found:
+        raise InvalidInputError("corpus", str(path), "no continuations in it")
     return found
+
+
+def _parse(line: str, place: str) -> Continuation:
+    try:
+        row = json.loads(line)
+        return Continuation(tuple(row["p"]), tuple(row["o"]))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InvalidInputError(place, line[:60], "needs `p` and `o`") from error
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> int:

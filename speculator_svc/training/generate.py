@@ -77,9 +77,10 @@ def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]
     tokens = logits.argmax(-1)
     sampled = [i for i, item in enumerate(running) if item.job.temperature > 0]
     if sampled:
-        temperatures = torch.tensor([running[i].job.temperature for i in sampled])[:, None]
+        jobs = [(running[i].job.temperature, running[i].rng.random()) for i in sampled]
+        temperatures, at = torch.tensor(jobs, dtype=torch.float32, device=logits.device).T[..., None]
         cumulative = (logits[sampled] / temperatures).softmax(-1).cumsum(-1)
-        at = torch.tensor([running[i].rng.random() for i in sampled])[:, None] * cumulative[:, -1:]
+        at = at * cumulative[:, -1:]
         tokens[sampled] = torch.searchsorted(cumulative, at, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     found: list[int] = tokens.tolist()
     return found

@@ -56,8 +56,9 @@ def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64
     segment = Segment(sequence, item.prompt, chain, range(-1, len(chain) - 1), want_last=True)
     (logits,) = runner.forward([segment])
     runner.cache.release(sequence)
-    values, ids = logits.index_select(1, torch.from_numpy(vocabulary)).topk(width, dim=-1)
-    return Labels(ids.int().numpy(), values.softmax(-1).half().numpy())
+    columns = torch.from_numpy(vocabulary).to(logits.device)
+    values, ids = logits.index_select(1, columns).topk(width, dim=-1)
+    return Labels(ids.int().cpu().numpy(), values.softmax(-1).half().cpu().numpy())
 
 
 def _write(path: Path, labels: Sequence[Labels]) -> None:

@@ -12,9 +12,10 @@ from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
+from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
 from speculator_svc.training.progress import console, progress_bar
-from speculator_svc.training.prompts import chat_prompt, open_user_turn, usable
+from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
 
 _INVENTION_TOKENS = 96
 
@@ -29,6 +30,7 @@ def make_corpus(
     max_new_tokens: Annotated[int, typer.Option(help="Longest continuation.")] = 224,
     batch: Annotated[int, typer.Option(help="Continuations at a time.")] = 48,
     seed: Annotated[int, typer.Option(help="Of the choice and of everything sampled.")] = 0,
+    device: Device = "auto",
 ) -> None:
     """Let the target continue prompts: the corpus an SSM is trained on."""
     directory = resolve_model(model)
@@ -36,22 +38,25 @@ def make_corpus(
     texts = list(read_prompts(prompts))
     random.Random(seed).shuffle(texts)
     chosen = texts[:limit] if limit else texts
-    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=batch * 1024))
+    options = RunnerOptions(kv_tokens=batch * 1024, device=pick_device(device))
+    runner = ModelRunner.load(directory, options)
     maker = _Maker(runner, batch, seed)
-    opening = open_user_turn(tokenizer)
+    stops = runner.config.eos_token_ids
+    opening = open_prompt(tokenizer, stops)
     inventions = maker.run(
         "inventing",
         out.with_suffix(".invented.jsonl"),
         [(f"invented-{i}", opening, 1.0) for i in range(invent)],
         _INVENTION_TOKENS,
     )
-    stops = runner.config.eos_token_ids
     invented = {
-        i: tokenizer.decode(item.output) for i, item in inventions.items() if usable(item.output, stops)
+        i: tokenizer.decode(item.output)
+        for i, item in inventions.items()
+        if usable(tokenizer, item.output, stops)
     }
     asked = {f"prompt-{i}": text for i, text in enumerate(chosen)} | invented
     jobs = [
-        (job_id, chat_prompt(tokenizer, text), temperature if i % 2 else 0.0)
+        (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
         for i, (job_id, text) in enumerate(sorted(asked.items()))
     ]
     written = maker.run("continuing", out, jobs, max_new_tokens)

@@ -2,10 +2,11 @@
 
 Layers start as copies of target layers and the head as the target's rows of the draft vocabulary, so the
 first step already knows the language; or all of it starts as an earlier SSM, which may get layers more.
-Parameter names are Hugging Face's, so `specinfer.model` reads the checkpoint as it reads any Llama.
+It is of its target's family and runs in the decoder that will run the checkpoint (`specinfer.model`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,12 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from specinfer.model.config import ModelConfig
-from specinfer.model.draft_checkpoint import DraftModel
-from specinfer.model.transformer import Weights, rotary_tables, rotate
+from specinfer.model.draft_checkpoint import DraftModel, frozen_names
+from specinfer.model.transformer import LAYER_MODULES, Transformer, Weights
 
-_LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
 _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
@@ -39,20 +37,15 @@ class Student(nn.Module):
     ) -> None:
         """Copies `layers`, embeddings and final norm of `weights`, `head` [draft vocabulary, hidden]."""
         super().__init__()
-        self.config = config
-        self.register_buffer("embedding", weights["model.embed_tokens.weight"].float(), persistent=False)
-        self._parameters_by_name = nn.ParameterDict()
+        self.config = replace(config, layers=len(layers), vocab_size=len(head), tied_embeddings=False)
+        for name in frozen_names(config):
+            self.register_buffer(_key(name), weights[name].float(), persistent=False)
         for place, start in enumerate(layers):
-            for name in (*_LINEAR, *_MLP, *_NORMS):
-                weight = start.weights[f"model.layers.{start.layer}.{name}.weight"].float()
-                zero = start.silent and name in _OUTPUTS
-                self._add(f"model.layers.{place}.{name}.weight", weight * 0 if zero else weight)
-        self._add("model.norm.weight", weights["model.norm.weight"].float())
-        self._add("lm_head.weight", head.float())
-        self.layers = len(layers)
-        cos, sin = rotary_tables(config)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+            self._add_layer(place, start)
+        for name in ("model.norm.weight", "model.norm.bias"):
+            if name in weights:
+                self._add(name, weights[name])
+        self._add("lm_head.weight", head)
 
     @classmethod
     def from_target(
@@ -72,50 +65,55 @@ class Student(nn.Module):
             own[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
         return cls(draft.config, draft.weights, own, draft.weights["lm_head.weight"])
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return self.config.layers
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors under their checkpoint names."""
-        return {k.replace("/", "."): v.detach() for k, v in self._parameters_by_name.items()}
+        return {_name(key): parameter.detach() for key, parameter in self.named_parameters()}
 
     def forward(self, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, draft vocabulary] at the flat positions `rows` of token ids [B, T]."""
-        x = F.embedding(token_ids, self.embedding)  # type: ignore[arg-type]
-        for layer in range(self.layers):
-            x = x + self._attention(layer, self._norm(f"model.layers.{layer}.input_layernorm", x))
-            x = x + self._mlp(layer, self._norm(f"model.layers.{layer}.post_attention_layernorm", x))
-        x = x.flatten(0, 1)[rows]
-        return self._linear("lm_head", self._norm("model.norm", x))
+        batch, length = token_ids.shape
+        # rows of fused matrices are put together anew in every step, so that gradients find their way
+        found = {_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())}
+        config = replace(self.config, max_positions=length)
+        model = Transformer(config, found, torch.float32, str(token_ids.device))
 
-    def _attention(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        c, (batch, length, _) = self.config, x.shape
-        prefix = f"model.layers.{layer}.self_attn."
-        cos, sin = self.cos[:length, None], self.sin[:length, None]  # type: ignore[index]
+        def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            heads = (t.to(value.dtype).view(batch, length, *t.shape[1:]) for t in (query, key, value))
+            q, k, v = (t.transpose(1, 2) for t in heads)
+            # padding is on the right and attention causal, so no real token sees it
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return y.transpose(1, 2).flatten(0, 1)
 
-        def heads(name: str, count: int) -> torch.Tensor:
-            return self._linear(prefix + name, x).view(batch, length, count, c.head_dim)
+        positions = torch.arange(length, device=token_ids.device).repeat(batch)
+        return model.logits(model.forward(token_ids.flatten(), positions, attend)[rows])
 
-        query = rotate(heads("q_proj", c.heads), cos, sin).transpose(1, 2)
-        key = rotate(heads("k_proj", c.kv_heads), cos, sin).transpose(1, 2)
-        value = heads("v_proj", c.kv_heads).transpose(1, 2)
-        value, query, key = (t.to(value.dtype) for t in (value, query, key))
-        # padding is on the right and attention causal, so no real token sees it
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return self._linear(prefix + "o_proj", y.transpose(1, 2).flatten(2))
-
-    def _mlp(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        prefix = f"model.layers.{layer}.mlp."
-        gate = F.silu(self._linear(prefix + "gate_proj", x))
-        return self._linear(prefix + "down_proj", gate * self._linear(prefix + "up_proj", x))
-
-    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        weight = self._weight(f"{name}.weight")
-        return F.rms_norm(x.float(), (x.shape[-1],), weight, self.config.norm_eps)
-
-    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight(f"{name}.weight"))
+    def _add_layer(self, place: int, start: LayerStart) -> None:
+        for module in LAYER_MODULES:
+            for kind in ("weight", "bias"):
+                source = f"model.layers.{start.layer}.{module}.{kind}"
+                if source in start.weights:
+                    zero = start.silent and module in _OUTPUTS
+                    tensor = start.weights[source]
+                    self._add(f"model.layers.{place}.{module}.{kind}", tensor * 0 if zero else tensor)
 
     def _add(self, name: str, value: torch.Tensor) -> None:
-        self._parameters_by_name[name.replace(".", "/")] = nn.Parameter(value.clone())
+        self.register_parameter(_key(name), nn.Parameter(value.float().clone()))
 
-    def _weight(self, name: str) -> torch.Tensor:
-        weight: torch.Tensor = self._parameters_by_name[name.replace(".", "/")]
-        return weight
+
+def _key(name: str) -> str:
+    """A tensor's name as `torch` allows it for parameters."""
+    return name.replace(".", "/")
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ".")

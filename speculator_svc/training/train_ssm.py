@@ -10,11 +10,12 @@ import numpy as np
 import torch
 import typer
 
+from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.config import load_config
-from specinfer.model.draft_checkpoint import DraftModel, load_draft, save_draft
+from specinfer.model.config import ModelConfig, load_config
+from specinfer.model.draft_checkpoint import load_draft, save_draft
+from specinfer.model.families import open_weights
 from specinfer.model.runner import ModelRunner, RunnerOptions
-from specinfer.model.weights import SafetensorsWeights
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
     Continuation,
@@ -23,6 +24,7 @@ from speculator_svc.training.corpus import (
     split_corpus,
     without_prompts_of,
 )
+from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate
 from speculator_svc.training.labels import label_corpus
 from speculator_svc.training.progress import console, progress_bar
@@ -37,7 +39,9 @@ def train_ssm(
     out: Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")],
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
-    layers: Annotated[str, typer.Option(help="Target layers the SSM starts from.")] = "0,29",
+    layers: Annotated[
+        str, typer.Option(help="Target layers the SSM starts from; none: the first and the last.")
+    ] = "",
     start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
     insert: Annotated[
         str,
@@ -54,19 +58,31 @@ def train_ssm(
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")] = 0,
+    device: Device = "auto",
 ) -> None:
     """Distil the target into a small model that drafts for it."""
+    place = pick_device(device)
     if threads:
         torch.set_num_threads(threads)
     directory = resolve_model(model)
+    config = load_config(directory)
     if insert and start is None:
         raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
+    if not LABEL_WIDTH <= vocabulary <= config.vocab_size:
+        raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
+    own = _layers("layers", layers, config) or [0, config.layers - 1]
+    inserted = _layers("insert", insert, config)
     pool = [load_draft(path, directory) for path in after or ()]
     base = load_draft(start, directory) if start is not None else None
     given = base or (pool[0] if pool else None)
-    data = _prepare(directory, corpus, work, vocabulary if given is None else given.token_ids)
-    student = _student(directory, base, _numbers(insert if base else layers), data.token_ids)
-    others = [Student.from_draft(draft) for draft in pool]
+    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
+    data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
+    target = open_weights(directory, config)
+    if base is not None:
+        student = Student.from_draft(base, target, inserted).to(place)
+    else:
+        student = Student.from_target(config, target, own, data.token_ids).to(place)
+    others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
     seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
     success = evaluate(student, data.held_out, data.token_ids)
@@ -74,7 +90,7 @@ def train_ssm(
     trained = {
         # without paths: they mean nothing elsewhere
         "command": f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
-        + (f"--start {start.name} " if start is not None else f"--layers {layers} ")
+        + (f"--start {start.name} " if start is not None else f"--layers {','.join(map(str, own))} ")
         + (f"--insert {insert} " if insert else "")
         + "".join(f"--after {path.name} " for path in after or ())
         + f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
@@ -92,18 +108,15 @@ def train_ssm(
     console.print(f"saved {out}")
 
 
-def _student(
-    directory: Path, base: DraftModel | None, layers: Sequence[int], token_ids: torch.Tensor
-) -> Student:
-    """Starts from an SSM, with `layers` of the target put in, or from these layers alone."""
-    target = SafetensorsWeights(directory)
-    if base is not None:
-        return Student.from_draft(base, target, layers)
-    return Student.from_target(load_config(directory), target, layers, token_ids)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
+def _layers(name: str, text: str, config: ModelConfig) -> list[int]:
+    """Numbers of target layers."""
+    try:
+        numbers = [int(number) for number in text.split(",") if number]
+    except ValueError as error:
+        raise SettingError(name, text, "must be numbers with commas between them") from error
+    if not all(0 <= number < config.layers for number in numbers):
+        raise SettingError(name, text, f"the target has layers 0 to {config.layers - 1}")
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +127,16 @@ class _Data:
     """[draft vocabulary]"""
 
 
-def _prepare(directory: Path, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor) -> _Data:
+def _prepare(
+    runner: ModelRunner, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor
+) -> _Data:
     """Reads and labels all corpora. Some of the first is held out, and its prompts nowhere trained on."""
-    first, held_out = split_corpus(read_corpus(corpora[0]), HELD_OUT)
+    whole = read_corpus(corpora[0])
+    first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
+    if not first:
+        raise InvalidInputError(
+            "corpus", str(corpora[0]), "one continuation is not enough: some are held out"
+        )
     more = [without_prompts_of(held_out, read_corpus(path)) for path in corpora[1:]]
     if isinstance(vocabulary, int):
         token_ids = torch.from_numpy(
@@ -124,7 +144,6 @@ def _prepare(directory: Path, corpora: Sequence[Path], work: Path, vocabulary: i
         )
     else:
         token_ids = vocabulary
-    runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192))
     parts = [
         _label(runner, part, token_ids, work, f"labels {number}")
         for number, part in enumerate((first, *more, held_out), 1)

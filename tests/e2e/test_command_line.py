@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from specinfer.cli.local import LocalOptions, LocalSystem
+from tests.tiny_models import tiny_transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -103,6 +105,23 @@ def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> N
         else:
             assert run["acceptance_length"] == pytest.approx(36 / run["steps"], rel=0.35)
     assert result["about"]["commit"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("family", ["opt", "gpt_neox"])
+def test_a_base_model_of_another_family_is_served_losslessly(
+    family: str, default_model: Path, tmp_path: Path
+) -> None:
+    """A random one, in bfloat16; n-grams draft for it."""
+    directory, out = tmp_path / family, tmp_path / "bench.json"
+    tiny_transformers(family, vocab_size=49152, head_dim=16).save_pretrained(directory)
+    shutil.copy(default_model / "tokenizer.json", directory)
+    flags = ["--limit", "2", "--max-new-tokens", "24", "--json", str(out), "--speculator", "ngram"]
+    done = specinfer("bench", "--raw", "--prompts", PROMPTS, "--model", str(directory), *flags)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["identical_to_incremental"] for run in runs] == [True, True, True]
+    assert sum(run["speculators"].get("ngram", {}).get("drafted", 0) for run in runs) > 0
 
 
 def test_bad_input_at_the_gateway_is_one_line(system: LocalSystem) -> None:

@@ -42,7 +42,7 @@ void rotate_keys(const Shape& s, void* cache, int64_t blocks, int count, const i
                    ((size_t(layer) * blocks + slots[j] / BLOCK) * s.kv_heads + head) * s.dim * BLOCK;
         const auto at = [&](int i) -> T& { return block[((i / Kind::S) * BLOCK + lane) * Kind::S + i % Kind::S]; };
         for (int i = 0; i < s.dim; ++i) x[i] = Kind::to_float(at(i));
-        rotate(x.data(), cos, sin, s.dim);
+        rotate(x.data(), cos, sin, s.rotary);
         for (int i = 0; i < s.dim; ++i) at(i) = Kind::from_float(x[i]);
       }
 }

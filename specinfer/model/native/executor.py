@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.model.batch import Batch
 from specinfer.model.config import ModelConfig
+from specinfer.model.families import POSITIONS
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.native.build import load_library
@@ -23,8 +24,11 @@ from specinfer.model.quantise import BlockWeights
 from specinfer.model.transformer import Weights, rotary_tables
 from specinfer.tree import TokenTree
 
-_QKV, _OUT, _GATE_UP, _DOWN, _HEAD = range(5)
-_INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _QKV_BIAS = range(6)
+_QKV, _OUT, _UP, _DOWN, _HEAD = range(5)
+_INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _POSITIONS = range(6)
+_INPUT_NORM_BIAS, _POST_NORM_BIAS, _FINAL_NORM_BIAS = range(6, 9)
+_MATRIX_BIAS = 9  # of the first matrix; those of the others follow
+_ACTIVATIONS = ("silu", "gelu", "relu")
 _LANES = 16
 _STORAGE = {"Q4_1": 1, "Q8_0": 2, "W8A8": 3}
 
@@ -35,7 +39,7 @@ class _Shape(ctypes.Structure):
     _fields_ = [  # ctypes reads this list
         *((name, ctypes.c_int) for name in ("layers", "hidden", "inter", "heads", "kv_heads", "dim")),
         ("vocab", ctypes.c_int),
-        ("max_positions", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("max_positions", "rotary", "activation", "gated", "parallel")),
         ("eps", ctypes.c_float),
     ]
 
@@ -68,8 +72,6 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
     if dtype not in (torch.float32, torch.bfloat16):
         raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
-    if config.activation != "silu":
-        raise IncompatibleError(f"native kernels: hidden_act = {config.activation!r}: silu is supported")
     if config.head_dim % _LANES or config.hidden_size % 2 or config.intermediate_size % 2:
         raise IncompatibleError(
             f"native kernels: head_dim = {config.head_dim}: must be a multiple of {_LANES}"
@@ -94,9 +96,13 @@ class NativeExecutor:
             config.head_dim,
             config.vocab_size,
             config.max_positions,
+            config.rotary_dim,
+            _ACTIVATIONS.index(config.activation),
+            config.gated,
+            config.parallel,
             config.norm_eps,
         )
-        cos, sin = (t[:, : config.head_dim // 2].contiguous() for t in rotary_tables(config))
+        cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
         self._model = ctypes.c_void_p(
             self._library.si_model_new(ctypes.byref(shape), int(dtype is torch.bfloat16), _at(cos), _at(sin))
         )
@@ -186,27 +192,32 @@ class NativeExecutor:
         self._library.si_set_embedding(self._model, _at(embedding))
         tied = self.config.tied_embeddings
         self._matrix(0, _HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
-        self._vector(0, _FINAL_NORM, weights, ["model.norm.weight"])
+        self._norm(0, _FINAL_NORM, _FINAL_NORM_BIAS, weights, "model.norm")
+        if not self.config.rotary_dim:
+            self._vector(0, _POSITIONS, weights, [POSITIONS])
         return embedding
 
     def _load_layer(self, layer: int, weights: Weights) -> None:
         prefix = f"model.layers.{layer}."
-        qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-        gate_up = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")]
         for which, names in (
-            (_QKV, qkv),
-            (_OUT, [f"{prefix}self_attn.o_proj"]),
-            (_GATE_UP, gate_up),
-            (_DOWN, [f"{prefix}mlp.down_proj"]),
+            (_QKV, [f"self_attn.{name}_proj" for name in "qkv"]),
+            (_OUT, ["self_attn.o_proj"]),
+            (_UP, ["mlp.gate_proj", "mlp.up_proj"] if self.config.gated else ["mlp.up_proj"]),
+            (_DOWN, ["mlp.down_proj"]),
         ):
-            self._matrix(layer, which, weights, [f"{name}.weight" for name in names])
-        self._vector(layer, _INPUT_NORM, weights, [f"{prefix}input_layernorm.weight"])
-        self._vector(layer, _POST_NORM, weights, [f"{prefix}post_attention_layernorm.weight"])
-        if f"{qkv[0]}.bias" in weights:
-            self._vector(layer, _QKV_BIAS, weights, [f"{name}.bias" for name in qkv])
+            self._matrix(layer, which, weights, [f"{prefix}{name}.weight" for name in names])
+            if f"{prefix}{names[0]}.bias" in weights:
+                self._vector(layer, _MATRIX_BIAS + which, weights, [f"{prefix}{name}.bias" for name in names])
+        self._norm(layer, _INPUT_NORM, _INPUT_NORM_BIAS, weights, f"{prefix}input_layernorm")
+        self._norm(layer, _POST_NORM, _POST_NORM_BIAS, weights, f"{prefix}post_attention_layernorm")
         if self.config.qk_norm:
             self._vector(layer, _Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, _K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
+
+    def _norm(self, layer: int, weight: int, bias: int, weights: Weights, name: str) -> None:
+        self._vector(layer, weight, weights, [f"{name}.weight"])
+        if self.config.layer_norm:
+            self._vector(layer, bias, weights, [f"{name}.bias"])
 
     def _matrix(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
         """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
@@ -224,7 +235,7 @@ class NativeExecutor:
 
     def _vector(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
         vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()
-        self._library.si_set_vector(self._model, layer, which, _at(vector), len(vector))
+        self._library.si_set_vector(self._model, layer, which, _at(vector), vector.numel())
 
     def _fetch(self, weights: Weights, name: str) -> torch.Tensor:
         if name not in weights:

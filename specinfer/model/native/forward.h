@@ -29,6 +29,23 @@ void rms_norm(const float* x, const float* weight, int n, float eps, typename Ki
   for (; i < n; ++i) out[i] = Kind::activation(x[i] * scale * weight[i]);
 }
 
+// By mean and variance, in double precision: of a few families, and a hundredth of their pass.
+template <class Kind>
+void layer_norm(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+  double total = 0, squares = 0;
+  for (int i = 0; i < n; ++i) total += x[i];
+  const double mean = total / n;
+  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const double scale = 1.0 / std::sqrt(squares / n + eps);
+  for (int i = 0; i < n; ++i) out[i] = Kind::activation(float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i]);
+}
+
+template <class Kind>
+void normalise(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+  if (norm.bias.empty()) return rms_norm<Kind>(x, norm.weight.data(), n, eps, out);
+  layer_norm<Kind>(x, norm, n, eps, out);
+}
+
 // The same on one head, in place and in float32 (Qwen3's query and key norm).
 void norm_head(float* x, const std::vector<float>& weight, float eps) {
   if (weight.empty()) return;
@@ -70,9 +87,10 @@ class Worker {
       place(l, layer);
       attention_.run(layer);
       barrier_.wait();
-      add_to_x(l.out, activations(m_.attended), first(l.gate_up));
-      norm(l.post_norm);
-      gate(l.gate_up, first(l.down));
+      if (s_.parallel) norm(l.post_norm);  // of x as attention saw it
+      add_to_x(l.out, activations(m_.attended), first(l.up));
+      if (!s_.parallel) norm(l.post_norm);
+      expand(l.up, first(l.down));
       add_to_x(l.down, activations(m_.inner), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
     }
     finish();
@@ -89,14 +107,18 @@ class Worker {
     for (int t = r.begin; t < r.end; ++t)
       for (int i = 0; i < s_.hidden; ++i)
         m_.x[size_t(t) * s_.hidden + i] = Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
+    if (!s_.rotary)
+      for (int t = r.begin; t < r.end; ++t)
+        for (int i = 0; i < s_.hidden; ++i)
+          m_.x[size_t(t) * s_.hidden + i] += m_.positions[size_t(p_.positions[t]) * s_.hidden + i];
     barrier_.wait();
   }
 
-  void norm(const std::vector<float>& weight) {
+  void norm(const Norm& norm) {
     const Range r = mine(p_.tokens);
     for (int t = r.begin; t < r.end; ++t)
-      rms_norm<Kind>(&m_.x[size_t(t) * s_.hidden], weight.data(), s_.hidden, s_.eps,
-                     activations(m_.normed) + size_t(t) * s_.hidden);
+      normalise<Kind>(&m_.x[size_t(t) * s_.hidden], norm, s_.hidden, s_.eps,
+                      activations(m_.normed) + size_t(t) * s_.hidden);
     barrier_.wait();
   }
 
@@ -120,15 +142,15 @@ class Worker {
     for (int item = r.begin; item < r.end; ++item) {
       const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
       float* x = &m_.qkv[(size_t(t) * heads + h) * d];
-      const float *cos = &m_.cos[size_t(pos) * d / 2], *sin = &m_.sin[size_t(pos) * d / 2];
+      const float *cos = m_.cos.data() + size_t(pos) * s_.rotary / 2, *sin = m_.sin.data() + size_t(pos) * s_.rotary / 2;
       if (h < s_.heads) {
         norm_head(x, l.q_norm, s_.eps);
-        rotate(x, cos, sin, d);
+        rotate(x, cos, sin, s_.rotary);
         A* q = activations(m_.query) + (size_t(t) * s_.heads + h) * d;
         for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
       } else if (h < s_.heads + s_.kv_heads) {
         norm_head(x, l.k_norm, s_.eps);
-        rotate(x, cos, sin, d);
+        rotate(x, cos, sin, s_.rotary);
         store_key(layer, p_.write_slots[t], h - s_.heads, x);
       } else {
         store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
@@ -169,34 +191,50 @@ class Worker {
     barrier_.wait();
   }
 
-  // inner = silu(gate) * up
-  void gate(const Matrix& w, const char* next) {
-    A* inner = activations(m_.inner);
-    multiply<Kind, WIDE>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
-      const int first = col / 2, n = std::min(GATE, s_.inter - first);
-      A* y = inner + size_t(row) * s_.inter + first;
-      for (int i = 0; i < n; i += LANES) {
-        const Floats g = load(v + i), up = load(v + GATE + i);
-        const Floats e = vexp(sub(zeros(), g));
-        const Floats h = mul(div(g, add(spread(1.0f), e)), up);
-        if (n - i >= LANES) {
-          Kind::put(y + i, h);
-        } else {
-          float rest[LANES];
-          store(rest, h);
-          for (int j = 0; j < n - i; ++j) y[i + j] = Kind::activation(rest[j]);
-        }
-      }
-    });
+  // inner = act(gate) * up, or act(up)
+  void expand(const Matrix& w, const char* next) {
+    if (s_.activation == SILU) expand<silu>(w, next);
+    if (s_.activation == GELU) expand<gelu>(w, next);
+    if (s_.activation == RELU) expand<relu>(w, next);
     barrier_.wait();
+  }
+
+  template <Floats act(Floats)>
+  void expand(const Matrix& w, const char* next) {
+    const A* normed = activations(m_.normed);
+    if (s_.gated)
+      return multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+        put_inner(row, col / 2, GATE, [v](int i) { return mul(act(load(v + i)), load(v + GATE + i)); });
+      });
+    multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+      const float* bias = w.bias.empty() ? nullptr : &w.bias[col];
+      put_inner(row, col, WIDE * LANES, [&](int i) {
+        return act(bias ? add(load(v + i), load_first(bias + i, s_.inter - col - i, zeros())) : load(v + i));
+      });
+    });
+  }
+
+  // Columns of the MLP's inner activations, `lanes(i)` being those from i on.
+  template <class Lanes>
+  void put_inner(int row, int first, int columns, Lanes lanes) {
+    const int n = std::min(columns, s_.inter - first);
+    A* y = activations(m_.inner) + size_t(row) * s_.inter + first;
+    for (int i = 0; i < n; i += LANES) {
+      if (n - i >= LANES) {
+        Kind::put(y + i, lanes(i));
+        continue;
+      }
+      float rest[LANES];
+      store(rest, lanes(i));
+      for (int j = 0; j < n - i; ++j) y[i + j] = Kind::activation(rest[j]);
+    }
   }
 
   void finish() {
     const Range r = mine(p_.logits);
     for (int i = r.begin; i < r.end; ++i) {
       const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
-      rms_norm<Kind>(x, m_.final_norm.data(), s_.hidden, s_.eps,
-                     activations(m_.normed) + size_t(i) * s_.hidden);
+      normalise<Kind>(x, m_.final_norm, s_.hidden, s_.eps, activations(m_.normed) + size_t(i) * s_.hidden);
     }
     barrier_.wait();
     const bool stream = p_.sparse && s_.vocab % 64 == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;

@@ -30,7 +30,7 @@ void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* 
   m->shape = *shape;
   m->bf16 = bf16 != 0;
   m->layers = std::vector<Layer>(shape->layers);
-  const size_t n = size_t(shape->max_positions) * shape->dim / 2;
+  const size_t n = size_t(shape->max_positions) * shape->rotary / 2;
   m->cos.assign(cos, cos + n);
   m->sin.assign(sin, sin + n);
   return m;
@@ -38,7 +38,7 @@ void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* 
 
 void si_model_free(void* model) { delete static_cast<Model*>(model); }
 
-// which: 0 qkv, 1 attention output, 2 gate and up, 3 down, 4 head; data: [N, K], contiguous
+// which: 0 qkv, 1 attention output, 2 up (with the gate, if there is one, above it), 3 down, 4 head; data: [N, K], contiguous
 void si_set_matrix(void* model, int layer, int which, const void* data) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
@@ -56,15 +56,15 @@ void si_set_quantised(void* model, int layer, int which, const uint8_t* data, in
   });
 }
 
-// which: 0 input norm, 1 post-attention norm, 2 query norm, 3 key norm, 4 final norm, 5 qkv bias
+// which: 0 input norm, 1 post-attention norm, 2 query norm, 3 key norm, 4 final norm, 5 learnt positions; biases: 6 input
+// norm, 7 post-attention norm, 8 final norm, 9 qkv, 10 attention output, 11 up, 12 down
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);
-  std::vector<float>* targets[] = {nullptr, nullptr, nullptr, nullptr, &m.final_norm, nullptr};
-  if (which != 4) {
-    Layer& l = m.layers[layer];
-    targets[0] = &l.input_norm, targets[1] = &l.post_norm, targets[2] = &l.q_norm;
-    targets[3] = &l.k_norm, targets[5] = &l.qkv.bias;
-  }
+  Layer& l = m.layers[layer];
+  std::vector<float>* targets[] = {&l.input_norm.weight, &l.post_norm.weight, &l.q_norm,        &l.k_norm,
+                                   &m.final_norm.weight, &m.positions,        &l.input_norm.bias, &l.post_norm.bias,
+                                   &m.final_norm.bias,   &l.qkv.bias,         &l.out.bias,        &l.up.bias,
+                                   &l.down.bias};
   targets[which]->assign(data, data + n);
 }
 
@@ -100,7 +100,7 @@ void si_move(void* model, void* keys, void* values, int64_t blocks, int count, c
     move_rows(m.shape, static_cast<float*>(keys), static_cast<float*>(values), blocks, 1, count, source, target);
 }
 
-// Turns keys by delta positions; cos, sin: [D/2] of delta times the rotary frequencies.
+// Turns keys by delta positions; cos, sin: [rotary / 2] of delta times the rotary frequencies.
 void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
                const float* sin) {
   Model& m = *static_cast<Model*>(model);

@@ -9,13 +9,23 @@
 
 namespace specinfer {
 
-struct Layer {
-  std::vector<float> input_norm, post_norm, q_norm, k_norm;
-  Matrix qkv, out, gate_up, down;
+struct Norm {
+  std::vector<float> weight, bias;  // with a bias: by mean and variance instead of the root mean square
 };
+
+struct Layer {
+  Norm input_norm, post_norm;
+  std::vector<float> q_norm, k_norm;
+  Matrix qkv, out, up, down;  // up: with the gate beside it if there is one
+};
+
+enum Activation { SILU, GELU, RELU };
 
 struct Shape {
   int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
+  int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
+  int activation, gated;
+  int parallel;  // attention and MLP read the same hidden states
   float eps;
 };
 
@@ -23,10 +33,11 @@ struct Model {
   Shape shape;
   bool bf16;
   std::vector<Layer> layers;
-  std::vector<float> final_norm;
+  Norm final_norm;
   Matrix head;
   const void* embedding = nullptr;
-  std::vector<float> cos, sin;  // [positions, D/2]
+  std::vector<float> cos, sin;   // [positions, rotary / 2]
+  std::vector<float> positions;  // [positions, hidden], if they are learnt
   bool quantised = false;
   std::vector<std::unique_ptr<Arena>> scratch;  // per thread, for one expanded tile
   // buffers of the largest pass so far
@@ -62,9 +73,10 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
   Layer& l = m.layers[layer];
   if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
   if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
-  if (which == 2) {
+  if (which == 2 && !s.gated) fill(l.up, s.inter, s.hidden, WIDE, rows_up_to(s.inter));
+  if (which == 2 && s.gated) {
     const int padded = (s.inter + GATE - 1) / GATE * GATE;
-    fill(l.gate_up, 2 * padded, s.hidden, WIDE, [&s](int c) {
+    fill(l.up, 2 * padded, s.hidden, WIDE, [&s](int c) {
       const int column = c / (2 * GATE) * GATE + c % GATE;
       if (column >= s.inter) return -1;
       return c % (2 * GATE) < GATE ? column : s.inter + column;

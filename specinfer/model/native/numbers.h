@@ -123,4 +123,17 @@ inline Floats vexp2(Floats x) {
 
 inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
 
+inline Floats relu(Floats x) { return most(zeros(), x); }
+inline Floats silu(Floats x) { return div(x, add(spread(1.0f), vexp(sub(zeros(), x)))); }
+
+// x times the normal distribution's share below x; the share beyond |x| after Abramowitz and Stegun 7.1.26, error below 1e-7.
+inline Floats gelu(Floats x) {
+  const Floats a = mul(magnitude(x), spread(0.70710678f)), one = spread(1.0f);
+  const Floats t = div(one, fma(a, spread(0.3275911f), one));
+  Floats p = spread(1.061405429f);
+  for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, spread(c));
+  const Floats beyond = mul(mul(mul(p, t), spread(0.5f)), vexp(sub(zeros(), mul(a, a))));
+  return sub(relu(x), mul(magnitude(x), beyond));
+}
+
 }  // namespace specinfer

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
+from specinfer.model.config import from_transformers
+from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers
 
@@ -53,8 +55,9 @@ def test_context_in_chunks_then_tree_equals_transformers(family: str, executor: 
             torch.testing.assert_close(logits[node], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_committed_path_continues_like_the_same_context() -> None:
-    model = tiny_transformers("llama")
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox"])
+def test_committed_path_continues_like_the_same_context(family: str) -> None:
+    model = tiny_transformers(family)
     runner = runner_of(model)
     sequence = runner.open()
     tree = small_tree(PROMPTS[0][-1])
@@ -76,3 +79,25 @@ def test_tree_grown_level_by_level_equals_tree_scored_at_once() -> None:
     (first,) = runner.forward([Segment(stepwise, [5, 6], [20, 24], [-1, -1], want_last=True)])
     (second,) = runner.forward([Segment(stepwise, (), [21, 22], [0, 0])])
     torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "old_names"),
+    [
+        ("opt", {"model.decoder.": "decoder."}),
+        ("gpt_neox", {"lm_head.": "embed_out."}),
+    ],
+)
+def test_checkpoints_of_old_are_read_under_their_names(family: str, old_names: dict[str, str]) -> None:
+    """As the checkpoints on the hub have them; those hold buffers, too."""
+    model = tiny_transformers(family)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for new, old in old_names.items():
+        assert any(name.startswith(new) for name in weights)
+        weights = {name.replace(new, old): tensor for name, tensor in weights.items()}
+    weights["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+    runner = ModelRunner.build(
+        from_transformers(model.config), weights, RunnerOptions(dtype="float32", executor="torch")
+    )
+    (logits,) = runner.forward([Segment(runner.open(), PROMPTS[0], want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, PROMPTS[0])[-1], rtol=1e-4, atol=1e-4)

@@ -44,10 +44,30 @@ def test_a_model_without_the_attention_interface_is_refused() -> None:
 
 
 def test_an_unknown_family_is_loaded_generically_unless_another_executor_is_asked_for(tmp_path: Path) -> None:
-    model = tiny_generic("opt")
+    model = tiny_generic("gpt2")
     model.save_pretrained(tmp_path)
     runner = ModelRunner.load(tmp_path, OPTIONS)
     (logits,) = runner.forward([Segment(runner.open(), PROMPTS[0], want_last=True)])
     torch.testing.assert_close(logits[0], reference_logits(model, PROMPTS[0])[-1], rtol=1e-4, atol=1e-4)
-    with pytest.raises(IncompatibleError, match="model_type = 'opt'"):
+    with pytest.raises(IncompatibleError, match="model_type = 'gpt2'"):
         ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
+
+
+@pytest.mark.parametrize(
+    ("family", "unusual"),
+    [
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),  # OPT-350M
+        ("opt", {"word_embed_proj_dim": 16}),
+        ("gpt_neox", {"hidden_act": "gelu_fast"}),
+    ],
+)
+def test_an_unusual_model_of_a_known_family_is_loaded_generically(
+    family: str, unusual: dict[str, object], tmp_path: Path
+) -> None:
+    model = tiny_generic(family, **unusual)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(IncompatibleError, match=next(iter(unusual))):
+        ModelRunner.load(tmp_path, RunnerOptions(dtype="float32", executor="torch"))
+    runner = ModelRunner.load(tmp_path, OPTIONS)
+    (logits,) = runner.forward([Segment(runner.open(), PROMPTS[0], want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, PROMPTS[0])[-1], rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.kv_cache import BLOCK_TOKENS
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 
 WINDOW, SINKS = 64, 4
 TOKENS = [(37 * i + i * i) % 97 for i in range(300)]
@@ -56,8 +56,10 @@ class StreamingOracle:
         return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
 
 
-def windowed(executor: str, max_positions: int = 512, kv_tokens: int = 2048) -> tuple[Any, ModelRunner]:
-    model = tiny_transformers("llama", head_dim=16, max_position_embeddings=max_positions)
+def windowed(
+    executor: str, max_positions: int = 512, kv_tokens: int = 2048, family: str = "llama", **shape: Any
+) -> tuple[Any, ModelRunner]:
+    model = tiny_transformers(family, head_dim=16, max_position_embeddings=max_positions, **shape)
     options = {"executor": executor, "kv_window": WINDOW, "kv_sinks": SINKS, "kv_tokens": kv_tokens}
     return model, runner_of(model, **options)
 
@@ -78,8 +80,23 @@ def test_streaming_equals_the_oracle(executor: str, max_positions: int) -> None:
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_a_tree_in_a_window_equals_single_steps(executor: str) -> None:
-    _, runner = windowed(executor)
+def test_heads_of_which_only_a_part_turns_slide_as_well(executor: str) -> None:
+    """In a model of one layer keys and values depend on their token alone: what is kept is all there is."""
+    model, runner = windowed(executor, family="gpt_neox", num_hidden_layers=1)
+    sequence = runner.open()
+    for end, token in enumerate(TOKENS[:200], 1):
+        dropped = sequence.evicted
+        (logits,) = runner.forward([Segment(sequence, [token], want_last=True)])
+        kept = [*TOKENS[:BLOCK_TOKENS], *TOKENS[BLOCK_TOKENS + dropped : end]] if dropped else TOKENS[:end]
+        torch.testing.assert_close(logits[0], reference_logits(model, kept)[-1], rtol=1e-3, atol=1e-3)
+        runner.cache.slide(sequence, ahead=32)
+    assert dropped > 100
+
+
+@pytest.mark.parametrize("executor", ["torch", "native"])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_tree_in_a_window_equals_single_steps(family: str, executor: str) -> None:
+    _, runner = windowed(executor, family=family)
     plain, tree = runner.open(), runner.open()
     for sequence in (plain, tree):
         for token in TOKENS[:150]:
@@ -107,7 +124,8 @@ def test_memory_does_not_grow() -> None:
     assert len(sequence.blocks) <= (WINDOW + BLOCK_TOKENS) // BLOCK_TOKENS
 
 
-def test_a_window_without_room_is_refused() -> None:
-    model = tiny_transformers("llama")
+def test_a_window_without_room_is_refused_and_one_without_rotary_positions() -> None:
     with pytest.raises(SettingError, match="kv_window = 20: must be at least 32 with 4 sinks"):
-        runner_of(model, kv_window=20)
+        runner_of(tiny_transformers("llama"), kv_window=20)
+    with pytest.raises(SettingError, match="kv_window = 64: needs a model with rotary positions"):
+        runner_of(tiny_transformers("opt"), kv_window=64)

@@ -8,7 +8,8 @@ from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import finished_jobs, write_continuations
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
-from speculator_svc.training.prompts import chat_prompt, open_user_turn, usable
+from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
+from tests.system import ascii_tokenizer
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=5)
@@ -77,6 +78,8 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None
 class _Chat(Tokenizer):
     """Spells a chat out in characters."""
 
+    has_chat_template = True
+
     def __init__(self) -> None:
         pass
 
@@ -87,8 +90,16 @@ class _Chat(Tokenizer):
 
 def test_an_open_user_turn_ends_where_the_users_text_begins() -> None:
     tokenizer = _Chat()
-    assert "".join(map(chr, open_user_turn(tokenizer))) == "<user>"
-    assert "".join(map(chr, chat_prompt(tokenizer, "hi"))) == "<user>hi</user><answer>"
-    assert usable([5, 6, 7, 8, STOP], [STOP])
-    assert not usable([5, 6, 7, 8, 9], [STOP])
-    assert not usable([5, STOP], [STOP])
+    assert "".join(map(chr, open_prompt(tokenizer, [STOP]))) == "<user>"
+    assert "".join(map(chr, whole_prompt(tokenizer, "hi"))) == "<user>hi</user><answer>"
+    assert usable(tokenizer, [5, 6, 7, 8, STOP], [STOP])
+    assert not usable(tokenizer, [5, 6, 7, 8, 9], [STOP])
+    assert not usable(tokenizer, [5, STOP], [STOP])
+
+
+def test_a_base_model_gets_plain_text_and_invents_beginnings_of_documents() -> None:
+    tokenizer = Tokenizer(ascii_tokenizer()._fast, None, {})
+    assert whole_prompt(tokenizer, "hi") == tuple(tokenizer.encode("hi"))
+    assert open_prompt(tokenizer, [STOP]) == (STOP,), "what lies between documents"
+    assert usable(tokenizer, [5, 6, 7, 8, 9], [STOP])
+    assert not usable(tokenizer, [5, STOP], [STOP])

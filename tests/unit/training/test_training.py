@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
+from specinfer.model.batch import Segment
 from specinfer.model.config import load_config
 from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, save_draft, verifier_of
+from specinfer.model.families import open_weights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import SafetensorsWeights
 from specinfer.sampling import SamplingParams
@@ -26,12 +28,14 @@ from speculator_svc.training.corpus import (
     read_corpus,
     split_corpus,
     without_prompts_of,
+    write_continuations,
 )
 from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate, ranks
 from speculator_svc.training.labels import Labels, label_corpus
 from speculator_svc.training.student import Student
+from speculator_svc.training.train_ssm import train_ssm
 from tests.system import ascii_tokenizer
-from tests.tiny_models import reference_logits, tiny_transformers
+from tests.tiny_models import FAMILIES, reference_logits, tiny_transformers
 
 VOCABULARY = 40
 
@@ -186,6 +190,60 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     np.testing.assert_allclose(proposal.q_probabilities, expected / expected.sum(), rtol=0.1, atol=0.01)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None:
+    """With all layers and tokens it is the target; its checkpoint runs like it; every tensor learns."""
+    model = tiny_transformers(family)
+    model.save_pretrained(tmp_path / "target")
+    config = load_config(tmp_path / "target")
+    weights, everything = open_weights(tmp_path / "target", config), torch.arange(config.vocab_size)
+    student = Student.from_target(config, weights, range(config.layers), everything)
+    rows = torch.tensor([[5, 17, 3, 88], [2, 71, 9, 0]])
+    logits = student(rows, torch.arange(8))
+    for found, row in zip(logits.view(2, 4, -1), rows, strict=True):
+        torch.testing.assert_close(found, reference_logits(model, row.tolist()), rtol=1e-3, atol=1e-3)
+    logits.logsumexp(-1).sum().backward()
+    learning = {name for name, tensor in student.named_parameters() if tensor.grad.abs().max() > 0}
+    # what is added to every key alike changes no attention
+    assert {name for name, _ in student.named_parameters() if "k_proj/bias" not in name} <= learning
+
+    ssm, directory = tmp_path / "ssm", tmp_path / "target"
+    save_draft(ssm, student.tensors(), everything, student.layers, directory, family, {})
+    draft = load_draft(ssm, directory)
+    runner = ModelRunner.build(draft.config, draft.weights, RunnerOptions(dtype="float32", kv_tokens=64))
+    (again,) = runner.forward([Segment(runner.open(), rows[0].tolist(), want_last=True)])
+    torch.testing.assert_close(again[0], reference_logits(model, rows[0].tolist())[-1], rtol=0.1, atol=0.3)
+
+
+def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> None:
+    model, target, lines = tiny_transformers("gpt_neox"), tmp_path / "target", tmp_path / "corpus.jsonl"
+    model.save_pretrained(target)
+    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    rng = np.random.default_rng(0)
+    rows = [(str(i), rng.integers(3, 97, 4).tolist(), rng.integers(3, 97, 8).tolist()) for i in range(12)]
+    write_continuations(lines, rows)
+
+    def train(**options: object) -> Path:
+        out = tmp_path / "ssm"
+        given = {"corpus": [lines], "model": str(target), "vocabulary": 40, "minutes": 0.01, "device": "cpu"}
+        train_ssm(out=out, work=tmp_path / "work", **(given | options))  # type: ignore[arg-type]
+        return out
+
+    drafter = SsmDrafter.from_options(DrafterOptions(model=str(train()), dtype="float32", kv_tokens=512))
+    (tree,) = drafter.draft([DraftJob("r", rows[0][1], TreeLimits(4, 2), SamplingParams(temperature=0))])
+    assert isinstance(tree, TokenTree)
+    assert len(tree) == 5
+    assert "--layers 0,2 " in json.loads((tmp_path / "ssm/config.json").read_text())["trained"]["command"]
+
+    for bad in ({"layers": "0,29"}, {"layers": "x"}, {"vocabulary": 98}, {"device": "abacus"}):
+        (field, value), *_ = bad.items()
+        with pytest.raises(SettingError, match=f"{field} = '?{value}'?"):
+            train(**bad)
+    lines.write_text(lines.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(InvalidInputError, match=r"corpus = .*one continuation is not enough"):
+        train()
+
+
 def test_a_checkpoint_for_another_target_is_refused(target: Path, vocabulary: object, tmp_path: Path) -> None:
     other = tmp_path / "other"
     tiny_transformers("llama", seed=9).save_pretrained(other)
@@ -206,6 +264,10 @@ def test_the_corpus_is_read_split_and_counted(tmp_path: Path) -> None:
     assert (len(training), len(held_out)) == (8, 2)
     assert not {dataclasses.astuple(c) for c in training} & {dataclasses.astuple(c) for c in held_out}
     assert frequent_tokens(corpus, 1).tolist() == [3]
+    for name, message in (("none.jsonl", "No such file"), ("empty.jsonl", "no continuations")):
+        (tmp_path / "empty.jsonl").touch()
+        with pytest.raises(InvalidInputError, match=f"corpus = .*{name}.*: {message}"):
+            read_corpus(tmp_path / name)
     (tmp_path / "bad.jsonl").write_text('{"p": [1]}\n')
     with pytest.raises(InvalidInputError, match=r"bad\.jsonl:1"):
         read_corpus(tmp_path / "bad.jsonl")

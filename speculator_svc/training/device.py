@@ -1,0 +1,25 @@
+"""Where training runs."""
+
+from typing import Annotated
+
+import torch
+import typer
+
+from specinfer.errors import SettingError
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+
+
+def pick_device(name: str) -> str:
+    """The device of this name.
+
+    Raises:
+        SettingError: if there is no such device here.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise SettingError("device", name, str(error).splitlines()[0]) from error
+    return name
