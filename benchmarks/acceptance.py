@@ -127,6 +127,9 @@ def main(
                 spinner.update(f"tokens per step: {name} done")
                 results[name] = result
         report["tokens_per_step"] = {name: by_source(result) for name, result in results.items()}
+        report["standard_error"] = {
+            name: round(result.standard_error(), 3) for name, result in results.items()
+        }
         report["latency_ms"] = bench.latency(spinner.update)
     publish(RESULTS / "acceptance", report, markdown(report))
     draw(results, report["latency_ms"])

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from benchmarks.drafts.prompts import Prompt
 from gateway.calibration import Calibration
 from specinfer.model.runner import ModelRunner
@@ -39,6 +41,13 @@ class Result:
         """Acceptance length, of one source or of all."""
         rows = [(steps, tokens) for name, steps, tokens in self.per_prompt if source in (None, name)]
         return sum(tokens for _, tokens in rows) / max(1, sum(steps for steps, _ in rows))
+
+    def standard_error(self) -> float:
+        """Of the acceptance length over all prompts (jackknife: each prompt is left out once)."""
+        rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
+        steps, tokens = (rows.sum(0) - rows).T
+        found = tokens / steps
+        return float(np.sqrt((len(rows) - 1) * found.var()))
 
     def distribution(self) -> list[float]:
         """Tokens per step of every prompt."""

@@ -4,10 +4,14 @@ import asyncio
 import math
 from pathlib import Path
 
-from benchmarks.drafts.decoding import Decoding, Plan
+import pytest
+
+from benchmarks.acceptance import KINDS
+from benchmarks.drafts.decoding import Decoding, Plan, Result
 from benchmarks.drafts.end_to_end import TURNS, Measured, Tally, part_of
 from benchmarks.drafts.plots import plot_distribution, plot_latency
 from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.report import SHAPES, WIDTHS, markdown
 from benchmarks.drafts.success import guesses, success
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
@@ -96,6 +100,39 @@ def test_a_recorder_leaves_the_first_request_out() -> None:
     assert report["tokens_per_round"] == 2
     assert report["acceptance_rate"] == 0.5
     assert recorder.rate(4) > 0
+
+
+def test_the_error_of_tokens_per_step_is_that_over_prompts() -> None:
+    alike = Result([("a", 10, 20), ("a", 10, 30), ("b", 10, 40)])
+    assert alike.standard_error() == pytest.approx(1 / math.sqrt(3)), "a mean of 2, 3 and 4"
+    assert Result([("a", 4, 8), ("a", 40, 80)]).standard_error() == 0
+
+
+def test_the_drafts_report_has_every_source_beside_the_paper() -> None:
+    names = [
+        *(
+            f"{kind} {shape.format(k=k, n=8 * k)}"
+            for kind in KINDS
+            for shape in SHAPES.values()
+            for k in WIDTHS
+        ),
+        *("stochastic <5,1,1,...>, naive", "greedy ssm"),
+    ]
+    steps = {name: {"all": 2.0, "gsm8k": 3.0} for name in names}
+    steps["stochastic <5,1,1,...>, naive"] = {"all": 1.6, "gsm8k": 2.0}
+    success = {kind: {"gsm8k": [50.0] * 5} for kind in KINDS}
+    about = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
+    report = {"about": about, "prompts": 2, "new_tokens": 8, "success": success, "tokens_per_step": steps}
+    lines = markdown(report | {"standard_error": dict.fromkeys(names, 0.1)}).splitlines()
+    for expected in (
+        "| paper, Alpaca | 1.87 | 2.38 | 1.27 |",
+        "| gsm8k | 2.00 | 3.00 | 1.50 |",
+        "| paper, PIQA | 1.67 | 1.93 | 2.08 | 2.15 | 2.21 |",
+        "| all, <k,1,1,...> | " + " | ".join(["2.00 ± 0.10"] * 5) + " |",
+        "| gsm8k, best-first, 8k nodes | " + " | ".join(["3.00"] * 5) + " |",
+        "| greedy ssm | 2.00 ± 0.10 | 3.00 |",
+    ):
+        assert expected in lines
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
