@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from gateway.costs import PassCurve
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
+from gateway.passes import PassCurve
 from gateway.planner import Planner
 from gateway.scheduler import Scheduler, SchedulerLimits
 from gateway.servicer import GenerationServicer, TargetInfo

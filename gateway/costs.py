@@ -1,22 +1,12 @@
-"""What steps cost: passes by their tokens, drafts and the rest. Measured by batch size. Pure.
+"""What steps cost: passes, drafts and the rest. Measured by batch size. Pure."""
 
-The verifier says how long its passes take by their tokens; while serving, that is corrected.
-"""
-
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-import numpy as np
+from gateway.passes import PassCurve, PassTimes
 
 _SMOOTHING = 0.08
-_PACE_SMOOTHING, _CHANGE_SMOOTHING = 0.15, 0.05
-"""The pace follows passes of one kind at once, and one of the other kind with caution."""
-_TREE_SMOOTHING = 0.3
 _OUTLIER = 3.0
-_LOG_OUTLIER = math.log(_OUTLIER)
-_LEAST_S = 1e-6
-"""A pass that is told to take no time at all takes a microsecond."""
 _DRAFT_GROWTH = 0.35
 """Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 
@@ -87,82 +77,31 @@ class BySize(Generic[T]):
         return value, size - other
 
 
-class PassCurve:
-    """Seconds of a pass by its tokens, from what the verifier measured: interpolated, never falling."""
-
-    def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """`points` are (tokens, seconds).
-
-        Raises:
-            ValueError: if there is none.
-        """
-        ordered = sorted(points)
-        if not ordered:
-            raise ValueError("a curve needs a point")
-        sizes = [tokens for tokens, _ in ordered]
-        seconds = _never_falling([max(seconds, _LEAST_S) for _, seconds in ordered])
-        self._most = sizes[-1]
-        self._seconds: list[float] = np.interp(range(self._most + 1), sizes, seconds).tolist()
-        """Of whole numbers of tokens: a step asks some fifty times."""
-
-    def at(self, tokens: float) -> float:
-        """Beyond all that was measured: in proportion."""
-        if tokens >= self._most:
-            return self._seconds[-1] * tokens / self._most
-        below = int(tokens)
-        here, above = self._seconds[below], self._seconds[below + 1]
-        return here + (above - here) * (tokens - below)
-
-
-def _never_falling(values: Sequence[float]) -> list[float]:
-    """The sequence nearest to `values` (least squares) that never falls: what falls is levelled out."""
-    levels: list[tuple[float, int]] = []  # mean, values
-    for value in values:
-        mean, count = value, 1
-        while levels and levels[-1][0] > mean:
-            other, others = levels.pop()
-            mean, count = (mean * count + other * others) / (count + others), count + others
-        levels.append((mean, count))
-    return [mean for mean, count in levels for _ in range(count)]
-
-
 class StepCosts:
     """Learns what the parts of a step take.
 
     Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
     alternatives were measured then. So every time is kept relative to the pace of its moment, which is
-    read off the passes, each against what was expected of it. Passes with trees have a factor of their own:
-    a machine that is short of memory bandwidth makes only small passes slow, one that is short of
-    arithmetic only large ones. It is learnt where steps with and without trees follow each other.
+    read off the passes.
     """
 
-    def __init__(self, passes: PassCurve) -> None:
-        self._curve, self._log_pace = passes, 0.0
-        self._log_tree = 0.0
-        """Logarithm of the factor of passes with trees."""
-        self._kind: tuple[int, bool] | None = None
-        """Batch size of the last pass, and whether it had trees."""
-        self._before: tuple[int, bool] | None = None
-        """The kind before that."""
-        self._alike = 0
-        """Passes of the last kind since."""
+    def __init__(self, curve: PassCurve) -> None:
+        self.passes = PassTimes(curve)
+        self._plain_before = True
+        """Whether the last pass had no trees."""
         self._overhead = {False: Average(), True: Average()}  # without and with speculation
         self._drafts: BySize[dict[int, Average]] = BySize(dict)
         self._wires: BySize[dict[frozenset[int], Average]] = BySize(dict)
-
-    @property
-    def pace(self) -> float:
-        """Time passes take now over the time the verifier said."""
-        return math.exp(self._log_pace)
 
     def observe(
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
         """Counts one step; `drafts` is empty for plain decoding."""
+        follows_its_like = self._plain_before or tokens > batch
         self.observe_pass(batch, tokens, pass_s)
-        pace = self.pace
+        pace = self.passes.pace
         overhead = self._overhead[bool(drafts)]
-        if drafts or self._alike > 1 or not overhead.count:
+        if drafts or follows_its_like or not overhead.count:
             overhead.add(overhead_s / pace, clip=True)
         for draft in drafts:
             self._average(batch, self._wires, draft.service).add(draft.wire_s / pace, clip=True)
@@ -170,22 +109,14 @@ class StepCosts:
                 self._average(batch, self._drafts, speculator).add(seconds / pace, clip=True)
 
     def observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
-        """Counts the pass of a step of which nothing else is known."""
-        surprise = math.log(max(seconds, _LEAST_S) / self.pass_seconds(batch, tokens - batch))
+        """Counts the pass of a step of which nothing else is known.
+
+        What drafts leave in the caches slows the first plain pass after them: that one tells nothing.
+        """
         trees = tokens > batch
-        kind = _size(batch), trees
-        if self._kind is None:
-            self._log_pace, self._kind = surprise, kind
-            return
-        surprise = max(-_LOG_OUTLIER, min(surprise, _LOG_OUTLIER))
-        if kind != self._kind:
-            self._before, self._kind, self._alike = self._kind, kind, 0
-        self._alike += 1
-        # what drafts leave in the caches slows the first plain pass after them
-        tells = 1 if trees else 2
-        if self._alike == tells and self._before == (kind[0], not trees):
-            self._log_tree += _TREE_SMOOTHING * (surprise if trees else -surprise)
-        self._log_pace += (_PACE_SMOOTHING if self._alike > tells else _CHANGE_SMOOTHING) * surprise
+        if trees or self._plain_before:
+            self.passes.observe(batch, tokens, seconds)
+        self._plain_before = not trees
 
     def step_seconds(
         self, batch: int, asked: frozenset[int], services: Iterable[frozenset[int]], nodes: float
@@ -193,20 +124,15 @@ class StepCosts:
         """Time of a whole step that asks these speculators, which belong to these services, and verifies so
         many nodes per request."""
         drafts = [self.draft_seconds(batch, asked & members, members) for members in services]
-        overhead = self.pace * self._overhead[bool(asked)].value
-        return overhead + max(drafts, default=0.0) + self.pass_seconds(batch, batch * nodes)
+        overhead = self.passes.pace * self._overhead[bool(asked)].value
+        return overhead + max(drafts, default=0.0) + self.passes.seconds(batch, batch * nodes)
 
     def draft_seconds(self, batch: int, asked: frozenset[int], service: frozenset[int]) -> float:
         """Time of the drafts of speculators of a service; a new batch size is judged by the nearest one."""
         if not asked:
             return 0.0
         own = sum(self._lent(batch, self._drafts, speculator) for speculator in asked)
-        return self.pace * (self._lent(batch, self._wires, service) + own)
-
-    def pass_seconds(self, batch: int, nodes: float) -> float:
-        """Time of a pass over a batch and so many tree nodes."""
-        tree = self._log_tree if nodes else 0.0
-        return self._curve.at(batch + nodes) * math.exp(self._log_pace + tree)
+        return self.passes.pace * (self._lent(batch, self._wires, service) + own)
 
     def _average(self, batch: int, known: "BySize[dict[K, Average]]", key: K) -> Average:
         """Of a batch size; a new one starts from what the nearest lends: a first outlier is not believed."""

@@ -18,8 +18,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.costs import BySize, DraftTime, PassCurve, StepCosts
+from gateway.costs import BySize, DraftTime, StepCosts
 from gateway.gains import Gains, Outcomes, Part
+from gateway.passes import PassCurve
 from gateway.worth import NodeWorth, judge_nodes
 
 _FIRST_OUTCOMES = 16
@@ -142,7 +143,7 @@ class Planner:
             return NodeWorth([0.0] * self._step_nodes)
         speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
         most = min(self._step_nodes, batch * self._most_nodes)
-        seconds = [self.costs.pass_seconds(batch, nodes) for nodes in range(most + 1)]
+        seconds = [self.costs.passes.seconds(batch, nodes) for nodes in range(most + 1)]
         return judge_nodes(seconds, speed, batch)
 
     def _best(self, batch: int, course: _Course) -> Choice:

@@ -17,9 +17,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.budget import BudgetPolicy
-from gateway.costs import PassCurve
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
+from gateway.passes import PassCurve
 from gateway.planner import Planner
 from gateway.scheduler import Scheduler, SchedulerLimits
 from gateway.servicer import GenerationServicer, TargetInfo

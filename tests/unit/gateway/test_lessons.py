@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.calibration import Calibration
-from gateway.costs import DraftTime, PassCurve
+from gateway.costs import DraftTime
 from gateway.lessons import FinishedStep, StepTimes, learn
+from gateway.passes import PassCurve
 from gateway.planner import Choice, Planner, StepReport
 from gateway.request import GenerationRequest, RequestState, Speculation
 from gateway.scheduler import StepEntry, VerdictEntry

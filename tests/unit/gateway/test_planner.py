@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from gateway.costs import DraftTime, PassCurve
+from gateway.costs import DraftTime
+from gateway.passes import PassCurve
 from gateway.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
@@ -289,3 +290,16 @@ def test_a_stair_in_the_cost_of_a_pass_is_climbed_if_the_level_behind_it_pays() 
     assert worth(8, 0.001)
     assert not worth(3, 0.003)
     assert not worth(22, 0.02)
+
+
+def test_nodes_are_priced_by_what_passes_take_not_by_what_was_said() -> None:
+    """The verifier measured 1 ms a node, in a bad moment or before the machine changed; they take 0.05."""
+    planner = planner_of(1, 12, 20, node_ms=1.0)
+    assert not planner.worth(1, PLAIN)(4, 0.05)
+    rng = random.Random(0)
+    for step in range(200):
+        nodes = rng.randint(1, 12) if step % 20 > 1 else 0
+        ms = 5.0 + 0.05 * nodes
+        planner.costs.observe_pass(1, 1 + nodes, rng.lognormvariate(0, 0.05) * ms / 1000)
+    assert planner.worth(1, PLAIN)(4, 0.05)
+    assert not planner.worth(1, PLAIN)(4, 0.001)
