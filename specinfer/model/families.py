@@ -17,13 +17,14 @@ from specinfer.model.weights import SafetensorsWeights
 
 POSITIONS = "model.embed_positions.weight"
 _OPT_UNUSED_POSITIONS = 2
-_OPT = {
+_OPT_NAMES = {
     ".self_attn.out_proj.": ".self_attn.o_proj.",
     ".self_attn_layer_norm.": ".input_layernorm.",
+    ".final_layer_norm.": ".post_attention_layernorm.",
     ".fc1.": ".mlp.up_proj.",
     ".fc2.": ".mlp.down_proj.",
 }
-_GPT_NEOX = {
+_GPT_NEOX_NAMES = {
     ".attention.dense.": ".self_attn.o_proj.",
     ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
     ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
@@ -79,7 +80,7 @@ def _opt(config: ModelConfig, name: str) -> dict[str, _Source]:
     if told.startswith("final_layer_norm."):
         return {told.replace("final_layer_norm.", "model.norm."): _Source(name)}
     told = told if told.startswith("lm_head.") else f"model.{told}"
-    return {_replaced(told, _OPT).replace(".final_layer_norm.", ".post_attention_layernorm."): _Source(name)}
+    return {_replaced(told, _OPT_NAMES): _Source(name)}
 
 
 def _gpt_neox(config: ModelConfig, name: str) -> dict[str, _Source]:
@@ -87,7 +88,7 @@ def _gpt_neox(config: ModelConfig, name: str) -> dict[str, _Source]:
         return {"lm_head.weight": _Source(name)}
     told = f"model.{name.removeprefix('gpt_neox.')}"
     if ".attention.query_key_value." not in told:
-        return {_replaced(told, _GPT_NEOX): _Source(name)}
+        return {_replaced(told, _GPT_NEOX_NAMES): _Source(name)}
 
     def third(which: int) -> Callable[[torch.Tensor], torch.Tensor]:
         shape = (config.heads, 3, config.head_dim)

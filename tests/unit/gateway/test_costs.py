@@ -1,5 +1,7 @@
 """What steps are believed to cost, from what they took."""
 
+import random
+
 import pytest
 
 from gateway.costs import Average, BySize, DraftTime, StepCosts
@@ -54,6 +56,22 @@ def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
     costs = StepCosts(CURVE)
     costs.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.002)
     assert 0.004 < costs.draft_seconds(4, ONE, ONE) < 0.016
+
+
+def test_trees_that_cost_more_or_less_than_was_said_are_found_out() -> None:
+    """The verifier said 8 and 10 ms; now and then two plain steps are looked at, the
+    first of them slowed down by cold caches, and trees take 14 or 8.5."""
+    for tree_ms in (14.0, 8.5):
+        costs, rng = StepCosts(CURVE), random.Random(0)
+        for step in range(600):
+            noise = rng.lognormvariate(0, 0.05)
+            tokens, ms = (1, 8.0 + (step % 30 == 0)) if step % 30 < 2 else (9, tree_ms)
+            costs.observe(1, tokens, noise * ms / 1000, [], 0.001)
+        passes = costs.passes
+        assert passes.seconds(1, 8) / passes.seconds(1, 0) == pytest.approx(tree_ms / 8, rel=0.08)
+        added, said = passes.seconds(4, 5) - passes.seconds(4, 0), CURVE.at(9) - CURVE.at(4)
+        at_pace = added / said / passes.pace
+        assert at_pace == pytest.approx((tree_ms - 8) / 2, abs=0.3), "the machine is the same at other sizes"
 
 
 def test_a_plain_pass_right_behind_a_draft_tells_nothing() -> None:
