@@ -241,7 +241,7 @@ class ReferenceGrowth:
         """Scores and target tokens [F, width] of what may follow each of F nodes, best first."""
         if task.sampling.greedy:
             top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
-            return top.values.numpy(), self._token_ids[top.indices].tolist()
+            return top.values.cpu().numpy(), self._token_ids[top.indices.cpu()].tolist()
         key, vocabulary = noise_key(task.sampling.seed, position), self._token_ids.numpy()
         noisy = np.stack([perturbed(probabilities(row, task.sampling), vocabulary, key) for row in rows])
         best = np.argsort(-noisy, axis=-1, kind="stable")[:, : max(width, NOISY_RIVALS)]
