@@ -50,10 +50,9 @@ class SpeculatorSettings(ServiceSettings):
         description="ssm: least probability of a path that a best-first tree follows further.",
     )
     proposal: str = Field(
-        "auto",
+        "point",
         description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
-        "then gives the text of plain decoding), with_replacement or without_replacement (drawn); auto takes "
-        "points below temperature 0.5 and draws above.",
+        "then gives the text of plain decoding), with_replacement or without_replacement (drawn).",
     )
     q_support: int = Field(32, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")

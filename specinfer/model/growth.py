@@ -61,8 +61,6 @@ class GrowthShape:
     tree wants is not run."""
     kind: ProposalKind = ProposalKind.POINT
     """What the children of stochastic requests are: points, or draws of either kind."""
-    coolest_draw: float = 0.0
-    """Requests of a lower temperature get points in any case."""
     q_support: int = 32
     """Tokens that draws are made from."""
 
@@ -82,8 +80,7 @@ class GrowthShape:
 
     def draws(self, asked: SamplingParams) -> bool:
         """Whether children are drawn."""
-        warm = not asked.greedy and asked.temperature >= self.coolest_draw
-        return warm and self.kind is not ProposalKind.POINT
+        return self.kind is not ProposalKind.POINT and not asked.greedy
 
     def scored_nodes(self, limits: TreeLimits) -> int:
         """Most nodes that growing one tree runs through the model."""

@@ -59,7 +59,7 @@ class DrafterOptions:
     beam: int = 4
     depth: int = 7
     least_reach: float = 0.05
-    proposal: str = "auto"
+    proposal: str = "point"
     q_support: int = 32
     ngram_max: int = 4
     ngram_min: int = 2

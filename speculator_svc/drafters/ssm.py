@@ -22,10 +22,8 @@ log = logging.getLogger(__name__)
 
 _CATCH_UP = 1024
 """Most context tokens read at once: the service may hold many that this drafter was never asked about."""
-_PROPOSALS = {kind.name.lower(): (kind, 0.0) for kind in ProposalKind} | {
-    "auto": (ProposalKind.WITHOUT_REPLACEMENT, 0.5)
-}
-"""What the children for stochastic requests are, and from which temperature on they are drawn."""
+_PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
+"""What the children for stochastic requests may be."""
 
 
 class SsmDrafter:
@@ -151,13 +149,11 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
     if options.proposal not in _PROPOSALS:
         raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
     expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
-    kind, coolest_draw = _PROPOSALS[options.proposal]
     return GrowthShape(
         expansion=expansion,
         beam=options.beam,
         deepest=options.depth,
         least_reach=options.least_reach,
-        kind=kind,
-        coolest_draw=coolest_draw,
+        kind=_PROPOSALS[options.proposal],
         q_support=options.q_support,
     )

@@ -66,9 +66,12 @@ def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSys
     assert set(tree["speculators"]) == {"ngram", "ssm"}  # type: ignore[call-overload]
 
 
-def test_a_seed_gives_the_same_text_with_and_without_speculation(system: LocalSystem) -> None:
-    """Where drafts are points, as they are at this temperature."""
-    flags = ["--temperature", "0.4", "--seed", "5", "--max-new-tokens", "24", "--json"]
+@pytest.mark.parametrize("temperature", ["0.4", "1.0"])
+def test_a_seed_gives_the_same_text_with_and_without_speculation(
+    temperature: str, system: LocalSystem
+) -> None:
+    """Drafts are points unless draws are asked for."""
+    flags = ["--temperature", temperature, "--seed", "5", "--max-new-tokens", "24", "--json"]
     off, sequence, tree, other = (
         json.loads(
             specinfer("generate", "Tell me a story.", *flags, *more, "--address", system.address).stdout

@@ -212,15 +212,16 @@ def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
         assert path[len(context)] in tree.token_ids.tolist()
 
 
-@pytest.mark.parametrize(
-    ("temperature", "kind"), [(0.4, ProposalKind.POINT), (0.6, ProposalKind.WITHOUT_REPLACEMENT)]
-)
-def test_by_default_cool_requests_get_points_and_warm_ones_draws(
-    temperature: float, kind: ProposalKind
-) -> None:
+@pytest.mark.parametrize("temperature", [0.4, 1.0])
+def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5)
-    (tree, *_) = draft(make(shape_of(DrafterOptions())), jobs_for(TreeLimits(8, 3), sampling))
-    assert {p.kind for p in tree.proposals} == {kind}
+    for options, kind in (
+        (DrafterOptions(), ProposalKind.POINT),
+        (DrafterOptions(proposal="without_replacement"), ProposalKind.WITHOUT_REPLACEMENT),
+        (DrafterOptions(proposal="with_replacement"), ProposalKind.WITH_REPLACEMENT),
+    ):
+        (tree, *_) = draft(make(shape_of(options)), jobs_for(TreeLimits(8, 3), sampling))
+        assert {p.kind for p in tree.proposals} == {kind}
 
 
 def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
