@@ -97,26 +97,27 @@ class StepCosts:
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
         """Counts one step; `drafts` is empty for plain decoding."""
-        follows_its_like = self._plain_before or tokens > batch
-        self.observe_pass(batch, tokens, pass_s)
+        tells = self.observe_pass(batch, tokens, pass_s)
         pace = self.passes.pace
         overhead = self._overhead[bool(drafts)]
-        if drafts or follows_its_like or not overhead.count:
+        if drafts or tells or not overhead.count:
             overhead.add(overhead_s / pace, clip=True)
         for draft in drafts:
             self._average(batch, self._wires, draft.service).add(draft.wire_s / pace, clip=True)
             for speculator, seconds in draft.own_s.items():
                 self._average(batch, self._drafts, speculator).add(seconds / pace, clip=True)
 
-    def observe_pass(self, batch: int, tokens: int, seconds: float) -> None:
-        """Counts the pass of a step of which nothing else is known.
+    def observe_pass(self, batch: int, tokens: int, seconds: float) -> bool:
+        """Counts the pass of a step of which nothing else is known, if it tells something.
 
-        What drafts leave in the caches slows the first plain pass after them: that one tells nothing.
+        What drafts leave in the caches slows the first plain step after them: that one does not.
         """
         trees = tokens > batch
-        if trees or self._plain_before:
+        tells = trees or self._plain_before
+        if tells:
             self.passes.observe(batch, tokens, seconds)
         self._plain_before = not trees
+        return tells
 
     def step_seconds(
         self, batch: int, asked: frozenset[int], services: Iterable[frozenset[int]], nodes: float

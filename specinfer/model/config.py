@@ -10,6 +10,7 @@ from specinfer.errors import IncompatibleError, SettingError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
 ACTIVATIONS = ("silu", "gelu", "relu")
+"""In the order of the kernels (native/model.h)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def save_draft(
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_text())
     config = {
         "architectures": ["SsmSpeculator"],
@@ -77,7 +78,7 @@ def save_draft(
             "verifier": {
                 "name_or_path": target_name,
                 "architectures": target_config.get("architectures", ["LlamaForCausalLM"]),
-                "embedding_fingerprint": embedding_fingerprint(target_directory),
+                "embedding_fingerprint": embedding_fingerprint(target),
             },
         },
         "trained": dict(trained),
@@ -93,27 +94,28 @@ def load_draft(directory: Path, target_directory: Path) -> DraftModel:
     """
     config = json.loads((directory / "config.json").read_text())
     expected = config["speculators_config"]["verifier"]["embedding_fingerprint"]
-    found = embedding_fingerprint(target_directory)
+    target = load_config(target_directory)
+    target_weights = open_weights(target_directory, target)
+    found = embedding_fingerprint(target_weights)
     if found != expected:
         raise IncompatibleError(
             f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
         )
     own = SafetensorsWeights(directory)
     offsets = own[_OFFSETS]
-    target = load_config(target_directory)
     shape = replace(
         target,
         layers=config["transformer_layer_config"]["num_hidden_layers"],
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
-    weights = _Overlay(own, open_weights(target_directory, target), frozen_names(target))
+    weights = _Overlay(own, target_weights, frozen_names(target))
     return DraftModel(shape, weights, offsets + torch.arange(len(offsets)))
 
 
-def embedding_fingerprint(directory: Path) -> str:
+def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Hash of some rows of a model's embeddings: equal targets agree, others do not."""
-    table = open_weights(directory, load_config(directory))[_EMBEDDING]
+    table = weights[_EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 

@@ -13,7 +13,7 @@ import typer
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.config import ModelConfig, load_config
-from specinfer.model.draft_checkpoint import load_draft, save_draft
+from specinfer.model.draft_checkpoint import DraftModel, load_draft, save_draft
 from specinfer.model.families import open_weights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from speculator_svc.training.boosting import missed_by_all, pool_report
@@ -77,11 +77,7 @@ def train_ssm(
     given = base or (pool[0] if pool else None)
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
     data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
-    target = open_weights(directory, config)
-    if base is not None:
-        student = Student.from_draft(base, target, inserted).to(place)
-    else:
-        student = Student.from_target(config, target, own, data.token_ids).to(place)
+    student = _student(directory, config, base, inserted if base else own, data.token_ids).to(place)
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
     seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
@@ -106,6 +102,20 @@ def train_ssm(
         trained["pool_held_out"] = report
     save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
     console.print(f"saved {out}")
+
+
+def _student(
+    directory: Path,
+    config: ModelConfig,
+    base: DraftModel | None,
+    layers: Sequence[int],
+    token_ids: torch.Tensor,
+) -> Student:
+    """Starts from an SSM, with `layers` of the target put in, or from these layers alone."""
+    target = open_weights(directory, config)
+    if base is not None:
+        return Student.from_draft(base, target, layers)
+    return Student.from_target(config, target, layers, token_ids)
 
 
 def _layers(name: str, text: str, config: ModelConfig) -> list[int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.model.batch import Batch
-from specinfer.model.config import ModelConfig
+from specinfer.model.config import ACTIVATIONS, ModelConfig
 from specinfer.model.families import POSITIONS
 from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import BLOCK_TOKENS, Slots
@@ -28,7 +28,6 @@ _QKV, _OUT, _UP, _DOWN, _HEAD = range(5)
 _INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _POSITIONS = range(6)
 _INPUT_NORM_BIAS, _POST_NORM_BIAS, _FINAL_NORM_BIAS = range(6, 9)
 _MATRIX_BIAS = 9  # of the first matrix; those of the others follow
-_ACTIVATIONS = ("silu", "gelu", "relu")
 _LANES = 16
 _STORAGE = {"Q4_1": 1, "Q8_0": 2, "W8A8": 3}
 
@@ -97,7 +96,7 @@ class NativeExecutor:
             config.vocab_size,
             config.max_positions,
             config.rotary_dim,
-            _ACTIVATIONS.index(config.activation),
+            ACTIVATIONS.index(config.activation),
             config.gated,
             config.parallel,
             config.norm_eps,
