@@ -8,15 +8,15 @@
 namespace specinfer {
 
 // Steps of four bytes.
-struct Bytes {
+struct Bytes : OneSpan {
   static inline constexpr int S = 4, PARTS = 1;
+  static inline constexpr bool UNROLLS = true;
   using Sum = Words;
   using Unit = uint32_t;
-  static Sum zero() { return no_bits(); }
+  static Sum begin(const float* p, bool go_on) { return go_on ? load_words(p) : no_bits(); }
+  static void end(float* p, Sum sums, const void*, bool) { store_words(p, sums); }
   static Words part(Words w, int) { return w; }
   static Sum madd(Sum sums, Words w, const Unit& a, int) { return dot_bytes(sums, w, a); }
-  static void keep(float* p, Sum sums) { store_words(p, sums); }
-  static Sum take(const float* p) { return load_words(p); }
   // Sums to numbers; `excess` is what BYTE_ZERO added to them, `scale` that of the weights.
   static void finish(float* p, const int32_t* excess, const float* scale, float row_scale) {
     const Words sums = sub(load_words(p), load_words(excess));

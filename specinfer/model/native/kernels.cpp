@@ -5,12 +5,13 @@
 // are separated by spin barriers, so the cost of a phase is its arithmetic.
 //
 // Invariant: a token's result does not depend on what else is in the pass. Every output element is one
-// chain of multiply-adds over k (or over positions) in a fixed order, whatever the number of rows, and a
-// tree node visits its positions in the order in which they will lie once they are committed. So a tree,
+// chain of multiply-adds over k (or over positions, or over blocks of k: block_float.h) in a fixed order,
+// whatever the number of rows, and a tree node visits its positions in the order in which they will lie once they are committed. So a tree,
 // a chain and plain decoding agree bit for bit, in bfloat16 too.
 //
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
-//   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side
+//   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side; bfloat16 as
+//                                             whole numbers where the processor does not multiply it
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
 //   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
 #include "cache.h"

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "block_float.h"
 #include "bytes.h"
 #include "numbers.h"
 #include "threads.h"
@@ -34,8 +35,8 @@ class Arena {
 // How a matrix is stored. Quantised kinds are those of GGUF: groups of 32 along k share a scale (and, for
 // Q4_1, a minimum). They are expanded tile by tile to the very bfloat16 numbers that dequantising the
 // whole file gives, so results do not change by a bit, only the bytes read do. W8A8 is multiplied in bytes: see
-// bytes.h.
-enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2, W8A8 = 3 };
+// bytes.h. BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
+enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2, W8A8 = 3, BLOCK_FLOAT = 4 };
 constexpr int GROUP = 32;
 
 struct Matrix {
@@ -43,8 +44,8 @@ struct Matrix {
   Storage storage = DENSE;
   Arena* packed = nullptr;
   std::vector<float> bias;
-  std::vector<float> scale;      // W8A8: per packed column, the scale,
-  std::vector<int32_t> excess;   // and what the zero of unsigned activations adds to its sums
+  std::vector<float> scale;      // per packed column: W8A8, and all that is multiplied in block floating point
+  std::vector<int32_t> excess;   // W8A8: what the zero of unsigned activations adds to a column's sums
   bool expands() const { return storage == Q4_1 || storage == Q8_0; }
   int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
   // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
@@ -74,6 +75,72 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
           const size_t at = ((size_t(tile) * steps + step) * width + c) * Kind::S + s;
           out[at] = row < 0 ? T(0) : source[size_t(row) * k + step * Kind::S + s];
         }
+}
+
+// The same in block floating point, from bfloat16: rows of whole vectors.
+template <class RowOf>
+void pack_block_float(Matrix& m, const uint16_t* source, int columns, int k, int vectors, RowOf row_of) {
+  m.n = columns, m.k = k, m.vectors = vectors, m.storage = BLOCK_FLOAT;
+  const int width = vectors * LANES, padded = m.tiles() * width;
+  m.packed = new Arena(m.tiles() * m.tile_bytes(BlockFloat::S));
+  m.scale.assign(padded, 0);
+  int16_t* out = reinterpret_cast<int16_t*>(m.packed->data());
+  std::memset(out, 0, m.tiles() * m.tile_bytes(BlockFloat::S));
+#pragma omp parallel for
+  for (int c = 0; c < padded; ++c) {
+    const int row = row_of(c);
+    if (row < 0) continue;
+    const uint16_t* w = source + size_t(row) * k;
+    m.scale[c] = weight_scale(w, k);
+    int16_t* tile = out + size_t(c / width) * k * width + (c % width) * BlockFloat::S;
+    for (int i = 0; i < k; ++i)
+      tile[size_t(i / BlockFloat::S) * width * BlockFloat::S + i % BlockFloat::S] = int16_t(std::lrint(from_bf16(w[i]) / m.scale[c]));
+  }
+}
+
+// Expands one tile to the numbers of `Kind` in the layout of dense tiles. Multiplication and addition round
+// separately, as dequantising does.
+template <class Kind>
+void expand(const Matrix& m, int tile, char* out, const char* ahead) {
+  const uint8_t* in = reinterpret_cast<const uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2);
+  const size_t bytes = m.group_bytes();
+  for (int g = 0; g < m.k / GROUP; ++g)
+    for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
+      for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
+      // in units of the column's scale, which is a power of two and changes no rounding
+      const Floats unit = Kind::SCALED ? div(spread(1.0f), load(&m.scale[(tile * m.vectors + v) * LANES])) : spread(1.0f);
+      const Floats scale = mul(load_halves(in), unit);
+      const Floats least = m.storage == Q4_1 ? mul(load_halves(in + 32), unit) : zeros();
+      for (int step = 0; step < GROUP / 2; ++step) {
+        Floats x[2];
+        if (m.storage == Q4_1) {
+          const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
+          const __m128i mask = _mm_set1_epi8(15);
+          const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
+          x[0] = from_unsigned_bytes(_mm_unpacklo_epi8(even, odd)), x[1] = from_unsigned_bytes(_mm_unpackhi_epi8(even, odd));
+          for (int h = 0; h < 2; ++h) x[h] = add(mul(x[h], doubled(scale, h)), doubled(least, h));
+        } else {
+          const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
+          for (int h = 0; h < 2; ++h) x[h] = mul(from_bytes(_mm_loadu_si128(pairs + h)), doubled(scale, h));
+        }
+        store_words(out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64, Kind::pack(x[0], x[1]));
+      }
+    }
+}
+
+// The scales in block floating point of a matrix that expands, from the bfloat16 numbers that it stands for.
+inline void scale_by_columns(Matrix& m) {
+  const int width = m.vectors * LANES;
+  m.scale.assign(m.tiles() * width, 0);
+#pragma omp parallel for
+  for (int tile = 0; tile < m.tiles(); ++tile) {
+    std::vector<uint16_t> numbers(size_t(m.k) * width), column(m.k);
+    expand<Bf16>(m, tile, reinterpret_cast<char*>(numbers.data()), m.packed->data());
+    for (int c = 0; c < width; ++c) {
+      for (int i = 0; i < m.k; ++i) column[i] = numbers[(size_t(i / 2) * width + c) * 2 + i % 2];
+      m.scale[tile * width + c] = weight_scale(column.data(), m.k);
+    }
+  }
 }
 
 // Blocks of a GGUF tensor [N][K / 32], 20 bytes each (scale, minimum, 16 bytes: low nibbles are elements
@@ -107,6 +174,7 @@ void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int colum
           }
         }
       }
+  if (!MULTIPLIES_BF16) scale_by_columns(m);
 }
 
 // Rows of a scale (float32) and K signed bytes into tiles of [K/4][vectors * 16][4]. `row_of` as for `pack`.
@@ -133,32 +201,6 @@ void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vector
   }
 }
 
-// Expands one tile to bfloat16 in the layout of dense tiles. Multiplication and addition round
-// separately, as dequantising does.
-void expand(const Matrix& m, int tile, char* out, const char* ahead) {
-  const uint8_t* in = reinterpret_cast<const uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2);
-  const size_t bytes = m.group_bytes();
-  for (int g = 0; g < m.k / GROUP; ++g)
-    for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
-      for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-      const Floats scale = load_halves(in), least = m.storage == Q4_1 ? load_halves(in + 32) : zeros();
-      for (int step = 0; step < GROUP / 2; ++step) {
-        Floats x[2];
-        if (m.storage == Q4_1) {
-          const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
-          const __m128i mask = _mm_set1_epi8(15);
-          const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
-          x[0] = from_unsigned_bytes(_mm_unpacklo_epi8(even, odd)), x[1] = from_unsigned_bytes(_mm_unpackhi_epi8(even, odd));
-          for (int h = 0; h < 2; ++h) x[h] = add(mul(x[h], doubled(scale, h)), doubled(least, h));
-        } else {
-          const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
-          for (int h = 0; h < 2; ++h) x[h] = mul(from_bytes(_mm_loadu_si128(pairs + h)), doubled(scale, h));
-        }
-        store_words(out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64, pack_bf16(x[0], x[1]));
-      }
-    }
-}
-
 // What to prefetch while a tile is multiplied: `lines` cache lines per step from `at`, then `advance` bytes.
 struct Ahead {
   const char* at;
@@ -170,27 +212,38 @@ inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
   return m.packed->data() + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
 }
 
-// MR rows times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on from what is
-// there or from zero. A function of its own, so that it has all registers for itself.
+// MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on
+// from what is there or from zero. A function of its own, so that it has all registers for itself.
 template <class Kind, int MR, int NV, int V>
 __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride, const char* w, int steps, float* out, bool go_on,
                                      Ahead ahead) {
   typename Kind::Sum acc[MR][V];
   const char* at[V];
-  times<V>([&](auto v) INLINED {
-    at[v] = w + v * 64;
-    times<MR>([&](auto r) INLINED { acc[r][v] = go_on ? Kind::take(out + (r * NV + v) * LANES) : Kind::zero(); });
-  });
+  times<V>([&](auto v) INLINED { at[v] = w + v * 64; });
+  while (steps > 0) {
+    times<V>([&](auto v) INLINED {
+      times<MR>([&](auto r) INLINED { acc[r][v] = Kind::begin(out + (r * NV + v) * LANES, go_on); });
+    });
+    const int span = std::min(Kind::SPAN, steps);
+    const auto multiply = [&](int step) INLINED {
+      if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // where nothing has to be fetched this does no harm
+      else for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
+      multiply_step<Kind>(acc, at, [&](auto r) INLINED -> auto& { return a[r * stride + step]; });
+      times<V>([&](auto v) INLINED { at[v] += NV * 64; });
+      ahead.at += ahead.advance;
+    };
+    if constexpr (Kind::UNROLLS) {
 #pragma GCC unroll UNROLLED
-  for (int step = 0; step < steps; ++step, ahead.at += ahead.advance) {
-    if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // where nothing has to be fetched this does no harm
-    else for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
-    multiply_step<Kind>(acc, at, [&](auto r) INLINED -> auto& { return a[r * stride + step]; });
-    times<V>([&](auto v) INLINED { at[v] += NV * 64; });
+      for (int step = 0; step < span; ++step) multiply(step);
+    } else {
+#pragma GCC unroll 1
+      for (int step = 0; step < span; ++step) multiply(step);
+    }
+    times<V>([&](auto v) INLINED {
+      times<MR>([&](auto r) INLINED { Kind::end(out + (r * NV + v) * LANES, acc[r][v], a + r * stride, go_on); });
+    });
+    a += Kind::units(span), steps -= span, go_on = true;
   }
-  times<V>([&](auto v) INLINED {
-    times<MR>([&](auto r) INLINED { Kind::keep(out + (r * NV + v) * LANES, acc[r][v]); });
-  });
 }
 
 // The same for all vectors of the tile, as many at a time as have room in registers. Every sweep fetches its part.
@@ -227,13 +280,13 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   constexpr int MR = std::max(SUMS / NV, ROWS);
   const int steps = m.k / Kind::S, pieces = (rows + MR - 1) / MR;
   const bool streams = rows <= SUMS / NV;
-  const int turn = NV == WIDE && pieces == 2 ? TURN : steps;
+  const int turn = NV == WIDE && pieces == 2 ? std::min(TURN, Kind::SPAN) : steps, stride = Kind::units(steps);
   const size_t bytes = size_t(steps) * NV * 64;
   alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
     const char* w = m.packed->data() + tile * bytes;
     if (m.expands()) {
-      expand(m, tile, expanded, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
+      if constexpr (Kind::S == 2) expand<Kind>(m, tile, expanded, m.packed->data() + (tile + 1) * m.tile_bytes(Kind::S));
       w = expanded;
     }
     const char* following = tile + 1 < range.end ? w + bytes : next;
@@ -247,7 +300,8 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
         const Ahead ahead = m.expands() ? Ahead{w, 0, 0} : streams ? Ahead{w + 4096, NV, NV * 64}
                                         : Ahead{then + part * piece / pieces, (NV + pieces - 1) / pieces, NV * 64 / pieces};
         float* sums = out + (turn < steps ? r.begin : 0) * NV * LANES;
-        micro_rows<Kind, NV, MR>(r.end - r.begin, a + size_t(r.begin) * steps + step, steps, here, n, sums, step > 0, ahead);
+        const typename Kind::Unit* from = a + size_t(r.begin) * stride + Kind::units(step);
+        micro_rows<Kind, NV, MR>(r.end - r.begin, from, stride, here, n, sums, step > 0, ahead);
         if (step + n < steps) continue;
         for (int i = r.begin; i < r.end; ++i) finish(i, tile * NV * LANES, sums + (i - r.begin) * NV * LANES);
       }
@@ -259,9 +313,10 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
 struct Scratch {
   char* expanded = nullptr;  // one tile
   ByteRows bytes;
+  BlockFloatRows blocks;
 };
 
-// The same, with activations put into bytes first if the matrix is.
+// The same, with activations put into the numbers that the matrix is multiplied with.
 template <class Kind, int NV, class Finish>
 void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range, Scratch& scratch, const char* next,
               Finish finish) {
@@ -271,6 +326,14 @@ void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range,
       return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, nullptr, next, [&](int row, int col, float* v) {
         for (int i = 0; i < NV * LANES; i += LANES)
           Bytes::finish(v + i, &m.excess[col + i], &m.scale[col + i], scratch.bytes.scales[row]);
+        finish(row, col, v);
+      });
+    }
+  if constexpr (std::is_same_v<Kind, Bf16> && !MULTIPLIES_BF16)
+    if (m.storage == BLOCK_FLOAT || m.expands()) {
+      scratch.blocks.fill(a, rows, m.k);
+      return multiply_tiles<BlockFloat, NV>(m, scratch.blocks.units.data(), rows, range, scratch.expanded, next, [&](int row, int col, float* v) {
+        for (int i = 0; i < NV * LANES; i += LANES) BlockFloat::finish(v + i, &m.scale[col + i]);
         finish(row, col, v);
       });
     }

@@ -87,8 +87,11 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
 
 template <class Kind>
 void set_dense(Model& m, int layer, int which, const void* data) {
-  set_matrix(m, layer, which, [data](Matrix& to, int columns, int k, int vectors, auto rows) {
-    pack<Kind>(to, static_cast<const typename Kind::T*>(data), columns, k, vectors, rows);
+  const auto* from = static_cast<const typename Kind::T*>(data);
+  set_matrix(m, layer, which, [from](Matrix& to, int columns, int k, int vectors, auto rows) {
+    if constexpr (std::is_same_v<Kind, Bf16> && !MULTIPLIES_BF16)
+      if (k % LANES == 0) return pack_block_float(to, from, columns, k, vectors, rows);
+    pack<Kind>(to, from, columns, k, vectors, rows);
   });
 }
 

@@ -26,20 +26,37 @@ inline float from_bf16(uint16_t x) {
 //   T, S     how weights and the cache are kept; a lane of 32 bits holds S of them
 //   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
 //   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
+//   SPAN     after how many steps a sum is put aside: `begin` and `end` it, with `go_on` where one before it is there
+//   units    where in a row of Units a span begins
+//   UNROLLS  whether the loop over steps takes UNROLLED at once: where sums would go to memory for it, it does not
+
+// Kinds whose sums go from one end of a row to the other.
+struct OneSpan {
+  static inline constexpr int SPAN = 1 << 30;
+  static constexpr int units(int steps) { return steps; }
+};
+
+#ifdef __AVX512BF16__
+inline constexpr bool MULTIPLIES_BF16 = true;
+#else
+inline constexpr bool MULTIPLIES_BF16 = false;
+#endif
 
 // What both ways to multiply bfloat16 have in common.
-struct Bf16Numbers {
+struct Bf16Numbers : OneSpan {
   using T = uint16_t;
   using Sum = Floats;
   static inline constexpr int S = 2;
-  static Sum zero() { return zeros(); }
-  static void keep(float* p, Sum sum) { specinfer::store(p, sum); }
-  static Sum take(const float* p) { return specinfer::load(p); }
+  static inline constexpr bool UNROLLS = false;
+  static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
+  static void end(float* p, Sum sum, const void*, bool) { specinfer::store(p, sum); }
   // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
   static Words pick(Words from, int parity, int to) {
     const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
     return to ? up_16(x) : x;
   }
+  static inline constexpr bool SCALED = false;
+  static Words pack(Floats low, Floats high) { return pack_bf16(low, high); }
   static void store(T* p, Floats x) { store_bf16(p, x); }
   static T from_float(float x) { return to_bf16(x); }
   static float to_float(T x) { return from_bf16(x); }
@@ -75,15 +92,15 @@ struct Bf16 : Bf16Numbers {
 };
 #endif
 
-struct F32 {
+struct F32 : OneSpan {
   using T = float;
   using A = float;
   using Unit = A;
   using Sum = Floats;
   static inline constexpr int S = 1, PARTS = 1;
-  static Sum zero() { return zeros(); }
-  static void keep(float* p, Sum sum) { specinfer::store(p, sum); }
-  static Sum take(const float* p) { return specinfer::load(p); }
+  static inline constexpr bool UNROLLS = true;
+  static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
+  static void end(float* p, Sum sum, const void*, bool) { specinfer::store(p, sum); }
   static Floats part(Words w, int) { return as_floats(w); }
   static Floats madd(Floats acc, Floats w, const Unit& a, int) { return fma(spread(a), w, acc); }
   static Words pick(Words from, int, int) { return from; }

@@ -140,16 +140,21 @@ inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srl
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
-// To the nearest, ties to even.
+// To the nearest, ties to even: bits of which the upper half counts.
 inline __m256i rounded_to_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7FFF))), 16);
+  return _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7FFF)));
 }
 inline __m256i pack_bf16(Floats x) {  // packing interleaves halves of 128 bits
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded_to_bf16(x.low), rounded_to_bf16(x.high)), 0xD8);
+  const Words upper = down_16({rounded_to_bf16(x.low), rounded_to_bf16(x.high)});
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(upper.low, upper.high), 0xD8);
 }
 inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, pack_bf16(x)); }
+// The numbers themselves, rounded so.
+inline Floats nearest_bf16(Floats x) {
+  return as_floats(masked({rounded_to_bf16(x.low), rounded_to_bf16(x.high)}, 0xFFFF0000));
+}
 // 32 numbers in order.
 inline Words pack_bf16(Floats low, Floats high) { return {pack_bf16(low), pack_bf16(high)}; }
 
@@ -171,7 +176,38 @@ inline Floats doubled(Floats x, int half) {
           _mm256_permutevar8x32_ps(from, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
 }
 
-// ---------------------------------------------------------------------------------- bytes
+// ---------------------------------------------------------------------------------- whole numbers
+
+inline Words sub(Words a, Words b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+inline Words most(Words a, Words b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+inline int largest(Words x) {
+  const __m256i eight = _mm256_max_epi32(x.low, x.high);
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_srli_si128(four, 8));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_srli_si128(two, 4)));
+}
+inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+
+// Sums of two products of 16 bits per lane: weights with the two activations in `a`. In assembly, because twelve vectors of
+// sums, two of weights and two for products are all registers that there are: left to itself the compiler takes one
+// more and puts sums into memory in every step, which costs half of the speed.
+inline Words dot_shorts(Words sums, Words weights, const uint32_t& a) {
+  __m256i low, high;
+  asm("vpbroadcastd %[a], %[high]\n\t"
+      "vpmaddwd %[weights_low], %[high], %[low]\n\t"
+      "vpmaddwd %[weights_high], %[high], %[high]\n\t"
+      "vpaddd %[low], %[sums_low], %[sums_low]\n\t"
+      "vpaddd %[high], %[sums_high], %[sums_high]"
+      : [sums_low] "+x"(sums.low), [sums_high] "+x"(sums.high), [low] "=&x"(low), [high] "=&x"(high)
+      : [a] "m"(a), [weights_low] "x"(weights.low), [weights_high] "x"(weights.high));
+  return sums;
+}
+// To the nearest whole numbers of 16 bits.
+inline __m256i shorts(Floats x) {  // packing interleaves halves of 128 bits
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xD8);
+}
+inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
+inline Words pack_shorts(Floats low, Floats high) { return {shorts(low), shorts(high)}; }  // 32 numbers in order
 
 inline constexpr bool MULTIPLIES_BYTES = true;
 
@@ -185,12 +221,9 @@ inline Words dot_bytes(Words sums, Words weights, uint32_t a) {
   const __m256i four = _mm256_set1_epi32(int(a));
   return {dot_bytes(sums.low, weights.low, four), dot_bytes(sums.high, weights.high, four)};
 }
-inline Words sub(Words a, Words b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
-inline Floats to_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 // Numbers between -127 and 127 to the nearest byte of an activation.
 inline void store_bytes(uint8_t* p, Floats x) {
-  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
-  const __m256i q = _mm256_add_epi16(_mm256_permute4x64_epi64(words, 0xD8), _mm256_set1_epi16(BYTE_ZERO));
+  const __m256i q = _mm256_add_epi16(shorts(x), _mm256_set1_epi16(BYTE_ZERO));
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
 }
 

@@ -79,6 +79,7 @@ inline Floats load_bf16(const uint16_t* p) {
   return as_floats(up_16(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))));
 }
 inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+inline Floats nearest_bf16(Floats x) { return as_floats(up_16(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)))); }
 // 32 numbers in order.
 inline Words pack_bf16(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }
 #else
@@ -90,6 +91,7 @@ inline Words rounded_to_bf16(Floats x) {
 inline void store_bf16(uint16_t* p, Floats x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded_to_bf16(x)));
 }
+inline Floats nearest_bf16(Floats x) { return as_floats(up_16(rounded_to_bf16(x))); }  // the numbers themselves
 inline Words pack_bf16(Floats low, Floats high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded_to_bf16(low))),
                             _mm512_cvtepi32_epi16(rounded_to_bf16(high)), 1);
@@ -106,7 +108,23 @@ inline Floats doubled(Floats x, int half) {
   return _mm512_permutexvar_ps(half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, x);
 }
 
-// ---------------------------------------------------------------------------------- bytes
+// ---------------------------------------------------------------------------------- whole numbers
+
+inline Words sub(Words a, Words b) { return _mm512_sub_epi32(a, b); }
+inline Words most(Words a, Words b) { return _mm512_max_epi32(a, b); }
+inline int largest(Words x) { return _mm512_reduce_max_epi32(x); }
+inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
+
+// Sums of two products of 16 bits per lane: weights with the two activations in `a`.
+inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_set1_epi32(int(a)), weights));
+}
+// To the nearest whole numbers of 16 bits.
+inline __m256i shorts(Floats x) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)); }
+inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
+inline Words pack_shorts(Floats low, Floats high) {  // 32 numbers in order
+  return _mm512_inserti64x4(_mm512_castsi256_si512(shorts(low)), shorts(high), 1);
+}
 
 #ifdef __AVX512VNNI__
 inline constexpr bool MULTIPLIES_BYTES = true;
@@ -122,8 +140,6 @@ inline Words dot_bytes(Words sums, [[maybe_unused]] Words weights, [[maybe_unuse
   return sums;  // never called: MULTIPLIES_BYTES
 #endif
 }
-inline Words sub(Words a, Words b) { return _mm512_sub_epi32(a, b); }
-inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
 // Numbers between -127 and 127 to the nearest byte of an activation.
 inline void store_bytes(uint8_t* p, Floats x) {
   const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(BYTE_ZERO));

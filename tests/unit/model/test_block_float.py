@@ -1,0 +1,85 @@
+"""Block floating point: how the kernels multiply bfloat16 where the processor does not."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer.model import transformer
+from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner
+from specinfer.processor import processor_flags
+from tests.tiny_models import runner_of, tiny_transformers
+
+pytestmark = pytest.mark.native
+
+SHAPE = {"head_dim": 32, "hidden_size": 160, "intermediate_size": 256, "num_attention_heads": 5}
+TOKENS = list(range(3, 60))
+
+
+def products_only() -> Any:
+    """A model whose attention adds nothing, since the cache of bfloat16 models rounds for itself."""
+    model = tiny_transformers("llama-untied", **SHAPE, num_key_value_heads=1).bfloat16().float()
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    return model
+
+
+def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+    """[T, V] of tokens that do not see each other."""
+    sequence = runner.open()
+    runner.forward([Segment(sequence, [1])])
+    (found,) = runner.forward([Segment(sequence, [], tokens, [-1] * len(tokens))])
+    return found
+
+
+@pytest.mark.skipif("avx512_bf16" in processor_flags(), reason="the processor rounds activations to bfloat16")
+def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = products_only()
+    model.model.embed_tokens.weight.data[:, 7] *= 30  # a channel far larger than others
+    exact = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
+    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+
+    def rounding(weight: torch.Tensor, bias: torch.Tensor | None = None) -> transformer.Linear:
+        return lambda x: torch.nn.functional.linear(x.bfloat16().float(), weight, bias)
+
+    monkeypatch.setattr(transformer, "make_linear", rounding)
+    rounded = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
+    assert (rounded - exact).std() > 0.001 * exact.std()
+    assert (found - exact).std() < 0.5 * (rounded - exact).std()
+
+
+def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
+    model = products_only()
+    model.model.embed_tokens.weight.data.fill_(1)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(1)
+        elif "mlp" in name or "lm_head" in name:
+            parameter.data.fill_(1.9921875)  # all eight bits of bfloat16 are ones
+    exact = logits(runner_of(model, executor="torch", dtype="float32"), [5])
+    found = logits(runner_of(model, executor="native", dtype="bfloat16"), [5])
+    assert float(exact.min()) > 300
+    torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    model = products_only()
+    clean = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    model.model.embed_tokens.weight.data[TOKENS[4], 100] = torch.nan
+    model.model.embed_tokens.weight.data[TOKENS[9], 3] = torch.inf
+    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    others = [row for row in range(len(TOKENS)) if row not in (4, 9)]
+    assert not found[[4, 9]].isfinite().any()
+    assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_a_number_stays_in_its_column(bad: float) -> None:
+    model = products_only()
+    clean = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    model.lm_head.weight.data[20, 100] = bad
+    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    others = [column for column in range(found.shape[1]) if column != 20]
+    assert not found[:, 20].isfinite().any()
+    assert torch.equal(found[:, others], clean[:, others])
