@@ -225,7 +225,7 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
       times<MR>([&](auto r) INLINED { acc[r][v] = Kind::begin(out + (r * NV + v) * LANES, go_on); });
     });
     const int span = std::min(Kind::SPAN, steps);
-    const auto multiply = [&](int step) INLINED {
+    const auto take_step = [&](int step) INLINED {
       if constexpr (V == 1) _mm_prefetch(ahead.at, _MM_HINT_T0);  // where nothing has to be fetched this does no harm
       else for (int i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.at + i * 64, _MM_HINT_T0);
       multiply_step<Kind>(acc, at, [&](auto r) INLINED -> auto& { return a[r * stride + step]; });
@@ -234,10 +234,10 @@ __attribute__((noinline)) void sweep(const typename Kind::Unit* a, size_t stride
     };
     if constexpr (Kind::UNROLLS) {
 #pragma GCC unroll UNROLLED
-      for (int step = 0; step < span; ++step) multiply(step);
+      for (int step = 0; step < span; ++step) take_step(step);
     } else {
 #pragma GCC unroll 1
-      for (int step = 0; step < span; ++step) multiply(step);
+      for (int step = 0; step < span; ++step) take_step(step);
     }
     times<V>([&](auto v) INLINED {
       times<MR>([&](auto r) INLINED { Kind::end(out + (r * NV + v) * LANES, acc[r][v], a + r * stride, go_on); });
@@ -263,8 +263,8 @@ inline void micro_rows(int rows, const typename Kind::Unit* a, size_t stride, co
   if constexpr (MR > 1) micro_rows<Kind, NV, MR - 1>(rows, a, stride, w, steps, out, go_on, ahead);
 }
 
-// Steps that two pieces of rows take turns over: 12 kB of a tile, as much of what is fetched meanwhile, and twelve rows
-// have room in a first-level cache of 48 kB.
+// Steps that two pieces of rows take turns over, a span at most: 12 kB of a tile, as much of what is fetched meanwhile, and
+// twelve rows have room in a first-level cache of 48 kB.
 inline constexpr int TURN = 48;
 
 // Columns of `range` tiles for all rows; `finish(row, first column, values)` gets each row of a tile.
