@@ -117,7 +117,11 @@ inline Floats to_floats(Words x) { return _mm512_cvtepi32_ps(x); }
 
 // Sums of two products of 16 bits per lane: weights with the two activations in `a`.
 inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
+#ifdef __AVX512VNNI__
+  return _mm512_dpwssd_epi32(sums, _mm512_set1_epi32(int(a)), weights);
+#else
   return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_set1_epi32(int(a)), weights));
+#endif
 }
 // To the nearest whole numbers of 16 bits.
 inline __m256i shorts(Floats x) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)); }

@@ -49,13 +49,16 @@ def test_an_old_processor_is_named_and_auto_falls_back_aloud(
 
 
 @pytest.mark.native
-@pytest.mark.skipif("avx512f" not in processor_flags(), reason="the kernels are those for AVX2 anyway")
-def test_the_kernels_for_avx2_pass_the_same_tests() -> None:
-    files = [f"test_{name}.py" for name in ("native", "native_growth", "distributions", "weights", "window")]
+@pytest.mark.parametrize("without", ["avx512f", "avx512_bf16"])
+def test_the_kernels_for_lesser_processors_pass_the_same_tests(without: str) -> None:
+    if without not in processor_flags():
+        pytest.skip("the kernels are those anyway")
+    names = ("native", "block_float", "native_growth", "distributions", "weights", "window")
+    files = [f"test_{name}.py" for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=Path(__file__).parent,
-        env=os.environ | {"CXXFLAGS": "-mno-avx512f"},
+        env=os.environ | {"CXXFLAGS": f"-mno-{without.replace('_', '')}"},
         capture_output=True,
         text=True,
         check=False,
