@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "products.h"
 
 namespace specinfer {
 
