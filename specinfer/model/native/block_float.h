@@ -30,7 +30,6 @@ struct BlockFloat {
   static inline constexpr bool UNROLLS = false;
   using Sum = Words;
   using Unit = uint32_t;
-  static inline constexpr bool SCALED = true;
   static constexpr int units(int steps) { return (steps + SPAN - 1) / SPAN * (SPAN + 1); }
   static Sum begin(const float*, bool) { return no_bits(); }
   static Words part(Words w, int) { return w; }
@@ -51,7 +50,7 @@ inline float weight_scale(const uint16_t* weights, int k) {
   for (int i = 0; i < k; ++i) bits = std::max<uint16_t>(bits, weights[i] & 0x7FFF);
   const float largest = from_bf16(bits);
   if (!std::isfinite(largest)) return NAN;
-  return std::ldexp(1.0f, std::max(std::ilogb(std::max(largest, 1e-30f)) + 1 - WEIGHT_BITS, -100));
+  return std::ldexp(1.0f, std::ilogb(std::max(largest, 0x1p-88f)) + 1 - WEIGHT_BITS);
 }
 
 // Rows of activations: each block has a scale of its own, so a row's result depends on nothing else.

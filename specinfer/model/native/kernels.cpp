@@ -6,8 +6,8 @@
 //
 // Invariant: a token's result does not depend on what else is in the pass. Every output element is one
 // chain of multiply-adds over k (or over positions, or over blocks of k: block_float.h) in a fixed order,
-// whatever the number of rows, and a tree node visits its positions in the order in which they will lie once they are committed. So a tree,
-// a chain and plain decoding agree bit for bit, in bfloat16 too.
+// whatever the number of rows, and a tree node visits its positions in the order in which they will lie
+// once they are committed. So a tree, a chain and plain decoding agree bit for bit, in bfloat16 too.
 //
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
 //   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side; bfloat16 as

@@ -47,6 +47,7 @@ struct Matrix {
   std::vector<int32_t> excess;   // W8A8: what the zero of unsigned activations adds to a column's sums
   bool expands() const { return storage == Q4_1 || storage == Q8_0; }
   int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
+  int columns() const { return tiles() * vectors * LANES; }  // packed ones
   // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
   // step of two rows, 16 bytes of nibble pairs or 32 bytes of byte pairs.
   size_t group_bytes() const { return storage == Q4_1 ? 64 + 256 : 32 + 512; }
@@ -76,24 +77,35 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
         }
 }
 
-// The same in block floating point, from bfloat16: rows of whole vectors.
+// Room of zeros for a matrix of this kind, in tiles of steps of S elements.
+inline void make_room(Matrix& m, Storage storage, int S, int columns, int k, int vectors) {
+  m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
+  const size_t bytes = m.tiles() * m.tile_bytes(S);
+  m.packed = new Arena(bytes);
+  std::memset(m.packed->data(), 0, bytes);
+}
+
+// Where tiles of steps of S elements keep each element of a packed column.
+template <int S>
+auto places(const Matrix& m, int column) {
+  const size_t width = m.vectors * LANES, first = column / width * width * m.k + column % width * S;
+  return [=](int i) { return first + i / S * width * S + i % S; };
+}
+
+// A bfloat16 matrix in block floating point: rows of whole vectors. `row_of` as for `pack`.
 template <class RowOf>
 void pack_block_float(Matrix& m, const uint16_t* source, int columns, int k, int vectors, RowOf row_of) {
-  m.n = columns, m.k = k, m.vectors = vectors, m.storage = BLOCK_FLOAT;
-  const int width = vectors * LANES, padded = m.tiles() * width;
-  m.packed = new Arena(m.tiles() * m.tile_bytes(BlockFloat::S));
-  m.scale.assign(padded, 0);
+  make_room(m, BLOCK_FLOAT, BlockFloat::S, columns, k, vectors);
+  m.scale.assign(m.columns(), 0);
   int16_t* out = reinterpret_cast<int16_t*>(m.packed->data());
-  std::memset(out, 0, m.tiles() * m.tile_bytes(BlockFloat::S));
 #pragma omp parallel for
-  for (int c = 0; c < padded; ++c) {
+  for (int c = 0; c < m.columns(); ++c) {
     const int row = row_of(c);
     if (row < 0) continue;
     const uint16_t* w = source + size_t(row) * k;
-    m.scale[c] = weight_scale(w, k);
-    int16_t* tile = out + size_t(c / width) * k * width + (c % width) * BlockFloat::S;
-    for (int i = 0; i < k; ++i)
-      tile[size_t(i / BlockFloat::S) * width * BlockFloat::S + i % BlockFloat::S] = int16_t(std::lrint(from_bf16(w[i]) / m.scale[c]));
+    const float scale = m.scale[c] = weight_scale(w, k);
+    const auto place = places<BlockFloat::S>(m, c);
+    for (int i = 0; i < k; ++i) out[place(i)] = int16_t(std::lrint(from_bf16(w[i]) / scale));
   }
 }
 
@@ -106,8 +118,9 @@ void expand(const Matrix& m, int tile, char* out, const char* ahead) {
   for (int g = 0; g < m.k / GROUP; ++g)
     for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
       for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-      // in units of the column's scale, which is a power of two and changes no rounding
-      const Floats unit = Kind::SCALED ? div(spread(1.0f), load(&m.scale[(tile * m.vectors + v) * LANES])) : spread(1.0f);
+      // in units of the column's scale, if it has one: a power of two, which changes no rounding
+      const float* scales = m.scale.empty() ? nullptr : &m.scale[(tile * m.vectors + v) * LANES];
+      const Floats unit = scales ? div(spread(1.0f), load(scales)) : spread(1.0f);
       const Floats scale = mul(load_halves(in), unit);
       const Floats least = m.storage == Q4_1 ? mul(load_halves(in + 32), unit) : zeros();
       for (int step = 0; step < GROUP / 2; ++step) {
@@ -128,29 +141,29 @@ void expand(const Matrix& m, int tile, char* out, const char* ahead) {
 }
 
 // The scales in block floating point of a matrix that expands, from the bfloat16 numbers that it stands for.
-inline void scale_by_columns(Matrix& m) {
+inline std::vector<float> scales_by_column(const Matrix& m) {
   const int width = m.vectors * LANES;
-  m.scale.assign(m.tiles() * width, 0);
+  std::vector<float> scales(m.columns());
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile) {
     std::vector<uint16_t> numbers(size_t(m.k) * width), column(m.k);
     expand<Bf16>(m, tile, reinterpret_cast<char*>(numbers.data()), m.packed->data());
     for (int c = 0; c < width; ++c) {
-      for (int i = 0; i < m.k; ++i) column[i] = numbers[(size_t(i / 2) * width + c) * 2 + i % 2];
-      m.scale[tile * width + c] = weight_scale(column.data(), m.k);
+      const auto place = places<Bf16::S>(m, c);
+      for (int i = 0; i < m.k; ++i) column[i] = numbers[place(i)];
+      scales[tile * width + c] = weight_scale(column.data(), m.k);
     }
   }
+  return scales;
 }
 
 // Blocks of a GGUF tensor [N][K / 32], 20 bytes each (scale, minimum, 16 bytes: low nibbles are elements
 // 0-15, high ones 16-31) or 34 (scale, 32 signed bytes), into tiles. `row_of` as for `pack`.
 template <class RowOf>
 void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
-  m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
+  make_room(m, storage, 2, columns, k, vectors);
   const int groups = k / GROUP;
   const size_t block = storage == Q4_1 ? 20 : 34, head = storage == Q4_1 ? 4 : 2;
-  m.packed = new Arena(m.tiles() * m.tile_bytes(2));
-  std::memset(m.packed->data(), 0, m.tiles() * m.tile_bytes(2));
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile)
     for (int g = 0; g < groups; ++g)
@@ -173,28 +186,25 @@ void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int colum
           }
         }
       }
-  if (!MULTIPLIES_BF16) scale_by_columns(m);
+  if (!MULTIPLIES_BF16) m.scale = scales_by_column(m);
 }
 
 // Rows of a scale (float32) and K signed bytes into tiles of [K/4][vectors * 16][4]. `row_of` as for `pack`.
 template <class RowOf>
 void pack_bytes(Matrix& m, const uint8_t* source, int columns, int k, int vectors, RowOf row_of) {
-  m.n = columns, m.k = k, m.vectors = vectors, m.storage = W8A8;
-  const int width = vectors * LANES, padded = m.tiles() * width;
-  m.packed = new Arena(m.tiles() * m.tile_bytes(Bytes::S));
-  m.scale.assign(padded, 0), m.excess.assign(padded, 0);
+  make_room(m, W8A8, Bytes::S, columns, k, vectors);
+  m.scale.assign(m.columns(), 0), m.excess.assign(m.columns(), 0);
   int8_t* out = reinterpret_cast<int8_t*>(m.packed->data());
-  std::memset(out, 0, m.tiles() * m.tile_bytes(Bytes::S));
 #pragma omp parallel for
-  for (int c = 0; c < padded; ++c) {
+  for (int c = 0; c < m.columns(); ++c) {
     const int row = row_of(c);
     if (row < 0) continue;
     const uint8_t* from = source + size_t(row) * (sizeof(float) + k);
     std::memcpy(&m.scale[c], from, sizeof(float));
     const int8_t* w = reinterpret_cast<const int8_t*>(from + sizeof(float));
-    int8_t* tile = out + (c / width) * m.tile_bytes(Bytes::S) + (c % width) * Bytes::S;
+    const auto place = places<Bytes::S>(m, c);
     for (int i = 0; i < k; ++i) {
-      tile[size_t(i / Bytes::S) * width * Bytes::S + i % Bytes::S] = w[i];
+      out[place(i)] = w[i];
       m.excess[c] += BYTE_ZERO * w[i];
     }
   }

@@ -55,7 +55,6 @@ struct Bf16Numbers : OneSpan {
     const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
     return to ? up_16(x) : x;
   }
-  static inline constexpr bool SCALED = false;
   static Words pack(Floats low, Floats high) { return pack_bf16(low, high); }
   static void store(T* p, Floats x) { store_bf16(p, x); }
   static T from_float(float x) { return to_bf16(x); }
