@@ -4,6 +4,7 @@ Writes `benchmarks/results/runtime-cpu.json` and `.md`. Ours is measured before 
 the speed of shared machines drifts: compare ratios.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ CONTEXTS = (256, 2048)
 NEW_TOKENS = 128
 FEW = 6
 WINDOWS = (0, 512, 256)
+BLOCKS = " (Q4_1)"
+"""Marks what runs from the 4-bit blocks of the GGUF file, `--weights native`, as llama.cpp does."""
 LONG_ANSWER = 2000
 COLUMNS = {  # of single requests
     "ttft_ms": ("TTFT, ms", "{:.0f}"),
@@ -52,17 +55,20 @@ def main(
         "task": {k: task[k] for k in ("new_tokens", "threads")},
     }
     with console.status("ours") as spinner:
-        runner = load()
+        runner, native = load(), load(weights="native")
         passes = report["passes_ms"] = [pass_costs(runner)]
+        native_passes = report["native_passes_ms"] = [pass_costs(native)]
         report["prefill_1024_ms"] = {"specinfer": ours.prefill(runner, task["long_prompt"])}
         spinner.update("long context")
         report["long_context"] = ours.long_context(runner)
         spinner.update("ours, before the peers")
-        before = ours.throughput(runner, task["prompts"], BATCHES, FEW, NEW_TOKENS)
-        systems = {"specinfer plain": ours.single(runner, few, NEW_TOKENS)}
+        runners = {"specinfer plain": runner, f"specinfer plain{BLOCKS}": native}
+        before = throughput(runners, task["prompts"])
+        systems = {name: ours.single(runner, few, NEW_TOKENS) for name, runner in runners.items()}
         spinner.update("ours, through the services")
-        found = services.measure(task["prompts"], BATCHES, FEW, NEW_TOKENS)
-        systems |= {f"specinfer services, {mode}": result for mode, result in found.items()}
+        for weights, kind in (("converted", ""), ("native", BLOCKS)):
+            found = services.measure(task["prompts"], BATCHES, FEW, NEW_TOKENS, weights)
+            systems |= {f"specinfer services, {mode}{kind}": result for mode, result in found.items()}
         for name, variant in VARIANTS:
             passes.append(pass_costs(runner))
             spinner.update(f"{name} {variant}")
@@ -74,21 +80,32 @@ def main(
                 report["prefill_1024_ms"][name] = result.pop("prefill_1024_ms")
             systems.update({f"{name} {kind}": found for kind, found in result.items()})
         spinner.update("ours, after the peers")
-        after = ours.throughput(runner, task["prompts"], BATCHES, FEW, NEW_TOKENS)
+        after = throughput(runners, task["prompts"])
         spinner.update("windows")
         report["windows"] = windows(task["prompts"][:1], runner)
         passes.append(pass_costs(runner))
-    systems["specinfer plain"] |= {b: (before[b] + after[b]) / 2 for b in before}
+        native_passes.append(pass_costs(native))
+    for name, rates in before.items():
+        systems[name] |= {b: (rate + after[name][b]) / 2 for b, rate in rates.items()}
     for system in systems.values():
         if "outputs" in system:
             system["perplexity"] = ours.perplexity(runner, few[1:], system.pop("outputs"))
-    report |= {"systems": systems, "spread": {b: [before[b], after[b]] for b in before}}
+    spread = {
+        name: {b: [rate, after[name][b]] for b, rate in rates.items()} for name, rates in before.items()
+    }
+    report |= {"systems": systems, "spread": spread}
     publish(out, report, markdown(report))
 
 
-def load(kv_window: int = 0) -> ModelRunner:
+def load(kv_window: int = 0, weights: str = "converted") -> ModelRunner:
     """The default model, its cache windowed or not."""
-    return ModelRunner.load(resolve_model(MODEL), RunnerOptions(kv_tokens=32768, kv_window=kv_window))
+    options = RunnerOptions(kv_tokens=32768, kv_window=kv_window, weights=weights)
+    return ModelRunner.load(resolve_model(MODEL), options)
+
+
+def throughput(runners: Mapping[str, ModelRunner], prompts: list[list[int]]) -> dict[str, dict[str, float]]:
+    """Tokens per second by runner and batch size."""
+    return {name: ours.throughput(own, prompts, BATCHES, FEW, NEW_TOKENS) for name, own in runners.items()}
 
 
 def pass_costs(runner: ModelRunner) -> dict[str, Any]:
@@ -142,8 +159,10 @@ def markdown(report: dict[str, Any]) -> str:
         else:
             cells = [f"{system[str(b)]:.0f}" if str(b) in system else "" for b in BATCHES]
             lines.append(line(name, cells))
-    spread = ", ".join(f"batch {b}: {lo:.0f} and {hi:.0f}" for b, (lo, hi) in report["spread"].items())
-    lines += ["", f"Ours before and after the peers: {spread}.", ""]
+    for name, spread in report["spread"].items():
+        rates = ", ".join(f"batch {b}: {lo:.0f} and {hi:.0f}" for b, (lo, hi) in spread.items())
+        lines += ["", f"{name} before and after the peers: {rates}."]
+    lines.append("")
     return "\n".join([*lines, *single_table(report), *window_table(report), *pass_tables(report)]) + "\n"
 
 
@@ -192,14 +211,15 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
     lines = [
         "## One pass, ms",
         "",
-        f"Measured {len(times)} times between the other measurements, all sizes in turns each time: "
+        f"Measured {len(times)} times, in blocks twice, between the other measurements, all sizes in turns: "
         "the median, how often it is that of one token, and between what that lay. Cores of shared machines "
         "are at times near each other and share their way to memory, at times apart (docs/LOG.md).",
         "",
     ]
     lines += head([f"{n} tokens" for n in sizes], "context")
-    for context in map(str, CONTEXTS):
-        lines.append(line(context, pass_cells([found[context] for found in times])))
+    for kind, measured in (("", times), (BLOCKS, report["native_passes_ms"])):
+        for context in map(str, CONTEXTS):
+            lines.append(line(f"{context}{kind}", pass_cells([found[context] for found in measured])))
     lines.append(line(str(far["tokens"]), pass_cells([far["passes_ms"]])))
     lines += ["", "## Reading 1,024 tokens, ms", ""]
     lines += [f"- {name}: {ms:.0f}" for name, ms in report["prefill_1024_ms"].items()]

@@ -1,5 +1,6 @@
 """Tiny random `transformers` models of every supported family, and ours made from the same weights."""
 
+import os
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers
 from specinfer.model.config import from_transformers
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.processor import processor_flags
 
 FAMILIES = (
     *("llama", "llama-rope3", "llama-untied", "llama-biased", "mistral", "qwen2", "qwen3"),
@@ -97,6 +99,11 @@ def runner_of(model: Any, **options: Any) -> ModelRunner:
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     defaults: dict[str, Any] = {"dtype": "float32", "kv_tokens": 2048, "executor": "torch"}
     return ModelRunner.build(from_transformers(model.config), weights, RunnerOptions(**(defaults | options)))
+
+
+def rounds_activations() -> bool:
+    """Whether the kernels round activations to bfloat16: where the processor multiplies it and may."""
+    return "avx512_bf16" in processor_flags() and not os.environ.get("CXXFLAGS")
 
 
 @torch.inference_mode()

@@ -15,11 +15,11 @@ MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULA
 
 
 def measure(
-    prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
+    prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int, weights: str
 ) -> dict[str, dict[str, Any]]:
     """Per mode: tokens per second by batch size, and what single requests look like."""
-    flags = {"max-batch": str(max(batches))}
-    with LocalSystem(LocalOptions(gateway=flags)) as system:
+    options = LocalOptions(gateway={"max-batch": str(max(batches))}, verifier={"weights": weights})
+    with LocalSystem(options) as system:
         return asyncio.run(_measure(system.address, prompts, batches, few, new_tokens))
 
 

@@ -73,6 +73,10 @@ Speculators = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="Numeric type of a local system: float32 or bfloat16.")]
+Weights = Annotated[
+    str,
+    typer.Option(help="Of a local verifier: converted, or native, the 4- or 8-bit blocks of a GGUF model."),
+]
 
 
 @models_app.command("list")
@@ -97,11 +101,15 @@ def up(
     listen: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_ADDRESS,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
+    weights: Weights = "converted",
     speculator: Speculators = None,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
     pool = read_speculators(speculator)
-    with _local(LocalOptions(model=model, dtype=dtype, listen=listen, speculators=pool)) as system:
+    options = LocalOptions(
+        model=model, dtype=dtype, listen=listen, verifier={"weights": weights}, speculators=pool
+    )
+    with _local(options) as system:
         console.print(f"ready at {system.address}; logs in {system.logs}; Ctrl-C ends it")
         while True:
             system.check()
@@ -134,6 +142,7 @@ def generate(
     local: Annotated[bool, typer.Option("--local", help="Start a temporary local system.")] = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
+    weights: Weights = "converted",
 ) -> None:
     """Stream the answer to a prompt."""
     if seed is not None and seed < 0:
@@ -153,7 +162,8 @@ def generate(
         speculation=speculation.value,
         logprobs=logprobs,
     )
-    with _gateway(address if not local else None, LocalOptions(model=model, dtype=dtype)) as where:
+    options = LocalOptions(model=model, dtype=dtype, verifier={"weights": weights})
+    with _gateway(address if not local else None, options) as where:
         answer = asyncio.run(_generate(where, request, quiet=json_output))
     if json_output:
         typer.echo(json.dumps(answer.to_json()))
@@ -184,6 +194,7 @@ def bench(
     ] = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
+    weights: Weights = "converted",
     speculator: Speculators = None,
 ) -> None:
     """Measure modes and batch sizes side by side through the real services."""
@@ -198,7 +209,9 @@ def bench(
     )
     flags = {"max-batch": str(max(plan.batches))}
     pool = read_speculators(speculator)
-    options = LocalOptions(model=model, dtype=dtype, gateway=flags, speculators=pool)
+    options = LocalOptions(
+        model=model, dtype=dtype, verifier={"weights": weights}, gateway=flags, speculators=pool
+    )
     with (
         _gateway(address, options) as where,
         progress_bar() as bar,

@@ -1,7 +1,7 @@
 """A model's matrices quantised while loading: int8 and int4 for the weights alone, w8a8 for activations too.
 
 int8 and int4 are the blocks of GGUF: groups of 32 weights along a row share a scale (Q8_0) or a scale and a
-minimum (Q4_1), and expand to bfloat16 where they are multiplied. In w8a8 every row of a matrix has one
+minimum (Q4_1), and are multiplied as such, with activations in 16 bits. In w8a8 every row of a matrix has one
 scale, activations are put into eight bits row by row, and bytes are multiplied with bytes. Embeddings for
 looking up and vectors stay as they are. The quantised model is another model: good for a speculator, whose
 mistakes cost only time (the paper's quantised SSM), and a decision of the operator for a target.

@@ -142,7 +142,8 @@ def test_status_shows_the_system(system: LocalSystem) -> None:
 
 def test_generate_local_leaves_nothing_behind(default_model: Path) -> None:
     before = _services()
-    done = specinfer("generate", "Hello!", "--local", "--max-new-tokens", "4")
+    flags = ["--local", "--weights", "native", "--max-new-tokens", "4"]
+    done = specinfer("generate", "Hello!", *flags)
     assert done.returncode == 0, done.stderr
     assert _services() == before
 

@@ -146,18 +146,26 @@ def test_speculation_changes_nothing(
     assert decode(engine, prompts, batch, pool, width) == plain
 
 
-@pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, SamplingParams(temperature=0.8, seed=5))])
+@pytest.mark.parametrize(
+    ("batch", "sampling", "weights"),
+    [
+        (1, GREEDY, "converted"),
+        (8, GREEDY, "native"),
+        (8, SamplingParams(temperature=0.8, seed=5), "converted"),
+    ],
+)
 def test_speculation_changes_nothing_in_bfloat16_either(
     default_model: Path,
     drafters: list[Drafter],
     prompts: list[list[int]],
     batch: int,
     sampling: SamplingParams,
+    weights: str,
 ) -> None:
     """Only the native executor promises this: its passes agree bit for bit, whatever is in them. What is
     sampled hangs on seed and position, not on what is proposed."""
     try:
-        options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native")
+        options = RunnerOptions(dtype="bfloat16", kv_tokens=16384, executor="native", weights=weights)
         runner = ModelRunner.load(default_model, options)
     except SettingError as error:
         pytest.skip(str(error))

@@ -17,7 +17,7 @@
 #include <cstring>
 #include <vector>
 
-#include "numbers.h"
+#include "whole_numbers.h"
 
 namespace specinfer {
 
@@ -26,20 +26,20 @@ inline constexpr float LARGEST_ACTIVATION = 4095;
 
 // Steps of two numbers. A row of activations: per block of SPAN steps as many units, then its scale.
 struct BlockFloat {
-  static inline constexpr int S = 2, PARTS = 1, SPAN = 32;
+  static inline constexpr int S = 2, PARTS = 1, SPAN = 32, HEAD = 0;
   static inline constexpr bool UNROLLS = false;
   using Sum = Words;
   using Unit = uint32_t;
   static constexpr int units(int steps) { return (steps + SPAN - 1) / SPAN * (SPAN + 1); }
+  static NoHead head(const char*) { return {}; }
   static Sum begin(const float*, bool) { return no_bits(); }
   static Words part(Words w, int) { return w; }
   static Sum madd(Sum sums, Words w, const Unit& a, int) { return dot_shorts(sums, w, a); }
-  static void end(float* p, Sum sums, const Unit* block, bool go_on) {
+  static void end(float* p, Sum sums, const Unit* block, NoHead, bool go_on) {
     float scale;
     std::memcpy(&scale, block + SPAN, sizeof scale);
     store(p, fma(to_floats(sums), spread(scale), go_on ? load(p) : zeros()));
   }
-  static Words pack(Floats low, Floats high) { return pack_shorts(nearest_bf16(low), nearest_bf16(high)); }
   static void finish(float* p, const float* scale) { store(p, mul(load(p), load(scale))); }
 };
 
@@ -57,26 +57,15 @@ inline float weight_scale(const uint16_t* weights, int k) {
 struct BlockFloatRows {
   std::vector<BlockFloat::Unit> units;
 
-  void fill(const float* activations, int rows, int k) {
+  void fill(const Bf16::A* activations, int rows, int k) {
     constexpr int block = BlockFloat::SPAN * BlockFloat::S;
     units.resize(size_t(rows) * BlockFloat::units(k / BlockFloat::S));
     BlockFloat::Unit* out = units.data();
     for (int r = 0; r < rows; ++r, activations += k)
-      for (int i = 0; i < k; i += block, out += BlockFloat::SPAN + 1) fill_block(activations + i, std::min(block, k - i), out);
-  }
-
- private:
-  static void fill_block(const float* x, int n, BlockFloat::Unit* out) {
-    Words top = no_bits();  // magnitudes as whole numbers: what is not a number is above all others, and not lost
-    for (int i = 0; i < n; i += LANES) top = most(top, masked(load_words(x + i), 0x7FFFFFFF));
-    const uint32_t bits = largest(top);
-    float largest;
-    std::memcpy(&largest, &bits, sizeof largest);
-    if (largest < 1e-30f) largest = 1e-30f;
-    const float scale = largest / LARGEST_ACTIVATION;
-    const Floats inverse = spread(LARGEST_ACTIVATION / largest);
-    for (int i = 0; i < n; i += LANES) store_shorts(reinterpret_cast<int16_t*>(out) + i, mul(load(x + i), inverse));
-    std::memcpy(out + BlockFloat::SPAN, &scale, sizeof scale);
+      for (int i = 0; i < k; i += block, out += BlockFloat::SPAN + 1) {
+        const float scale = to_whole_numbers(activations + i, std::min(block, k - i), LARGEST_ACTIVATION, out);
+        std::memcpy(out + BlockFloat::SPAN, &scale, sizeof scale);
+      }
   }
 };
 

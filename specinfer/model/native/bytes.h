@@ -14,7 +14,7 @@ struct Bytes : OneSpan {
   using Sum = Words;
   using Unit = uint32_t;
   static Sum begin(const float* p, bool go_on) { return go_on ? load_words(p) : no_bits(); }
-  static void end(float* p, Sum sums, const void*, bool) { store_words(p, sums); }
+  static void end(float* p, Sum sums, const void*, NoHead, bool) { store_words(p, sums); }
   static Words part(Words w, int) { return w; }
   static Sum madd(Sum sums, Words w, const Unit& a, int) { return dot_bytes(sums, w, a); }
   // Sums to numbers; `excess` is what BYTE_ZERO added to them, `scale` that of the weights.

@@ -74,9 +74,7 @@ class Worker {
  public:
   Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
       : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
-        attention_(model, pass, work, thread, threads) {
-    if (model.quantised) scratch_.expanded = model.scratch[thread]->data();
-  }
+        attention_(model, pass, work, thread, threads) {}
 
   void run() {
     attention_.plan();
@@ -263,7 +261,7 @@ class Worker {
 
 // Makes the buffers large enough for passes of this many tokens.
 template <class Kind>
-void prepare(Model& m, size_t tokens, int threads) {
+void prepare(Model& m, size_t tokens) {
   const Shape& s = m.shape;
   const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
   m.x.resize(std::max(m.x.size(), tokens * s.hidden));
@@ -272,8 +270,6 @@ void prepare(Model& m, size_t tokens, int threads) {
   m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
   m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
   m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
-  while (m.quantised && int(m.scratch.size()) < threads)
-    m.scratch.push_back(std::make_unique<Arena>(size_t(std::max(s.hidden, std::max(s.inter, s.heads * s.dim))) * 4 * 32));
 }
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
@@ -290,7 +286,7 @@ void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work wo
 
 template <class Kind>
 void forward(Model& m, const Pass& p) {
-  prepare<Kind>(m, std::max(p.tokens, p.logits), p.threads);
+  prepare<Kind>(m, std::max(p.tokens, p.logits));
   Barrier barrier(p.threads);
   in_parallel<Kind>(m, p, barrier, p.threads, [](Worker<Kind>& worker, int) { worker.run(); });
 }

@@ -375,7 +375,7 @@ void grow(Model& m, const Growth& g) {
   const auto start_pass = [&] {
     if (depth == 0) passes.context(g, trees);
     else passes.frontiers(active);
-    prepare<Kind>(m, passes.pass.tokens, g.threads);
+    prepare<Kind>(m, passes.pass.tokens);
     logits.resize(size_t(passes.pass.logits) * vocabulary);
     passes.pass.logits_out = logits.data();
     lists.reset(passes.pass.logits, rules.listed(active, vocabulary));

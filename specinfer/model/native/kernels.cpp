@@ -5,13 +5,14 @@
 // are separated by spin barriers, so the cost of a phase is its arithmetic.
 //
 // Invariant: a token's result does not depend on what else is in the pass. Every output element is one
-// chain of multiply-adds over k (or over positions, or over blocks of k: block_float.h) in a fixed order,
+// chain of multiply-adds over k (or over positions, or over blocks of k: block_float.h, blocks.h) in a fixed order,
 // whatever the number of rows, and a tree node visits its positions in the order in which they will lie
 // once they are committed. So a tree, a chain and plain decoding agree bit for bit, in bfloat16 too.
 //
 // Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
 //   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side; bfloat16 as
-//                                             whole numbers where the processor does not multiply it
+//                                             whole numbers where the processor does not multiply it, and 4- or
+//                                             8-bit blocks of GGUF in groups (blocks.h)
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
 //   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
 #include "cache.h"
@@ -50,10 +51,10 @@ void si_set_matrix(void* model, int layer, int which, const void* data) {
 // float32 scale and K signed bytes (3, W8A8). Bfloat16 only.
 void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
   Model& m = *static_cast<Model*>(model);
-  m.quantised |= storage != W8A8;
   set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
     if (storage == W8A8) return pack_bytes(to, data, columns, k, vectors, rows);
-    pack_quantised(to, data, Storage(storage), columns, k, vectors, rows);
+    if (storage == Q4_1) return pack_blocks<Nibbles>(to, data, Q4_1, columns, k, vectors, rows);
+    pack_blocks<Octets>(to, data, Q8_0, columns, k, vectors, rows);
   });
 }
 

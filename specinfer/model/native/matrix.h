@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "block_float.h"
+#include "blocks.h"
 #include "bytes.h"
 #include "numbers.h"
 #include "threads.h"
@@ -31,12 +32,9 @@ class Arena {
   void* data_;
 };
 
-// How a matrix is stored. Quantised kinds are those of GGUF: groups of 32 along k share a scale (and, for
-// Q4_1, a minimum). They are expanded tile by tile to what the bfloat16 numbers that dequantising the whole
-// file gives are packed to, so results do not change by a bit, only the bytes read do. W8A8 is multiplied in bytes:
-// see bytes.h. BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
+// How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
+// BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
 enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2, W8A8 = 3, BLOCK_FLOAT = 4 };
-constexpr int GROUP = 32;
 
 struct Matrix {
   int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile
@@ -45,14 +43,12 @@ struct Matrix {
   std::vector<float> bias;
   std::vector<float> scale;      // per packed column: W8A8, and all that is multiplied in block floating point
   std::vector<int32_t> excess;   // W8A8: what the zero of unsigned activations adds to a column's sums
-  bool expands() const { return storage == Q4_1 || storage == Q8_0; }
   int tiles() const { return (n + vectors * LANES - 1) / (vectors * LANES); }
   int columns() const { return tiles() * vectors * LANES; }  // packed ones
-  // Bytes of 32 rows of one vector of columns: per column one scale (and minimum) as float16, then, per
-  // step of two rows, 16 bytes of nibble pairs or 32 bytes of byte pairs.
-  size_t group_bytes() const { return storage == Q4_1 ? 64 + 256 : 32 + 512; }
+  // Of a tile, `s` numbers to a lane of 32 bits.
   size_t tile_bytes(int s) const {
-    if (expands()) return size_t(k / GROUP) * vectors * group_bytes();
+    if (storage == Q4_1) return lines<Nibbles>(k / Nibbles::S) * vectors * 64;
+    if (storage == Q8_0) return lines<Octets>(k / Octets::S) * vectors * 64;
     return size_t(k) / (storage == W8A8 ? Bytes::S : s) * vectors * 64;
   }
   ~Matrix() { delete packed; }
@@ -109,84 +105,28 @@ void pack_block_float(Matrix& m, const uint16_t* source, int columns, int k, int
   }
 }
 
-// Expands one tile to the numbers of `Kind` in the layout of dense tiles. Multiplication and addition round
-// separately, as dequantising does.
-template <class Kind>
-void expand(const Matrix& m, int tile, char* out, const char* ahead) {
-  const uint8_t* in = reinterpret_cast<const uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2);
-  const size_t bytes = m.group_bytes();
-  for (int g = 0; g < m.k / GROUP; ++g)
-    for (int v = 0; v < m.vectors; ++v, in += bytes, ahead += bytes) {
-      for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
-      // in units of the column's scale, if it has one: a power of two, which changes no rounding
-      const float* scales = m.scale.empty() ? nullptr : &m.scale[(tile * m.vectors + v) * LANES];
-      const Floats unit = scales ? div(spread(1.0f), load(scales)) : spread(1.0f);
-      const Floats scale = mul(load_halves(in), unit);
-      const Floats least = m.storage == Q4_1 ? mul(load_halves(in + 32), unit) : zeros();
-      for (int step = 0; step < GROUP / 2; ++step) {
-        Floats x[2];
-        if (m.storage == Q4_1) {
-          const __m128i pairs = _mm_loadu_si128((const __m128i*)(in + 64 + step * 16));
-          const __m128i mask = _mm_set1_epi8(15);
-          const __m128i even = _mm_and_si128(pairs, mask), odd = _mm_and_si128(_mm_srli_epi16(pairs, 4), mask);
-          x[0] = from_unsigned_bytes(_mm_unpacklo_epi8(even, odd)), x[1] = from_unsigned_bytes(_mm_unpackhi_epi8(even, odd));
-          for (int h = 0; h < 2; ++h) x[h] = add(mul(x[h], doubled(scale, h)), doubled(least, h));
-        } else {
-          const __m128i* pairs = (const __m128i*)(in + 32 + step * 32);
-          for (int h = 0; h < 2; ++h) x[h] = mul(from_bytes(_mm_loadu_si128(pairs + h)), doubled(scale, h));
-        }
-        store_words(out + (size_t(g * (GROUP / 2) + step) * m.vectors + v) * 64, Kind::pack(x[0], x[1]));
-      }
-    }
-}
-
-// The scales in block floating point of a matrix that expands, from the bfloat16 numbers that it stands for.
-inline std::vector<float> scales_by_column(const Matrix& m) {
-  const int width = m.vectors * LANES;
-  std::vector<float> scales(m.columns());
+// Blocks of a GGUF tensor, [N][K / 32], into tiles of groups: [K / 32][1 + steps][vectors * 16]. `row_of` as for `pack`.
+template <class Kind, class RowOf>
+void pack_blocks(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
+  make_room(m, storage, Kind::S, columns, k, vectors);
+  const int groups = k / GROUP, width = vectors * LANES;
 #pragma omp parallel for
-  for (int tile = 0; tile < m.tiles(); ++tile) {
-    std::vector<uint16_t> numbers(size_t(m.k) * width), column(m.k);
-    expand<Bf16>(m, tile, reinterpret_cast<char*>(numbers.data()), m.packed->data());
-    for (int c = 0; c < width; ++c) {
-      const auto place = places<Bf16::S>(m, c);
-      for (int i = 0; i < m.k; ++i) column[i] = numbers[place(i)];
-      scales[tile * width + c] = weight_scale(column.data(), m.k);
+  for (int c = 0; c < m.columns(); ++c) {
+    const int row = row_of(c);
+    if (row < 0) continue;
+    const uint8_t* block = source + size_t(row) * groups * Kind::BLOCK_BYTES;
+    char* out = m.packed->data() + c / width * m.tile_bytes(Kind::S) + c % width / LANES * 64;
+    for (int g = 0; g < groups; ++g, block += Kind::BLOCK_BYTES, out += lines<Kind>(Kind::SPAN) * vectors * 64) {
+      Kind::put_head(out, c % LANES, block);
+      for (int i = 0; i < GROUP; ++i) {
+        char* lane = out + (Kind::HEAD + i / Kind::S) * vectors * 64 + c % LANES * 4;
+        uint32_t word;
+        std::memcpy(&word, lane, sizeof word);
+        word |= Kind::weight(block, i) << Kind::bit(i % Kind::S);
+        std::memcpy(lane, &word, sizeof word);
+      }
     }
   }
-  return scales;
-}
-
-// Blocks of a GGUF tensor [N][K / 32], 20 bytes each (scale, minimum, 16 bytes: low nibbles are elements
-// 0-15, high ones 16-31) or 34 (scale, 32 signed bytes), into tiles. `row_of` as for `pack`.
-template <class RowOf>
-void pack_quantised(Matrix& m, const uint8_t* source, Storage storage, int columns, int k, int vectors, RowOf row_of) {
-  make_room(m, storage, 2, columns, k, vectors);
-  const int groups = k / GROUP;
-  const size_t block = storage == Q4_1 ? 20 : 34, head = storage == Q4_1 ? 4 : 2;
-#pragma omp parallel for
-  for (int tile = 0; tile < m.tiles(); ++tile)
-    for (int g = 0; g < groups; ++g)
-      for (int v = 0; v < vectors; ++v) {
-        uint8_t* out = reinterpret_cast<uint8_t*>(m.packed->data()) + tile * m.tile_bytes(2) +
-                       (size_t(g) * vectors + v) * m.group_bytes();
-        for (int c = 0; c < LANES; ++c) {
-          const int row = row_of((tile * vectors + v) * LANES + c);
-          if (row < 0) continue;
-          const uint8_t* in = source + (size_t(row) * groups + g) * block;
-          std::memcpy(out + 2 * c, in, 2);
-          if (storage == Q4_1) std::memcpy(out + 32 + 2 * c, in + 2, 2);
-          for (int e = 0; e < GROUP; ++e) {
-            if (storage == Q8_0) {
-              out[32 + (e / 2) * 32 + 2 * c + e % 2] = in[head + e];
-            } else {
-              const int q = e < 16 ? in[head + e] & 15 : in[head + e - 16] >> 4;
-              out[64 + (e / 2) * 16 + c] |= uint8_t(q << (e % 2 ? 4 : 0));
-            }
-          }
-        }
-      }
-  if (!MULTIPLIES_BF16) m.scale = scales_by_column(m);
 }
 
 // Rows of a scale (float32) and K signed bytes into tiles of [K/4][vectors * 16][4]. `row_of` as for `pack`.

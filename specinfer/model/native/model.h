@@ -2,7 +2,6 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -39,8 +38,6 @@ struct Model {
   const void* embedding = nullptr;
   std::vector<float> cos, sin;   // [positions, rotary / 2]
   std::vector<float> positions;  // [positions, hidden], if they are learnt
-  bool quantised = false;
-  std::vector<std::unique_ptr<Arena>> scratch;  // per thread, for one expanded tile
   // buffers of the largest pass so far
   std::vector<float> x, qkv;
   std::vector<uint32_t> normed, query, attended, inner;  // activations as the kind of numbers keeps them

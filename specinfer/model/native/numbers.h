@@ -27,13 +27,17 @@ inline float from_bf16(uint16_t x) {
 //   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
 //   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
 //   SPAN     after how many steps a sum is put aside: `begin` and `end` it, with `go_on` where one before it is there
+//   HEAD     1 if a line of 64 bytes, 16 columns' scales, lies before those of a span's steps: `end` gets its `head`
 //   units    where in a row of Units a span begins
 //   UNROLLS  whether the loop over steps takes UNROLLED at once: where sums would go to memory for it, it does not
 
+struct NoHead {};
+
 // Kinds whose sums go from one end of a row to the other.
 struct OneSpan {
-  static inline constexpr int SPAN = 1 << 30;
+  static inline constexpr int SPAN = 1 << 30, HEAD = 0;
   static constexpr int units(int steps) { return steps; }
+  static NoHead head(const char*) { return {}; }
 };
 
 #ifdef __AVX512BF16__
@@ -49,13 +53,12 @@ struct Bf16Numbers : OneSpan {
   static inline constexpr int S = 2;
   static inline constexpr bool UNROLLS = false;
   static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
-  static void end(float* p, Sum sum, const void*, bool) { specinfer::store(p, sum); }
+  static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
   // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
   static Words pick(Words from, int parity, int to) {
     const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
     return to ? up_16(x) : x;
   }
-  static Words pack(Floats low, Floats high) { return pack_bf16(low, high); }
   static void store(T* p, Floats x) { store_bf16(p, x); }
   static T from_float(float x) { return to_bf16(x); }
   static float to_float(T x) { return from_bf16(x); }
@@ -99,7 +102,7 @@ struct F32 : OneSpan {
   static inline constexpr int S = 1, PARTS = 1;
   static inline constexpr bool UNROLLS = true;
   static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
-  static void end(float* p, Sum sum, const void*, bool) { specinfer::store(p, sum); }
+  static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
   static Floats part(Words w, int) { return as_floats(w); }
   static Floats madd(Floats acc, Floats w, const Unit& a, int) { return fma(spread(a), w, acc); }
   static Words pick(Words from, int, int) { return from; }
@@ -109,6 +112,12 @@ struct F32 : OneSpan {
   static A activation(float x) { return x; }
   static float to_float(T x) { return x; }
 };
+
+// Lines of 64 bytes in which 16 columns keep some steps, whole spans where those have heads.
+template <class Kind>
+constexpr size_t lines(int steps) {
+  return steps + steps / Kind::SPAN * Kind::HEAD;
+}
 
 // One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). Beside more than SUMS sums no register
 // is left to keep weights in: those are read again for every part.

@@ -130,6 +130,7 @@ inline void store_words(void* p, Words x) {
   _mm256_storeu_si256(at, x.low), _mm256_storeu_si256(at + 1, x.high);
 }
 inline Floats as_floats(Words x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
+inline Words as_words(Floats x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
 inline Words either(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
 inline Words masked(Words x, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(int(mask));
@@ -137,6 +138,18 @@ inline Words masked(Words x, uint32_t mask) {
 }
 inline Words up_16(Words x) { return {_mm256_slli_epi32(x.low, 16), _mm256_slli_epi32(x.high, 16)}; }
 inline Words down_16(Words x) { return {_mm256_srli_epi32(x.low, 16), _mm256_srli_epi32(x.high, 16)}; }
+// Both halves of every lane.
+inline Words shorts_up(Words x, int n) { return {_mm256_slli_epi16(x.low, n), _mm256_slli_epi16(x.high, n)}; }
+inline Words shorts_down(Words x, int n) { return {_mm256_srli_epi16(x.low, n), _mm256_srli_epi16(x.high, n)}; }
+// Bits 0 to 3 of both halves. In assembly, because the compiler would keep the mask in a register that sums need.
+inline Words nibbles(Words x) {
+  alignas(32) static constexpr uint16_t mask[16] = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};
+  const __m256i& from = *reinterpret_cast<const __m256i*>(mask);
+  asm("vpand %[mask], %[x], %[x]" : [x] "+x"(x.low) : [mask] "m"(from));
+  asm("vpand %[mask], %[x], %[x]" : [x] "+x"(x.high) : [mask] "m"(from));
+  return x;
+}
+inline Words signed_shorts_down(Words x, int n) { return {_mm256_srai_epi16(x.low, n), _mm256_srai_epi16(x.high, n)}; }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
@@ -146,34 +159,15 @@ inline __m256i rounded_to_bf16(__m256 x) {
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   return _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7FFF)));
 }
-inline __m256i pack_bf16(Floats x) {  // packing interleaves halves of 128 bits
+inline void store_bf16(uint16_t* p, Floats x) {  // packing interleaves halves of 128 bits
   const Words upper = down_16({rounded_to_bf16(x.low), rounded_to_bf16(x.high)});
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(upper.low, upper.high), 0xD8);
+  const __m256i packed = _mm256_packus_epi32(upper.low, upper.high);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
 }
-inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, pack_bf16(x)); }
-// The numbers themselves, rounded so.
-inline Floats nearest_bf16(Floats x) {
-  return as_floats(masked({rounded_to_bf16(x.low), rounded_to_bf16(x.high)}, 0xFFFF0000));
-}
-// 32 numbers in order.
-inline Words pack_bf16(Floats low, Floats high) { return {pack_bf16(low), pack_bf16(high)}; }
 
 inline Floats load_halves(const void* p) {  // float16
   const __m128i* at = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
-}
-inline Floats from_bytes(__m128i x) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
-}
-inline Floats from_unsigned_bytes(__m128i x) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
-}
-
-// Lanes 0 0 1 1 ... 7 7 (half 0) or 8 8 ... 15 15 (half 1).
-inline Floats doubled(Floats x, int half) {
-  const __m256 from = half ? x.high : x.low;
-  return {_mm256_permutevar8x32_ps(from, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
-          _mm256_permutevar8x32_ps(from, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
 }
 
 // ---------------------------------------------------------------------------------- whole numbers
@@ -207,7 +201,6 @@ inline __m256i shorts(Floats x) {  // packing interleaves halves of 128 bits
   return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xD8);
 }
 inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
-inline Words pack_shorts(Floats low, Floats high) { return {shorts(low), shorts(high)}; }  // 32 numbers in order
 
 inline constexpr bool MULTIPLIES_BYTES = true;
 

@@ -67,10 +67,16 @@ inline Words no_bits() { return _mm512_setzero_si512(); }
 inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
 inline void store_words(void* p, Words x) { _mm512_storeu_si512(p, x); }
 inline Floats as_floats(Words x) { return _mm512_castsi512_ps(x); }
+inline Words as_words(Floats x) { return _mm512_castps_si512(x); }
 inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
 inline Words masked(Words x, uint32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(int(mask))); }
 inline Words up_16(Words x) { return _mm512_slli_epi32(x, 16); }
 inline Words down_16(Words x) { return _mm512_srli_epi32(x, 16); }
+// Both halves of every lane.
+inline Words shorts_up(Words x, int n) { return _mm512_slli_epi16(x, n); }
+inline Words shorts_down(Words x, int n) { return _mm512_srli_epi16(x, n); }
+inline Words nibbles(Words x) { return masked(x, 0x000F000F); }  // bits 0 to 3 of both halves
+inline Words signed_shorts_down(Words x, int n) { return _mm512_srai_epi16(x, n); }
 
 // ---------------------------------------------------------------------------------- other kinds of numbers
 
@@ -79,9 +85,6 @@ inline Floats load_bf16(const uint16_t* p) {
   return as_floats(up_16(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))));
 }
 inline void store_bf16(uint16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
-inline Floats nearest_bf16(Floats x) { return as_floats(up_16(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)))); }
-// 32 numbers in order.
-inline Words pack_bf16(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }
 #else
 inline Words rounded_to_bf16(Floats x) {
   const Words bits = _mm512_castps_si512(x);
@@ -91,22 +94,9 @@ inline Words rounded_to_bf16(Floats x) {
 inline void store_bf16(uint16_t* p, Floats x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded_to_bf16(x)));
 }
-inline Floats nearest_bf16(Floats x) { return as_floats(up_16(rounded_to_bf16(x))); }  // the numbers themselves
-inline Words pack_bf16(Floats low, Floats high) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded_to_bf16(low))),
-                            _mm512_cvtepi32_epi16(rounded_to_bf16(high)), 1);
-}
 #endif
 
 inline Floats load_halves(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }  // float16
-inline Floats from_bytes(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
-inline Floats from_unsigned_bytes(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
-
-// Lanes 0 0 1 1 ... 7 7 (half 0) or 8 8 ... 15 15 (half 1).
-inline Floats doubled(Floats x, int half) {
-  const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  return _mm512_permutexvar_ps(half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, x);
-}
 
 // ---------------------------------------------------------------------------------- whole numbers
 
@@ -126,9 +116,6 @@ inline Words dot_shorts(Words sums, Words weights, uint32_t a) {
 // To the nearest whole numbers of 16 bits.
 inline __m256i shorts(Floats x) { return _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)); }
 inline void store_shorts(int16_t* p, Floats x) { _mm256_storeu_si256((__m256i*)p, shorts(x)); }
-inline Words pack_shorts(Floats low, Floats high) {  // 32 numbers in order
-  return _mm512_inserti64x4(_mm512_castsi256_si512(shorts(low)), shorts(high), 1);
-}
 
 #ifdef __AVX512VNNI__
 inline constexpr bool MULTIPLIES_BYTES = true;

@@ -1,6 +1,5 @@
-"""Block floating point: how the kernels multiply bfloat16 where the processor does not."""
+"""Block floating point: how the kernels multiply bfloat16 where the processor does not; and GGUF's blocks."""
 
-import os
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 from specinfer.model import transformer
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
-from specinfer.processor import processor_flags
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.tiny_models import rounds_activations, runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
 
@@ -34,10 +32,7 @@ def logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     return found
 
 
-@pytest.mark.skipif(
-    "avx512_bf16" in processor_flags() and not os.environ.get("CXXFLAGS"),
-    reason="the processor rounds activations to bfloat16",
-)
+@pytest.mark.skipif(rounds_activations(), reason="the processor rounds activations to bfloat16")
 def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = products_only()
     model.model.embed_tokens.weight.data[:, 7] *= 30  # a channel far larger than others
@@ -67,12 +62,13 @@ def test_the_largest_sums_that_there_can_be_do_not_overflow() -> None:
     torch.testing.assert_close(found, exact, rtol=0.01, atol=0)
 
 
-def test_what_is_not_a_number_stays_in_its_row() -> None:
+@pytest.mark.parametrize("weights", ["converted", "int8", "int4"])
+def test_what_is_not_a_number_stays_in_its_row(weights: str) -> None:
     model = products_only()
-    clean = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    clean = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
     model.model.embed_tokens.weight.data[TOKENS[4], 100] = torch.nan
     model.model.embed_tokens.weight.data[TOKENS[9], 3] = torch.inf
-    found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
+    found = logits(runner_of(model, executor="native", dtype="bfloat16", weights=weights), TOKENS)
     others = [row for row in range(len(TOKENS)) if row not in (4, 9)]
     assert not found[[4, 9]].isfinite().any()
     assert torch.equal(found[others], clean[others])
