@@ -5,7 +5,6 @@ cache. A wrong or failing entry gets its own error; the rest of the batch is ser
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,13 @@ import torch
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
-from specinfer.model.distributions import probabilities
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
-from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
+from verifier_svc.judge import Judge, Ruling
 
 log = logging.getLogger(__name__)
-
-
-class BrokenModelError(SpecInferError):
-    """The model's output is not usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +35,10 @@ class EngineLimits:
     """A request not heard of for this long is forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyJob:
-    """One request's part of a step."""
-
-    request_id: str
-    base_len: int
-    delta: Sequence[int]
-    tree: TokenTree | None
-    sampling: SamplingParams
-    logprobs: bool = False
-    top_k: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOutcome:
-    """What became of a job."""
-
-    request_id: str
-    status: EntryStatus
-    message: str = ""
-    verdict: Verdict | None = None
-    logprobs: tuple[float, ...] = ()
-    held_len: int = 0
-    top_k: tuple[tuple[int, ...], ...] = ()
-
-
 @dataclass(slots=True)
 class _Held:
     sequence: KVSequence
     last_used: float
-
-
-class LogitsTarget:
-    """The target's predictions at the nodes of one tree, from logits [N, V].
-
-    Looks only at nodes it is asked about: most of a tree is never visited, and rows are long.
-    """
-
-    def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
-        self.logits, self._sampling = logits, sampling
-
-    def best(self, node: int) -> int:
-        """The most probable next token.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
-        row = self.logits[node].cpu().numpy()
-        index = int(row.argmax())  # of a row with a NaN: the NaN
-        if not math.isfinite(row[index]):
-            raise BrokenModelError("the model produced non-finite logits")
-        return index
-
-    def probabilities(self, node: int) -> Float64:
-        """[V] distribution under the request's sampling parameters.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
-        p = probabilities(self.logits[node], self._sampling)
-        if not math.isfinite(p[0]):  # one NaN makes all of them NaN
-            raise BrokenModelError("the model produced non-finite logits")
-        return p
 
 
 class VerifierEngine:
@@ -117,7 +52,7 @@ class VerifierEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.limits = runner, limits or EngineLimits()
-        self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
+        self._judge = Judge(acceptance)
         self._held: dict[str, _Held] = {}
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
@@ -149,7 +84,7 @@ class VerifierEngine:
             ready.append(index)
         logits = self._forward([segments[index] for index in ready])
         for index, rows in zip(ready, logits, strict=True):
-            outcomes[index] = self._conclude(jobs[index], rows)
+            outcomes[index] = self._conclude(jobs[index], self._judge.rule(jobs[index], rows))
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
@@ -239,30 +174,20 @@ class VerifierEngine:
         log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
         return [result for segment in segments for result in self._forward([segment])]
 
-    def _conclude(self, job: VerifyJob, rows: torch.Tensor | RuntimeError) -> VerifyOutcome:
-        if isinstance(rows, RuntimeError):
+    def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError) -> VerifyOutcome:
+        if isinstance(ruling, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, f"the model failed: {rows}")
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(ruling))
         sequence = self._held[job.request_id].sequence
-        if job.tree is None:
-            self._unsettled.append((sequence, []))
-            return VerifyOutcome(job.request_id, EntryStatus.OK, held_len=sequence.length)
-        context_len = sequence.length
-        rule = self._greedy if job.sampling.greedy else self._stochastic
-        try:
-            target = LogitsTarget(rows, job.sampling)
-            verdict = rule(job.tree, target, RequestRandomness(job.sampling, context_len))
-        except BrokenModelError as error:
-            self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(error))
-        self._unsettled.append((sequence, [node - 1 for node in verdict.accepted]))
+        accepted = ruling.verdict.accepted if ruling.verdict is not None else ()
+        self._unsettled.append((sequence, [node - 1 for node in accepted]))
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
-            verdict=verdict,
-            logprobs=_logprobs(job.tree, verdict, rows) if job.logprobs else (),
-            held_len=context_len + len(verdict.accepted),
-            top_k=_top_k(rows, job.top_k),
+            verdict=ruling.verdict,
+            logprobs=ruling.logprobs,
+            held_len=sequence.length + len(accepted),
+            top_k=ruling.top_k,
         )
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
@@ -284,17 +209,3 @@ def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
     if tree is None:
         return [], []
     return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()
-
-
-def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[float, ...]:
-    """Log-probability of each returned token under the model itself, before temperature and cuts."""
-    nodes = [0, *verdict.accepted]
-    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
-    logp = rows[nodes].log_softmax(-1)
-    return tuple(logp[torch.arange(len(nodes)), tokens].tolist())
-
-
-def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:
-    if not k:
-        return ()
-    return tuple(tuple(row) for row in rows.topk(k, dim=-1).indices.tolist())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from verifier_svc.engine import VerifyJob, VerifyOutcome
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
 
 
 class VerifierMetrics:

@@ -13,7 +13,8 @@ from specinfer.service.engine_thread import EngineThread
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
-from verifier_svc.engine import VerifierEngine, VerifyJob, VerifyOutcome
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.metrics import VerifierMetrics
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

@@ -1,0 +1,35 @@
+"""What the engine is asked and answers: one request's part of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree
+from verifier_svc.acceptance import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """One request's part of a step."""
+
+    request_id: str
+    base_len: int
+    delta: Sequence[int]
+    tree: TokenTree | None
+    sampling: SamplingParams
+    logprobs: bool = False
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOutcome:
+    """What became of a job."""
+
+    request_id: str
+    status: EntryStatus
+    message: str = ""
+    verdict: Verdict | None = None
+    logprobs: tuple[float, ...] = ()
+    held_len: int = 0
+    top_k: tuple[tuple[int, ...], ...] = ()
