@@ -6,7 +6,7 @@ the speed of shared machines drifts: compare ratios.
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any
 
 import torch
@@ -85,14 +85,14 @@ def main(
         report["windows"] = windows(task["prompts"][:1], runner)
         passes.append(pass_costs(runner))
         native_passes.append(pass_costs(native))
-    for name, rates in before.items():
-        systems[name] |= {b: (rate + after[name][b]) / 2 for b, rate in rates.items()}
-    for system in systems.values():
-        if "outputs" in system:
-            system["perplexity"] = ours.perplexity(runner, few[1:], system.pop("outputs"))
     spread = {
         name: {b: [rate, after[name][b]] for b, rate in rates.items()} for name, rates in before.items()
     }
+    for name, rates in spread.items():
+        systems[name] |= {b: mean(both) for b, both in rates.items()}
+    for system in systems.values():
+        if "outputs" in system:
+            system["perplexity"] = ours.perplexity(runner, few[1:], system.pop("outputs"))
     report |= {"systems": systems, "spread": spread}
     publish(out, report, markdown(report))
 

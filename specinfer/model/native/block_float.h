@@ -25,13 +25,12 @@ inline constexpr int WEIGHT_BITS = 13;
 inline constexpr float LARGEST_ACTIVATION = 4095;
 
 // Steps of two numbers. A row of activations: per block of SPAN steps as many units, then its scale.
-struct BlockFloat {
-  static inline constexpr int S = 2, PARTS = 1, SPAN = 32, HEAD = 0;
+struct BlockFloat : Headless {
+  static inline constexpr int S = 2, PARTS = 1, SPAN = 32;
   static inline constexpr bool UNROLLS = false;
   using Sum = Words;
   using Unit = uint32_t;
   static constexpr int units(int steps) { return (steps + SPAN - 1) / SPAN * (SPAN + 1); }
-  static NoHead head(const char*) { return {}; }
   static Sum begin(const float*, bool) { return no_bits(); }
   static Words part(Words w, int) { return w; }
   static Sum madd(Sum sums, Words w, const Unit& a, int) { return dot_shorts(sums, w, a); }

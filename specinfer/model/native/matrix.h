@@ -118,13 +118,9 @@ void pack_blocks(Matrix& m, const uint8_t* source, Storage storage, int columns,
     char* out = m.packed->data() + c / width * m.tile_bytes(Kind::S) + c % width / LANES * 64;
     for (int g = 0; g < groups; ++g, block += Kind::BLOCK_BYTES, out += lines<Kind>(Kind::SPAN) * vectors * 64) {
       Kind::put_head(out, c % LANES, block);
-      for (int i = 0; i < GROUP; ++i) {
-        char* lane = out + (Kind::HEAD + i / Kind::S) * vectors * 64 + c % LANES * 4;
-        uint32_t word;
-        std::memcpy(&word, lane, sizeof word);
-        word |= Kind::weight(block, i) << Kind::bit(i % Kind::S);
-        std::memcpy(lane, &word, sizeof word);
-      }
+      uint32_t* lane = reinterpret_cast<uint32_t*>(out) + c % LANES;
+      for (int i = 0; i < GROUP; ++i)
+        lane[(Kind::HEAD + i / Kind::S) * width] |= Kind::weight(block, i) << Kind::bit(i % Kind::S);
     }
   }
 }

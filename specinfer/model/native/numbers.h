@@ -31,13 +31,17 @@ inline float from_bf16(uint16_t x) {
 //   units    where in a row of Units a span begins
 //   UNROLLS  whether the loop over steps takes UNROLLED at once: where sums would go to memory for it, it does not
 
+// Kinds whose spans have nothing before them.
 struct NoHead {};
+struct Headless {
+  static inline constexpr int HEAD = 0;
+  static NoHead head(const char*) { return {}; }
+};
 
 // Kinds whose sums go from one end of a row to the other.
-struct OneSpan {
-  static inline constexpr int SPAN = 1 << 30, HEAD = 0;
+struct OneSpan : Headless {
+  static inline constexpr int SPAN = 1 << 30;
   static constexpr int units(int steps) { return steps; }
-  static NoHead head(const char*) { return {}; }
 };
 
 #ifdef __AVX512BF16__

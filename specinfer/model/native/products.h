@@ -121,7 +121,7 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
 // What a thread needs for products: activations in the numbers that matrices are multiplied with.
 struct Scratch {
   ByteRows bytes;
-  BlockFloatRows blocks;
+  BlockFloatRows block_float;
   GroupRows groups;
 };
 
@@ -151,8 +151,8 @@ void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range,
   }
   if constexpr (std::is_same_v<Kind, Bf16> && !MULTIPLIES_BF16) {
     if (m.storage == BLOCK_FLOAT) {
-      scratch.blocks.fill(a, rows, m.k);
-      return multiply_tiles<BlockFloat, NV>(m, scratch.blocks.units.data(), rows, range, next, [&](int row, int col, float* v) {
+      scratch.block_float.fill(a, rows, m.k);
+      return multiply_tiles<BlockFloat, NV>(m, scratch.block_float.units.data(), rows, range, next, [&](int row, int col, float* v) {
         for (int i = 0; i < NV * LANES; i += LANES) BlockFloat::finish(v + i, &m.scale[col + i]);
         finish(row, col, v);
       });

@@ -8,7 +8,7 @@ import torch
 from specinfer.model import transformer
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import rounds_activations, runner_of, tiny_transformers
+from tests.tiny_models import rounds_activations, runner_of, silence_attention, tiny_transformers
 
 pytestmark = pytest.mark.native
 
@@ -17,10 +17,9 @@ TOKENS = list(range(3, 60))
 
 
 def products_only() -> Any:
-    """A model whose attention adds nothing, since the cache of bfloat16 models rounds for itself."""
+    """A model whose attention adds nothing."""
     model = tiny_transformers("llama-untied", **SHAPE, num_key_value_heads=1).bfloat16().float()
-    for layer in model.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    silence_attention(model)
     return model
 
 

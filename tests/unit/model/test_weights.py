@@ -14,7 +14,13 @@ from specinfer.model.config import from_transformers, load_config
 from specinfer.model.quantise import QuantisedWeights
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights import GgufWeights, SafetensorsWeights
-from tests.tiny_models import reference_logits, rounds_activations, runner_of, tiny_transformers
+from tests.tiny_models import (
+    reference_logits,
+    rounds_activations,
+    runner_of,
+    silence_attention,
+    tiny_transformers,
+)
 
 PROMPT = [3, 14, 15, 92, 65]
 
@@ -96,16 +102,18 @@ def as_stored(weights: Any) -> dict[str, torch.Tensor]:
     return exact
 
 
-def block_model(**options: Any) -> Any:
-    return tiny_transformers(
+def block_model(attention: bool) -> Any:
+    model = tiny_transformers(
         "llama-untied",
         head_dim=32,
         hidden_size=96,
         intermediate_size=160,
         num_attention_heads=6,
         initializer_range=0.1,
-        **options,
     )
+    if not attention:
+        silence_attention(model)
+    return model
 
 
 def block_logits(
@@ -129,10 +137,7 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("attention", [True, False])
 def test_blocks_kept_as_they_are_count_as_the_file_has_them(attention: bool, tmp_path: Path) -> None:
     """`--weights native`: nothing rounds 4- and 8-bit blocks to bfloat16. (The cache of attention rounds.)"""
-    model = block_model()
-    if not attention:
-        for layer in model.model.layers:
-            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    model = block_model(attention)
     write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
     native = GgufWeights(tmp_path / "model.gguf")
     kinds = [native.blocks(f"model.layers.1.{n}.weight") for n in ("self_attn.k_proj", "mlp.down_proj")]
@@ -151,9 +156,7 @@ def test_blocks_kept_as_they_are_count_as_the_file_has_them(attention: bool, tmp
 @pytest.mark.parametrize(("bits", "farthest"), [("int8", 0.1), ("int4", 0.6)])
 def test_quantising_while_loading_is_rounding_to_blocks(bits: str, farthest: float) -> None:
     """The model whose matrices were quantised and dequantised; and not far from the original."""
-    model = block_model()
-    for layer in model.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    model = block_model(attention=False)
     weights = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     quantised = QuantisedWeights(weights, bits)
     for name, tensor in weights.items():
