@@ -1,15 +1,18 @@
 """The training corpus: prompts with the target's own continuations, as token ids.
 
-One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped; lines we write carry
-the job's `id`, by which an interrupted run knows what is done. Knows no model.
+One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped. Lines we write carry
+the job's `id`, by which an interrupted run knows what is done, and what the target thought most probable at
+every output token, so that nobody has to ask it again. Knows no model.
 """
 
+import base64
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +21,23 @@ from specinfer.errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """For one continuation of n output tokens: the target's K most probable tokens at each."""
+
+    ids: NDArray[np.int32]
+    """[n, K] token ids of the target in a corpus, indices into the draft vocabulary in training."""
+    probabilities: NDArray[np.float16]
+    """[n, K] the target's probabilities, renormalised over these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Continuation:
     """One prompt and what the target said."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
+    labels: Labels | None = field(default=None, compare=False)
+    """None where whoever wrote the corpus did not keep them."""
 
 
 def read_corpus(path: Path) -> list[Continuation]:
@@ -43,18 +58,39 @@ def read_corpus(path: Path) -> list[Continuation]:
 
 def _parse(line: str, place: str) -> Continuation:
     try:
-        row = json.loads(line)
-        return Continuation(tuple(row["p"]), tuple(row["o"]))
+        return _continuation(json.loads(line))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise InvalidInputError(place, line[:60], "needs `p` and `o`") from error
+    except ValueError as error:
+        raise InvalidInputError(f"{place}: labels", line[:60], str(error)) from error
 
 
-def write_continuations(path: Path, rows: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> int:
-    """Appends (id, prompt, output) lines as they come, flushed one by one; returns how many."""
+def _continuation(row: Mapping[str, Any]) -> Continuation:
+    output = tuple(row["o"])
+    labels = _decoded(row["labels"], len(output)) if "labels" in row else None
+    return Continuation(tuple(row["p"]), output, labels)
+
+
+def _decoded(text: str, tokens: int) -> Labels:
+    """Labels from base64: all ids (4 bytes each), then all probabilities (2 bytes each)."""
+    data = base64.b64decode(text, validate=True)
+    ids = np.frombuffer(data[: len(data) // 6 * 4], np.int32)
+    probabilities = np.frombuffer(data[len(data) // 6 * 4 :], np.float16)
+    return Labels(ids.reshape(tokens, -1), probabilities.reshape(tokens, -1))
+
+
+def _encoded(labels: Labels) -> str:
+    return base64.b64encode(labels.ids.tobytes() + labels.probabilities.tobytes()).decode()
+
+
+def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
+    """Appends continuations by id as they come, flushed one by one; returns how many."""
     count = 0
     with path.open("a") as file:
-        for job_id, prompt, output in rows:
-            file.write(json.dumps({"id": job_id, "p": list(prompt), "o": list(output)}) + "\n")
+        for job_id, item in rows:
+            row = {"id": job_id, "p": list(item.prompt), "o": list(item.output)}
+            labels = {"labels": _encoded(item.labels)} if item.labels is not None else {}
+            file.write(json.dumps(row | labels) + "\n")
             file.flush()
             count += 1
     return count
@@ -69,7 +105,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
     if whole != text:
         path.write_text(whole)
     rows = map(json.loads, whole.splitlines())
-    return {row["id"]: Continuation(tuple(row["p"]), tuple(row["o"])) for row in rows}
+    return {row["id"]: _continuation(row) for row in rows}
 
 
 def split_corpus(

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from speculator_svc.training.corpus import Continuation
-from speculator_svc.training.labels import Labels
+from speculator_svc.training.corpus import Continuation, Labels
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
@@ -115,9 +114,13 @@ def _batch(
 
 
 def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
-    """Mean cross-entropy of the draft under the target's (renormalised) most probable tokens."""
+    """Mean cross-entropy of the draft under the target's (renormalised) most probable tokens.
+
+    Where the draft vocabulary has none of them there is nothing to learn.
+    """
+    p = batch.label_probabilities
     chosen = logits.gather(-1, batch.label_ids)
-    return (logits.logsumexp(-1) - (batch.label_probabilities * chosen).sum(-1)).mean()
+    return (logits.logsumexp(-1) * p.sum(-1) - (p * chosen).sum(-1)).mean()
 
 
 def distil(

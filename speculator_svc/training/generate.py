@@ -15,6 +15,7 @@ import torch
 from specinfer.model.batch import Segment
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
+from speculator_svc.training.corpus import Continuation, Labels
 
 _PROMPTS_PER_PASS = 4
 """New prompts read in one pass, so that reading them does not stall the others for long."""
@@ -39,6 +40,17 @@ class _Running:
     rng: np.random.Generator
     delta: tuple[int, ...]
     output: list[int] = field(default_factory=list)
+    likely: list[torch.Tensor] = field(default_factory=list)
+    """[label width] the most probable tokens at each output token."""
+    chances: list[torch.Tensor] = field(default_factory=list)
+    """[label width] their probabilities."""
+
+    def continuation(self) -> Continuation:
+        """What came of it."""
+        labels = None
+        if self.likely:
+            labels = Labels(torch.stack(self.likely).numpy(), torch.stack(self.chances).numpy())
+        return Continuation(self.job.prompt, tuple(self.output), labels)
 
 
 def continue_prompts(
@@ -47,29 +59,49 @@ def continue_prompts(
     batch: int,
     max_new_tokens: int,
     stop_tokens: Sequence[int],
-) -> Iterator[tuple[ContinuationJob, tuple[int, ...]]]:
-    """Yields (job, output tokens) as they end; a stop token is the last of its output."""
+    label_width: int = 0,
+) -> Iterator[tuple[ContinuationJob, Continuation]]:
+    """Yields jobs and what came of them as they end; a stop token is the last of its output.
+
+    With a `label_width` the target's so many most probable tokens at every output token come along.
+    """
     waiting, running = deque(jobs), list[_Running]()
     stops = frozenset(stop_tokens)
     while waiting or running:
         for _ in range(min(batch - len(running), _PROMPTS_PER_PASS, len(waiting))):
-            job = waiting.popleft()
-            rng = np.random.default_rng((job.seed, 0))
-            running.append(_Running(job, runner.open(), rng, job.prompt))
-        _advance(runner, running)
+            running.append(_begin(runner, waiting.popleft()))
+        _advance(runner, running, label_width)
         for item in running:
             if item.output[-1] in stops or len(item.output) == max_new_tokens:
                 runner.cache.release(item.sequence)
-                yield item.job, tuple(item.output)
+                yield item.job, item.continuation()
         running = [item for item in running if not item.sequence.released]
 
 
-def _advance(runner: ModelRunner, running: Sequence[_Running]) -> None:
+def _begin(runner: ModelRunner, job: ContinuationJob) -> _Running:
+    """What prompts have in common (system prompt, open turn) is found in the cache."""
+    sequence = runner.open()
+    known = runner.cache.share(sequence, job.prompt[:-1])
+    return _Running(job, sequence, np.random.default_rng((job.seed, 0)), job.prompt[known:])
+
+
+def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int) -> None:
     """One pass: every continuation gets its next token."""
     logits = torch.cat(runner.forward([Segment(x.sequence, x.delta, want_last=True) for x in running]))
     for item, token in zip(running, _next_tokens(running, logits), strict=True):
         item.output.append(token)
         item.delta = (token,)
+    if label_width:
+        values, ids = most_probable(logits, label_width)
+        for item, chances, likely in zip(running, values, ids, strict=True):
+            item.chances.append(chances)
+            item.likely.append(likely)
+
+
+def most_probable(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities [N, width] in float16, renormalised over these tokens, and their columns in int32."""
+    values, ids = logits.topk(width, dim=-1)
+    return values.softmax(-1).half().cpu(), ids.int().cpu()
 
 
 def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]:

@@ -1,11 +1,11 @@
 """What the target says after every output token of a corpus: its most probable draft tokens.
 
-Soft labels teach far more per token than the tokens alone. One pass per continuation, computed once,
-kept in chunks on disk so that an interrupted run goes on where it stopped.
+Soft labels teach far more per token than the tokens alone. A corpus that we made has them; for another the
+target takes one pass per continuation, once, kept in chunks on disk so that an interrupted run goes on
+where it stopped.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
-from speculator_svc.training.corpus import Continuation
+from speculator_svc.training.corpus import Continuation, Labels
+from speculator_svc.training.generate import most_probable
 
+LABEL_WIDTH = 32
+"""K of labels that we make."""
 CHUNK = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """For one continuation of n output tokens: the target's K most probable draft tokens at each."""
+def in_draft_vocabulary(labels: Labels, vocabulary: NDArray[np.int64]) -> Labels:
+    """A corpus's labels for a drafter: tokens it does not know get probability 0, the others all of it.
 
-    ids: NDArray[np.int32]
-    """[n, K] indices into the draft vocabulary."""
-    probabilities: NDArray[np.float16]
-    """[n, K] the target's probabilities, renormalised over these tokens."""
+    Where it knows none of them, all probabilities are 0.
+    """
+    places = np.searchsorted(vocabulary, labels.ids).clip(max=len(vocabulary) - 1)
+    p = np.where(vocabulary[places] == labels.ids, labels.probabilities, np.float16(0))
+    total = p.sum(-1, keepdims=True, dtype=np.float32)
+    return Labels(places.astype(np.int32), (p / np.where(total > 0, total, 1)).astype(np.float16))
 
 
 def label_corpus(
@@ -57,8 +61,8 @@ def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64
     (logits,) = runner.forward([segment])
     runner.cache.release(sequence)
     columns = torch.from_numpy(vocabulary).to(logits.device)
-    values, ids = logits.index_select(1, columns).topk(width, dim=-1)
-    return Labels(ids.int().cpu().numpy(), values.softmax(-1).half().cpu().numpy())
+    probabilities, ids = most_probable(logits.index_select(1, columns), width)
+    return Labels(ids.numpy(), probabilities.numpy())
 
 
 def _write(path: Path, labels: Sequence[Labels]) -> None:

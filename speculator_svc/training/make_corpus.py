@@ -14,6 +14,7 @@ from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
 from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
+from speculator_svc.training.labels import LABEL_WIDTH
 from speculator_svc.training.progress import console, progress_bar
 from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
 
@@ -59,7 +60,7 @@ def make_corpus(
         (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
         for i, (job_id, text) in enumerate(sorted(asked.items()))
     ]
-    written = maker.run("continuing", out, jobs, max_new_tokens)
+    written = maker.run("continuing", out, jobs, max_new_tokens, LABEL_WIDTH)
     tokens = sum(len(item.output) for item in written.values())
     console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")
 
@@ -71,7 +72,12 @@ class _Maker:
         self._runner, self._batch, self._seed = runner, batch, seed
 
     def run(
-        self, what: str, path: Path, jobs: Sequence[tuple[str, tuple[int, ...], float]], max_new_tokens: int
+        self,
+        what: str,
+        path: Path,
+        jobs: Sequence[tuple[str, tuple[int, ...], float]],
+        max_new_tokens: int,
+        label_width: int = 0,
     ) -> dict[str, Continuation]:
         """All results by id, in the order of the jobs."""
         done = finished_jobs(path)
@@ -84,18 +90,20 @@ class _Maker:
         fitting = [job for job in missing if len(job.prompt) <= longest]
         if len(fitting) < len(missing):
             console.print(f"{what}: left out {len(missing) - len(fitting)} prompts over {longest} tokens")
-        write_continuations(path, self._results(what, fitting, max_new_tokens))
+        write_continuations(path, self._results(what, fitting, max_new_tokens, label_width))
         results = finished_jobs(path)
         return {job_id: results[job_id] for job_id, _, _ in jobs if job_id in results}
 
     def _results(
-        self, what: str, jobs: Sequence[ContinuationJob], max_new_tokens: int
-    ) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
+        self, what: str, jobs: Sequence[ContinuationJob], max_new_tokens: int, label_width: int
+    ) -> Iterator[tuple[str, Continuation]]:
         stops = self._runner.config.eos_token_ids
         with progress_bar() as bar:
             task = bar.add_task(what, total=len(jobs))
-            for job, output in continue_prompts(self._runner, jobs, self._batch, max_new_tokens, stops):
-                yield job.job_id, job.prompt, output
+            for job, item in continue_prompts(
+                self._runner, jobs, self._batch, max_new_tokens, stops, label_width
+            ):
+                yield job.job_id, item
                 bar.advance(task)
 
 

@@ -26,12 +26,11 @@ from speculator_svc.training.corpus import (
 )
 from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate
-from speculator_svc.training.labels import label_corpus
+from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
 from speculator_svc.training.progress import console, progress_bar
 from speculator_svc.training.student import Student
 
 HELD_OUT = 200
-LABEL_WIDTH = 32
 
 
 def train_ssm(
@@ -167,21 +166,24 @@ def _prepare(
 def _label(
     runner: ModelRunner, corpus: list[Continuation], token_ids: torch.Tensor, work: Path, what: str
 ) -> Examples:
-    """Labels lie in a directory named by what they are of, so that stale ones are never taken."""
+    """What a corpus lacks lies in a directory named by what it is of: stale labels are never taken."""
     vocabulary = token_ids.numpy()
+    unlabelled = [item for item in corpus if item.labels is None]
     digest = hashlib.blake2b(vocabulary.tobytes(), digest_size=6)
-    for item in corpus:
+    for item in unlabelled:
         digest.update(np.array([*item.prompt, -1, *item.output], np.int32).tobytes())
     with progress_bar() as bar:
-        task = bar.add_task(what, total=len(corpus))
-        labels = label_corpus(
+        task = bar.add_task(what, total=len(unlabelled))
+        made = label_corpus(
             runner,
-            corpus,
+            unlabelled,
             vocabulary,
             work / f"labels-{digest.hexdigest()}",
             LABEL_WIDTH,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
+    rest = iter(made)
+    labels = [in_draft_vocabulary(x.labels, vocabulary) if x.labels else next(rest) for x in corpus]
     return Examples(corpus, labels)
 
 

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+import torch
 from scipy import stats
 
+from specinfer.errors import InvalidInputError
 from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
-from speculator_svc.training.corpus import finished_jobs, write_continuations
+from speculator_svc.training.corpus import Continuation, finished_jobs, read_corpus, write_continuations
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
 from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
 from tests.system import ascii_tokenizer
@@ -22,7 +25,7 @@ def jobs() -> list[ContinuationJob]:
 
 
 def run(runner: ModelRunner, which: list[ContinuationJob], batch: int) -> dict[str, tuple[int, ...]]:
-    return {job.job_id: output for job, output in continue_prompts(runner, which, batch, 9, [STOP])}
+    return {job.job_id: item.output for job, item in continue_prompts(runner, which, batch, 9, [STOP])}
 
 
 def test_a_continuation_does_not_depend_on_its_batch_mates() -> None:
@@ -50,7 +53,7 @@ def test_greedy_continuations_are_those_of_transformers() -> None:
 def test_sampled_tokens_follow_the_tempered_distribution() -> None:
     """400 first tokens: chi-square over the likely ones, which fails a right sampler with p = 1e-4."""
     many = [ContinuationJob(str(seed), (17, 3, 88), 0.9, seed) for seed in range(400)]
-    firsts = [out[0] for _, out in continue_prompts(runner_of(MODEL), many, 50, 1, [STOP])]
+    firsts = [item.output[0] for _, item in continue_prompts(runner_of(MODEL), many, 50, 1, [STOP])]
     p = (reference_logits(MODEL, [17, 3, 88])[-1] / 0.9).softmax(-1).double()
     likely = p.topk(5).indices.tolist()
     counts = [firsts.count(token) for token in likely]
@@ -64,15 +67,37 @@ def test_sampled_tokens_follow_the_tempered_distribution() -> None:
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     assert finished_jobs(path) == {}
-    rows = [("a", (1, 2), (3,)), ("b", (4,), (5, 6))]
+    rows = [("a", Continuation((1, 2), (3,))), ("b", Continuation((4,), (5, 6)))]
     assert write_continuations(path, rows) == 2
     with path.open("a") as file:
         file.write('{"id": "c", "p": [1')  # died here
     assert list(finished_jobs(path)) == ["a", "b"]
-    write_continuations(path, [("c", (7,), (8,))])
+    write_continuations(path, [("c", Continuation((7,), (8,)))])
     done = finished_jobs(path)
     assert list(done) == ["a", "b", "c"]
     assert done["b"].output == (5, 6)
+
+
+def test_labels_are_what_the_target_thought_most_probable_before_and_after_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    made = continue_prompts(runner_of(MODEL), jobs(), 3, 9, [STOP], label_width=6)
+    assert write_continuations(path, ((job.job_id, item) for job, item in made)) == len(jobs())
+    for item in read_corpus(path):
+        rows = reference_logits(MODEL, [*item.prompt, *item.output])[len(item.prompt) - 1 : -1]
+        expected = rows.topk(6)
+        assert item.labels is not None
+        assert item.labels.ids.tolist() == expected.indices.tolist()
+        torch.testing.assert_close(
+            torch.tensor(item.labels.probabilities).float(), expected.values.softmax(-1), rtol=0, atol=1e-3
+        )
+
+
+def test_damaged_labels_are_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    for damaged in ("AAAA", "?"):
+        path.write_text('{"p": [1], "o": [2, 3], "labels": "' + damaged + '"}\n')
+        with pytest.raises(InvalidInputError, match=r"corpus\.jsonl:1: labels = "):
+            read_corpus(path)
 
 
 class _Chat(Tokenizer):

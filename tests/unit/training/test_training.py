@@ -24,14 +24,22 @@ from speculator_svc.training import distil as distilling
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
     Continuation,
+    Labels,
     frequent_tokens,
     read_corpus,
     split_corpus,
     without_prompts_of,
     write_continuations,
 )
-from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate, ranks
-from speculator_svc.training.labels import Labels, label_corpus
+from speculator_svc.training.distil import (
+    DistilOptions,
+    Examples,
+    distil,
+    distillation_loss,
+    evaluate,
+    ranks,
+)
+from speculator_svc.training.labels import in_draft_vocabulary, label_corpus
 from speculator_svc.training.student import Student
 from speculator_svc.training.train_ssm import train_ssm
 from tests.system import ascii_tokenizer
@@ -103,6 +111,22 @@ def test_labels_are_not_computed_twice(
     first = label_corpus(runner, corpus[:5], vocabulary, tmp_path, 4, lambda *_: None)  # type: ignore[arg-type]
     again = label_corpus(None, corpus[:5], vocabulary, tmp_path, 4, lambda *_: None)  # type: ignore[arg-type]
     assert [x.ids.tolist() for x in again] == [x.ids.tolist() for x in first]
+
+
+def test_labels_of_a_corpus_lose_what_the_drafter_does_not_know() -> None:
+    ids = np.array([[9, 4, 30], [7, 30, 8]], np.int32)
+    labels = Labels(ids, np.array([[0.5, 0.25, 0.25], [0.5, 0.3, 0.2]], np.float16))
+    vocabulary = np.array([3, 4, 9, 12])
+    found = in_draft_vocabulary(labels, vocabulary)
+    np.testing.assert_allclose(found.probabilities, [[2 / 3, 1 / 3, 0], [0, 0, 0]], atol=1e-3)
+    assert vocabulary[found.ids[0, :2]].tolist() == [9, 4]
+
+    logits = torch.zeros(2, 4, requires_grad=True)
+    batch = Examples([Continuation((1,), (9, 7))], [found]).batch([0])
+    distillation_loss(logits, batch).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([0.125, 0.125 - 1 / 6, 0.125 - 1 / 3, 0.125], abs=1e-3)
+    assert not logits.grad[1].any(), "nothing to learn where it knows none of them"
 
 
 def make_student(target: Path, vocabulary: object) -> Student:
@@ -220,8 +244,10 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
     model.save_pretrained(target)
     ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
     rng = np.random.default_rng(0)
-    rows = [(str(i), rng.integers(3, 97, 4).tolist(), rng.integers(3, 97, 8).tolist()) for i in range(12)]
-    write_continuations(lines, rows)
+    items = [Continuation(tuple(rng.integers(3, 97, 4).tolist()), (i, 4, 5, 6)) for i in range(12)]
+    labels = Labels(rng.integers(3, 97, (4, 32), np.int32), np.full((4, 32), 1 / 32, np.float16))
+    rows = [dataclasses.replace(item, labels=labels) if i % 2 else item for i, item in enumerate(items)]
+    write_continuations(lines, ((str(i), row) for i, row in enumerate(rows)))
 
     def train(**options: object) -> Path:
         out = tmp_path / "ssm"
@@ -230,7 +256,10 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
         return out
 
     drafter = SsmDrafter.from_options(DrafterOptions(model=str(train()), dtype="float32", kv_tokens=512))
-    (tree,) = drafter.draft([DraftJob("r", rows[0][1], TreeLimits(4, 2), SamplingParams(temperature=0))])
+    labelled = [np.load(path)["lengths"] for path in (tmp_path / "work").glob("labels-*/*.npz")]
+    assert sum(map(len, labelled)) == 6, "the target is asked where the corpus has no labels"
+    prompt = list(items[0].prompt)
+    (tree,) = drafter.draft([DraftJob("r", prompt, TreeLimits(4, 2), SamplingParams(temperature=0))])
     assert isinstance(tree, TokenTree)
     assert len(tree) == 5
     assert "--layers 0,2 " in json.loads((tmp_path / "ssm/config.json").read_text())["trained"]["command"]
