@@ -7,6 +7,7 @@ import torch
 
 from specinfer.errors import SpecInferError
 from specinfer.model.distributions import probabilities
+from specinfer.model.gumbel import Noise
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule
@@ -57,6 +58,17 @@ class LogitsTarget:
         if not math.isfinite(p[0]):  # one NaN makes all of them NaN
             raise BrokenModelError("the model produced non-finite logits")
         return p
+
+    def choose(self, node: int, noise: Noise) -> int:
+        """A token drawn from these probabilities.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        try:
+            return noise.choose_by_logits(self.logits[node], self._sampling)
+        except ValueError as error:
+            raise BrokenModelError("the model produced non-finite logits") from error
 
 
 class Judge:

@@ -40,10 +40,11 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> Float64:
 def softmax(row: Float32, temperature: float) -> Float64:
     """[V] float64 softmax of float32 logits: what the kernels do, where they are not loaded."""
     p: Float64 = row.astype(np.float64)
-    p -= p.max()
-    p /= temperature
-    np.exp(p, out=p)
-    p /= p.sum()
+    with np.errstate(invalid="ignore"):  # whoever gets NaNs says so
+        p -= p.max()
+        p /= temperature
+        np.exp(p, out=p)
+        p /= p.sum()
     return p
 
 

@@ -11,24 +11,52 @@ Drafter-Invariant Speculative Decoding", 2024).
 The compiled kernels do the same (`native/gumbel.h`); this is their reference.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from specinfer.model.native.gumbel import native_choose
-from specinfer.sampling import noise_key
+from specinfer.model.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
+from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
+from specinfer.sampling import SamplingParams, noise_key
 
 Float64 = NDArray[np.float64]
 
 
-def choose(p: Float64, seed: int, position: int) -> int:
-    """The token at an absolute position, drawn from unnormalised probabilities p [V]."""
-    key = noise_key(seed, position)
-    token = native_choose(p, key)
-    return reference_choice(p, key) if token is None else token
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """That of a request at an absolute position."""
+
+    seed: int
+    position: int
+
+    def choose(self, p: Float64) -> int:
+        """A token drawn from unnormalised probabilities p [V].
+
+        Raises:
+            ValueError: if no token has any probability.
+        """
+        key = noise_key(self.seed, self.position)
+        token = native_choose(p, key)
+        return reference_choice(p, key) if token is None else token
+
+    def choose_by_logits(self, logits: torch.Tensor, sampling: SamplingParams) -> int:
+        """A token drawn from what `probabilities` makes of logits [V]; they are written down for cuts only.
+
+        Raises:
+            ValueError: if no token has any probability, as where a logit is a NaN or infinite.
+        """
+        if sampling.greedy or sampling.top_k or sampling.top_p < 1:
+            return self.choose(probabilities(logits, sampling))
+        row, key = logits.float().cpu().numpy(), noise_key(self.seed, self.position)
+        temperature = max(sampling.temperature, SMALLEST_TEMPERATURE)
+        token = native_choose_by_logits(row, temperature, key)
+        return reference_choice(softmax(row, temperature), key) if token is None else token
 
 
 def reference_choice(p: Float64, key: int) -> int:
-    """What `choose` chooses where the kernels are not loaded.
+    """What `Noise` chooses where the kernels are not loaded.
 
     Raises:
         ValueError: if no token has any probability.
@@ -36,7 +64,8 @@ def reference_choice(p: Float64, key: int) -> int:
     possible = np.flatnonzero(p > 0)
     if not len(possible):
         raise ValueError("p: no token has any probability")
-    return int(possible[np.argmin(exponentials(possible, key) / p[possible])])
+    with np.errstate(over="ignore"):  # of the improbable
+        return int(possible[np.argmin(exponentials(possible, key) / p[possible])])
 
 
 def perturbed(p: Float64, token_ids: NDArray[np.int64], key: int) -> Float64:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
 from specinfer.model.distributions import generator
-from specinfer.model.gumbel import choose
+from specinfer.model.gumbel import Noise
 from specinfer.sampling import SamplingParams, StreamDomain
 from specinfer.tree import TokenTree
 
@@ -27,13 +27,19 @@ Float64 = NDArray[np.float64]
 
 
 class Target(Protocol):
-    """The target model's prediction after each node of a tree."""
+    """The target model's prediction after each node of a tree.
+
+    `choose` draws from what `probabilities` says, which is quicker where nobody needs to see it.
+    """
 
     def best(self, node: int) -> int:
         """The most probable next token."""
 
     def probabilities(self, node: int) -> Float64:
         """[V] next-token distribution; the caller may change the array."""
+
+    def choose(self, node: int, noise: Noise) -> int:
+        """The next token, drawn by noise."""
 
 
 class Randomness(Protocol):
@@ -42,8 +48,8 @@ class Randomness(Protocol):
     def stream(self, depth: int) -> np.random.Generator:
         """For trying what was drawn."""
 
-    def choose(self, p: Float64, depth: int) -> int:
-        """A token drawn from unnormalised p [V], by noise that hangs on nothing but seed and position."""
+    def noise(self, depth: int) -> Noise:
+        """For choosing tokens; it hangs on nothing but seed and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,9 @@ class RequestRandomness:
         """See `Randomness.stream`."""
         return generator(self.sampling, self.context_len + depth, StreamDomain.VERIFY)
 
-    def choose(self, p: Float64, depth: int) -> int:
-        """See `Randomness.choose`."""
-        return choose(p, self.sampling.seed, self.context_len + depth)
+    def noise(self, depth: int) -> Noise:
+        """See `Randomness.noise`."""
+        return Noise(self.sampling.seed, self.context_len + depth)
 
 
 @dataclass(frozen=True, slots=True)

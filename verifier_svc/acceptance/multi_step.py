@@ -37,11 +37,13 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
     accepted: list[int] = []
     node = 0
     while True:
-        p, depth = target.probabilities(node), len(accepted)
+        child, noise = None, randomness.noise(len(accepted))
         drawn = [proposal for proposal in proposals.get(node, ()) if proposal.kind is not ProposalKind.POINT]
-        child = _try_draws(tree, drawn, p, randomness.stream(depth)) if drawn else None
+        if drawn:
+            p = target.probabilities(node)
+            child = _try_draws(tree, drawn, p, randomness.stream(len(accepted)))
         if child is None:
-            token = randomness.choose(p, depth)
+            token = noise.choose(p) if drawn else target.choose(node, noise)
             child = children.get((node, token))
         if child is None:
             return Verdict(tuple(accepted), token)

@@ -14,7 +14,7 @@ def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Ver
     accepted: list[int] = []
     node = 0
     while True:
-        token = randomness.choose(target.probabilities(node), len(accepted))
+        token = target.choose(node, randomness.noise(len(accepted)))
         child = children.get((node, token))
         if child is None:
             return Verdict(tuple(accepted), token)

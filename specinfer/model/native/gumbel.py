@@ -1,4 +1,4 @@
-"""Choosing a token by noise, in one compiled call (gumbel.h)."""
+"""Choosing a token by noise, in one compiled call (gumbel.h); None where the kernels are not loaded."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from specinfer.model.native.build import loaded_library
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """The token that wins with noise of this key; None where the process runs without the kernels.
+    """The token that wins with noise of this key, of unnormalised probabilities p [V].
 
     Raises:
         ValueError: if no token has any probability.
@@ -18,7 +18,27 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
     if library is None:
         return None
     p = np.ascontiguousarray(p, np.float64)
-    token: int = library.si_choose(ctypes.c_void_p(p.ctypes.data), len(p), ctypes.c_uint64(key))
-    if token < 0:
+    return _token(library.si_choose(ctypes.c_void_p(p.ctypes.data), len(p), ctypes.c_uint64(key)))
+
+
+def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
+    """The same of softmax(row / temperature), which is not written down.
+
+    Raises:
+        ValueError: if a logit is a NaN or infinite, or all are -infinity.
+    """
+    library = loaded_library()
+    if library is None:
+        return None
+    row = np.ascontiguousarray(row, np.float32)
+    return _token(
+        library.si_choose_by_logits(
+            ctypes.c_void_p(row.ctypes.data), len(row), ctypes.c_float(temperature), ctypes.c_uint64(key)
+        )
+    )
+
+
+def _token(found: int) -> int:
+    if found < 0:
         raise ValueError("p: no token has any probability")
-    return token
+    return found

@@ -92,6 +92,11 @@ void si_softmax(const float* logits, int n, float temperature, double* p) { soft
 // The token that wins with noise of this key, of n unnormalised probabilities.
 int si_choose(const double* p, int n, uint64_t key) { return choose(p, n, key); }
 
+// The same, of the softmax of n logits.
+int si_choose_by_logits(const float* logits, int n, float temperature, uint64_t key) {
+  return choose_by_logits(logits, n, temperature, key);
+}
+
 // Moves cache entries, all sources read before any target is written.
 void si_move(void* model, void* keys, void* values, int64_t blocks, int count, const int32_t* source,
              const int32_t* target) {

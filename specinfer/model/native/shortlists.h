@@ -65,12 +65,13 @@ class Shortlists {
     int held = 0;
     double latest = INFINITY;  // of the list, once it is full: E / weight
     for (int i = 0; i < n; i += LANES) {
-      float weight[LANES];
-      store(weight, vexp(mul(sub(load_first(logits + i, n - i, peak), peak), factor)));
+      float weight[LANES], bounds[LANES];
+      const Floats weights = vexp(mul(sub(load_first(logits + i, n - i, peak), peak), factor));
+      store(weight, weights), store(bounds, mul(weights, spread(float(latest) * (1 + 1e-6f))));
+      const auto state = [&](uint32_t j) { return split_mix_state(noise.key, uint32_t(tokens[i + j])); };
       const int count = std::min(LANES, n - i);
-      int candidates = 0;
-      for (int j = 0; j < count; ++j) candidates += may_be_below(split_mix(noise.key, tokens[i + j]), weight[j] * latest);
-      for (int j = 0; candidates && j < count; ++j) {
+      if (count == LANES && !may_be_below<LANES>(state, bounds)) continue;
+      for (int j = 0; j < count; ++j) {
         if (logits[i + j] < noise.floor || !(weight[j] > 0)) continue;
         const double time = exponential(split_mix(noise.key, tokens[i + j])) / weight[j];
         if (time >= latest) continue;

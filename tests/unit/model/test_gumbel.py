@@ -6,13 +6,15 @@ one of the five cases with probability 5e-4 at most.
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from specinfer.model import gumbel
-from specinfer.model.gumbel import choose, exponentials, perturbed, reference_choice
+from specinfer.model.distributions import probabilities, softmax
+from specinfer.model.gumbel import Noise, exponentials, perturbed, reference_choice
 from specinfer.model.native.build import load_library
-from specinfer.model.native.gumbel import native_choose
-from specinfer.sampling import noise_key
+from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
+from specinfer.sampling import SamplingParams, noise_key
 
 P = np.array([0.4, 0.0, 0.3, 0.2, 0.1])
 
@@ -23,8 +25,8 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
 
 @pytest.mark.statistical
 def test_what_is_chosen_follows_p_over_positions_and_over_seeds() -> None:
-    over_positions = np.bincount([choose(7 * P, 3, position) for position in range(20000)], minlength=5)
-    over_seeds = np.bincount([choose(7 * P, seed, 3) for seed in range(20000)], minlength=5)
+    over_positions = np.bincount([Noise(3, position).choose(7 * P) for position in range(20000)], minlength=5)
+    over_seeds = np.bincount([Noise(seed, 3).choose(7 * P) for seed in range(20000)], minlength=5)
     for counts in (over_positions, over_seeds):
         assert counts[1] == 0
         assert chi_square(counts, P) > 1e-4
@@ -32,7 +34,7 @@ def test_what_is_chosen_follows_p_over_positions_and_over_seeds() -> None:
 
 @pytest.mark.statistical
 def test_choices_at_neighbouring_positions_are_independent() -> None:
-    tokens = [choose(P, 11, position) for position in range(30000)]
+    tokens = [Noise(11, position).choose(P) for position in range(30000)]
     pairs = np.bincount([5 * a + b for a, b in zip(tokens[::2], tokens[1::2], strict=True)], minlength=25)
     assert chi_square(pairs, np.outer(P, P).ravel()) > 1e-4
 
@@ -60,7 +62,7 @@ def test_a_draft_with_the_targets_distribution_knows_what_it_will_choose() -> No
     for position in range(50):
         p = rng.dirichlet(np.full(97, 0.1))
         guess = perturbed(p[vocabulary], vocabulary, noise_key(8, position)).argmax()
-        assert vocabulary[guess] == choose(p, 8, position)
+        assert vocabulary[guess] == Noise(8, position).choose(p)
     assert np.isneginf(perturbed(np.array([0.0, 1.0]), np.array([3, 4]), 1)[0])
 
 
@@ -81,16 +83,68 @@ def test_the_kernels_choose_as_the_reference(size: int) -> None:
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("size", [1, 15, 31, 32, 33, 49152])
+def test_the_kernels_choose_by_logits_as_the_reference_by_their_softmax(size: int) -> None:
+    load_library()
+    rng = np.random.default_rng(size)
+    for case in range(60):
+        row = (rng.normal(size=size) * rng.uniform(0.1, 12) + rng.uniform(-300, 300)).astype(np.float32)
+        row[rng.random(size) < 0.3 * (case % 3)] = -np.inf
+        if np.isneginf(row).all():
+            continue
+        key, temperature = noise_key(size, case), float(rng.choice([1e-4, 0.05, 0.8, 1.0, 4.0]))
+        expected = reference_choice(softmax(row, temperature), key)
+        assert native_choose_by_logits(row, temperature, key) == expected
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(0.7), SamplingParams(0.7, top_k=3), SamplingParams(1.2, top_p=0.6), SamplingParams(0.0)],
+)
+def test_choosing_by_logits_is_choosing_by_their_probabilities(sampling: SamplingParams) -> None:
+    load_library()
+    rng = np.random.default_rng(5)
+    for position in range(200):
+        logits = torch.from_numpy(rng.normal(size=101) * 2).float()
+        noise = Noise(7, position)
+        assert noise.choose_by_logits(logits, sampling) == noise.choose(probabilities(logits, sampling))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 40, 49])
+def test_logits_that_are_no_numbers_choose_nothing(bad: float, place: int) -> None:
+    load_library()
+    row = np.zeros(50, np.float32)
+    row[place] = bad
+    for broken in (row, np.full(50, -np.inf, np.float32)):
+        with pytest.raises(ValueError, match="no token has any probability"):
+            native_choose_by_logits(broken, 0.8, 1)
+        with pytest.raises(ValueError, match="no token has any probability"):
+            reference_choice(softmax(broken, 0.8), 1)
+
+
+@pytest.mark.native
 def test_without_any_probability_there_is_no_choice() -> None:
     load_library()
     for p in (np.zeros(40), np.full(3, np.nan)):
         with pytest.raises(ValueError, match="no token has any probability"):
-            choose(p, 1, 2)
+            Noise(1, 2).choose(p)
         with pytest.raises(ValueError, match="no token has any probability"):
             reference_choice(p, 1)
 
 
 def test_without_kernels_the_reference_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [choose(P, 1, position) for position in range(20)]
+    load_library()
+    logits = torch.from_numpy(np.random.default_rng(1).normal(size=97)).float()
+
+    def chosen() -> list[int]:
+        places = [Noise(1, position) for position in range(20)]
+        by_logits = [noise.choose_by_logits(logits, SamplingParams(temperature=0.7)) for noise in places]
+        return [noise.choose(P) for noise in places] + by_logits
+
+    expected = chosen()
     monkeypatch.setattr(gumbel, "native_choose", lambda p, key: None)
-    assert [choose(P, 1, position) for position in range(20)] == expected
+    monkeypatch.setattr(gumbel, "native_choose_by_logits", lambda row, temperature, key: None)
+    assert chosen() == expected

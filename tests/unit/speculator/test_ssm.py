@@ -9,7 +9,7 @@ import torch
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.distributions import probabilities
 from specinfer.model.growth import GREEDY_SCORE_TEMPERATURE, GrowthShape
-from specinfer.model.gumbel import choose
+from specinfer.model.gumbel import Noise
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
@@ -206,7 +206,7 @@ def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
         path = list(context)
         for _ in range(5):
             p = probabilities(reference_logits(MODEL, path)[-1], sampling)
-            path.append(choose(p, sampling.seed, len(path)))
+            path.append(Noise(sampling.seed, len(path)).choose(p))
         assert chain.sequence_of(5) == tuple(path[len(context) - 1 :])
         assert {p.kind for p in (*chain.proposals, *tree.proposals)} == {ProposalKind.POINT}
         assert path[len(context)] in tree.token_ids.tolist()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
 from specinfer.model.distributions import draw
+from specinfer.model.gumbel import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
@@ -35,6 +36,9 @@ class TableTarget:
             p[token] = value
         return p
 
+    def choose(self, node: int, noise: Noise) -> int:
+        return noise.choose(self.probabilities(node))
+
 
 class Uniforms(np.random.Generator):
     """A generator that returns the numbers it is given."""
@@ -52,6 +56,16 @@ def certain(*tokens: int) -> TableTarget:
     return TableTarget({node: {token: 1.0} for node, token in enumerate(tokens)})
 
 
+class _Inversion(Noise):
+    """Chooses with a generator's numbers."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        object.__setattr__(self, "_rng", rng)
+
+    def choose(self, p: Float64) -> int:
+        return draw(p, self._rng)  # type: ignore[attr-defined, no-any-return]
+
+
 class Chance:
     """Tries draws with a generator for every depth and chooses by inversion with the same."""
 
@@ -61,8 +75,8 @@ class Chance:
     def stream(self, depth: int) -> np.random.Generator:
         return self._streams.setdefault(depth, self._at(depth))  # type: ignore[no-any-return]
 
-    def choose(self, p: Float64, depth: int) -> int:
-        return draw(p, self.stream(depth))
+    def noise(self, depth: int) -> Noise:
+        return _Inversion(self.stream(depth))
 
 
 def _never(depth: int) -> np.random.Generator:

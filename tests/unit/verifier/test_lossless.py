@@ -20,6 +20,7 @@ from scipy import stats
 from specinfer.model.batch import Segment
 from specinfer.model.distributions import draw
 from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.gumbel import Noise
 from specinfer.model.kv_cache import KVSequence
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits, cut_trees, merge_trees, truncate
@@ -59,6 +60,9 @@ class TableTarget:
 
     def best(self, node: int) -> int:
         return int(self.probabilities(node).argmax())
+
+    def choose(self, node: int, noise: Noise) -> int:
+        return noise.choose(self.probabilities(node))
 
 
 def _drafter(table: Float64, kind: ProposalKind, widths: Sequence[int] = (2, 2)) -> Draft:
