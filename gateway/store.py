@@ -2,9 +2,11 @@
 
     specinfer:request:<id>   JSON: prompt and parameters; written once
     specinfer:state:<id>     hash: state, finish reason, error
-    specinfer:tokens:<id>    list: generated token ids
+    specinfer:tokens:<id>    text: generated token ids, each in a field of eight characters
 
-Invariant: a token is in Redis before any client sees it. One pipeline per iteration.
+Invariant: a token is in Redis before any client sees it. One pipeline per iteration and one command per
+request, since passes need the cores that answers are read on: fields have a place, so writing them again
+after a lost reply changes nothing and needs no transaction.
 """
 
 import asyncio
@@ -21,6 +23,8 @@ from specinfer.errors import AlreadyExistsError, UnavailableError
 
 _RUNNING_TTL_S = 24 * 3600
 _ATTEMPTS = 5
+_FIELD = 8
+"""Characters per token."""
 
 
 class RequestStore:
@@ -74,7 +78,7 @@ class RequestStore:
         await self._redis.delete(*_keys(request_id))
 
     async def append(self, progress: Sequence[Progress]) -> None:
-        """Makes new tokens and finishes durable, in one pipeline.
+        """Makes new tokens and finishes durable, in one pipeline; finishes after their tokens.
 
         Raises:
             UnavailableError: if Redis does not answer after several attempts.
@@ -91,17 +95,15 @@ class RequestStore:
                 return
 
     async def _append_once(self, progress: Sequence[Progress]) -> None:
-        # A transaction: a repeated attempt after a lost reply could append twice, so the list is
-        # cut to the length it must have.
-        async with self._redis.pipeline(transaction=True) as pipe:
+        async with self._redis.pipeline(transaction=False) as pipe:
             for item in progress:
                 request_id, state = item.state.request.request_id, item.state
                 if item.tokens:
+                    key, fields = _tokens_key(request_id), "".join(f"{t:<{_FIELD}}" for t in item.tokens)
                     if item.start:
-                        pipe.ltrim(_tokens_key(request_id), 0, item.start - 1)
+                        pipe.setrange(key, item.start * _FIELD, fields)
                     else:
-                        pipe.delete(_tokens_key(request_id))
-                    pipe.rpush(_tokens_key(request_id), *item.tokens)
+                        pipe.set(key, fields)
                 if item.final and state.finish is not None:
                     pipe.hset(_state_key(request_id), "state", "finished")
                     pipe.hset(_state_key(request_id), "finish", state.finish.name.lower())
@@ -116,8 +118,8 @@ class RequestStore:
 
     async def tokens(self, request_id: str) -> list[int]:
         """The generated tokens of a request so far."""
-        stored = await self._redis.lrange(_tokens_key(request_id), 0, -1)
-        return [int(token) for token in stored]
+        stored = await self._redis.get(_tokens_key(request_id))
+        return [int(field) for field in (stored or "").split()]
 
     async def state(self, request_id: str) -> dict[str, str]:
         """State, finish reason and error of a request; empty before its first token."""

@@ -26,12 +26,21 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
     for _ in range(2):  # the reply to the first attempt was lost
         await store.append([Progress(state, [7], [], 2, False)])
     assert await store.tokens(request_id) == [5, 6, 7]
+    assert await store.tokens("another") == []
     assert (await store.state(request_id))["state"] == "running"
     state.finish = FinishReason.LENGTH
     await store.append([Progress(state, [], [], 3, True)])
     assert await store.state(request_id) == {"state": "finished", "finish": "length", "error": ""}
     for key in (f"specinfer:{kind}:{request_id}" for kind in ("request", "state", "tokens")):
         assert 0 < await store._redis.ttl(key) <= 60
+    await store.close()
+
+
+async def test_a_request_that_begins_anew_finds_no_tokens_of_before(redis_url: str) -> None:
+    store, state = RequestStore.connect(redis_url, retention_s=60), state_of([1, 49151, 9])
+    await store.append([Progress(state, [1, 49151, 9], [], 0, False)])
+    await store.append([Progress(state, [8], [], 0, False)])
+    assert await store.tokens(state.request.request_id) == [8]
     await store.close()
 
 
