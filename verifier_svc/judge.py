@@ -13,6 +13,8 @@ from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule
 from verifier_svc.jobs import VerifyJob
 
+_NOT_FINITE = "the model produced non-finite logits"
+
 
 class BrokenModelError(SpecInferError):
     """The model's output is not usable."""
@@ -45,7 +47,7 @@ class LogitsTarget:
         row = self.logits[node].cpu().numpy()
         index = int(row.argmax())  # of a row with a NaN: the NaN
         if not math.isfinite(row[index]):
-            raise BrokenModelError("the model produced non-finite logits")
+            raise BrokenModelError(_NOT_FINITE)
         return index
 
     def probabilities(self, node: int) -> Float64:
@@ -56,7 +58,7 @@ class LogitsTarget:
         """
         p = probabilities(self.logits[node], self._sampling)
         if not math.isfinite(p[0]):  # one NaN makes all of them NaN
-            raise BrokenModelError("the model produced non-finite logits")
+            raise BrokenModelError(_NOT_FINITE)
         return p
 
     def choose(self, node: int, noise: Noise) -> int:
@@ -68,7 +70,7 @@ class LogitsTarget:
         try:
             return noise.choose_by_logits(self.logits[node], self._sampling)
         except ValueError as error:
-            raise BrokenModelError("the model produced non-finite logits") from error
+            raise BrokenModelError(_NOT_FINITE) from error
 
 
 class Judge:

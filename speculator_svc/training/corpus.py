@@ -9,10 +9,9 @@ import base64
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,17 +57,14 @@ def read_corpus(path: Path) -> list[Continuation]:
 
 def _parse(line: str, place: str) -> Continuation:
     try:
-        return _continuation(json.loads(line))
+        row = json.loads(line)
+        output = tuple(row["o"])
+        labels = _decoded(row["labels"], len(output)) if "labels" in row else None
+        return Continuation(tuple(row["p"]), output, labels)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise InvalidInputError(place, line[:60], "needs `p` and `o`") from error
     except ValueError as error:
         raise InvalidInputError(f"{place}: labels", line[:60], str(error)) from error
-
-
-def _continuation(row: Mapping[str, Any]) -> Continuation:
-    output = tuple(row["o"])
-    labels = _decoded(row["labels"], len(output)) if "labels" in row else None
-    return Continuation(tuple(row["p"]), output, labels)
 
 
 def _decoded(text: str, tokens: int) -> Labels:
@@ -97,7 +93,7 @@ def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) ->
 
 
 def finished_jobs(path: Path) -> dict[str, Continuation]:
-    """What an earlier run wrote, by id; a line cut short by its death is taken off the file."""
+    """What an earlier run wrote, by id, without labels; a line cut short by its end is taken off."""
     if not path.is_file():
         return {}
     text = path.read_text()
@@ -105,7 +101,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
     if whole != text:
         path.write_text(whole)
     rows = map(json.loads, whole.splitlines())
-    return {row["id"]: _continuation(row) for row in rows}
+    return {row["id"]: Continuation(tuple(row["p"]), tuple(row["o"])) for row in rows}
 
 
 def split_corpus(

@@ -4,13 +4,16 @@
 
 namespace specinfer {
 
-// Number `index` of those that SplitMix64 gives from a state, and the key of noise: see specinfer/sampling.py.
+// Steps of SplitMix64: the states behind a first one are GOLDEN apart, and each is mixed; the last shift leaves the upper half
+// as it is, but for its lowest bit.
 inline constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
+inline uint64_t split_mix_state(uint64_t state, uint64_t index) { return state + (index + 1) * GOLDEN; }
 inline uint64_t mixed(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   return (z ^ (z >> 27)) * 0x94D049BB133111EBull;
 }
-inline uint64_t split_mix_state(uint64_t state, uint64_t index) { return state + (index + 1) * GOLDEN; }
+
+// Number `index` of those that it gives from a state, and the key of noise: see specinfer/sampling.py.
 inline uint64_t split_mix(uint64_t state, uint64_t index) {
   const uint64_t z = mixed(split_mix_state(state, index));
   return z ^ (z >> 31);

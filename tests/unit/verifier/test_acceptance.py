@@ -1,6 +1,7 @@
 """Acceptance rules on hand-computed cases."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -56,14 +57,14 @@ def certain(*tokens: int) -> TableTarget:
     return TableTarget({node: {token: 1.0} for node, token in enumerate(tokens)})
 
 
+@dataclass(frozen=True)
 class _Inversion(Noise):
     """Chooses with a generator's numbers."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        object.__setattr__(self, "_rng", rng)
+    rng: np.random.Generator
 
     def choose(self, p: Float64) -> int:
-        return draw(p, self._rng)  # type: ignore[attr-defined, no-any-return]
+        return draw(p, self.rng)
 
 
 class Chance:
@@ -76,7 +77,7 @@ class Chance:
         return self._streams.setdefault(depth, self._at(depth))  # type: ignore[no-any-return]
 
     def noise(self, depth: int) -> Noise:
-        return _Inversion(self.stream(depth))
+        return _Inversion(0, depth, self.stream(depth))
 
 
 def _never(depth: int) -> np.random.Generator:
