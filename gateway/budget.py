@@ -8,9 +8,9 @@ from dataclasses import dataclass
 class BudgetPolicy:
     """Nodes are cheap until a pass stops being bound by reading the weights."""
 
-    per_request: int = 16
+    per_request: int
     """Most nodes of one request's tree, root excluded."""
-    per_step: int = 64
+    per_step: int
     """Most nodes of all trees of a step together."""
 
 

@@ -12,8 +12,11 @@ _VECTORS = (  # what the kernels can use, best first
 
 
 def processor_name() -> str:
-    """For example "AMD EPYC with AVX2"."""
+    """For example "AMD EPYC (family 25, model 1) with AVX2": virtual machines hide which EPYC it is."""
     name = _field("model name") or platform.processor() or platform.machine()
+    family, model = _field("cpu family"), _field("model")
+    if family and model:
+        name += f" (family {family}, model {model})"
     vectors = next((words for flag, words in _VECTORS if flag in processor_flags()), None)
     return f"{name} with {vectors}" if vectors else name
 
@@ -30,4 +33,5 @@ def _field(name: str) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for field, _, value in fields if field.strip() == name), "")

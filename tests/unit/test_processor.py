@@ -15,7 +15,14 @@ from specinfer import processor
     ],
 )
 def test_the_widest_vectors_are_named(monkeypatch: pytest.MonkeyPatch, flags: str, words: str) -> None:
-    monkeypatch.setattr(processor, "_field", {"model name": "Chip 7", "flags": flags}.__getitem__)
-    processor.processor_flags.cache_clear()
+    found = {"model name": "Chip 7", "flags": flags}
+    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
+    monkeypatch.setattr(processor, "processor_flags", lambda: frozenset(flags.split()))
     assert processor.processor_name() == words
-    processor.processor_flags.cache_clear()
+
+
+def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"model name": "Chip", "cpu family": "25", "model": "17"}
+    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
+    monkeypatch.setattr(processor, "processor_flags", frozenset)
+    assert processor.processor_name() == "Chip (family 25, model 17)"
