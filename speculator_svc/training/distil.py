@@ -18,6 +18,8 @@ from speculator_svc.training.corpus import Continuation, Labels
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
+_LEAST_ACCEPTED = 1e-6
+"""Below it only the cross-entropy teaches."""
 LONGEST_STEP_S = 10.0
 """A step never counts for more, so that a run that was suspended for a while loses nothing."""
 
@@ -114,13 +116,17 @@ def _batch(
 
 
 def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
-    """Mean cross-entropy of the draft under the target's (renormalised) most probable tokens.
+    """Mean of two terms: how far the draft Q is from the target's (renormalised) most probable tokens P.
 
-    Where the draft vocabulary has none of them there is nothing to learn.
+    The cross-entropy of Q under P asks for all of P. Minus log sum(min(P, Q)) asks for what is accepted of Q
+    (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
+    draft vocabulary has nothing of P there is nothing to learn.
     """
     p = batch.label_probabilities
-    chosen = logits.gather(-1, batch.label_ids)
-    return (logits.logsumexp(-1) * p.sum(-1) - (p * chosen).sum(-1)).mean()
+    log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
+    cross_entropy = -(p * log_q).sum(-1)
+    accepted = torch.minimum(p, log_q.exp()).sum(-1).clamp_min(_LEAST_ACCEPTED)
+    return (cross_entropy - (p.sum(-1) > 0) * accepted.log()).mean()
 
 
 def distil(

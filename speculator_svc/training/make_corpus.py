@@ -60,6 +60,7 @@ def make_corpus(
         (job_id, whole_prompt(tokenizer, text), temperature if i % 2 else 0.0)
         for i, (job_id, text) in enumerate(sorted(asked.items()))
     ]
+    random.Random(seed).shuffle(jobs)  # so that what an interrupted run leaves is a sample of all
     written = maker.run("continuing", out, jobs, max_new_tokens, LABEL_WIDTH)
     tokens = sum(len(item.output) for item in written.values())
     console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")

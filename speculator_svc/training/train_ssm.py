@@ -67,13 +67,13 @@ def train_ssm(
     config = load_config(directory)
     if insert and start is None:
         raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
-    if not LABEL_WIDTH <= vocabulary <= config.vocab_size:
-        raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
     own = _layers("layers", layers, config) or [0, config.layers - 1]
     inserted = _layers("insert", insert, config)
     pool = [load_draft(path, directory) for path in after or ()]
     base = load_draft(start, directory) if start is not None else None
     given = base or (pool[0] if pool else None)
+    if given is None and not LABEL_WIDTH <= vocabulary <= config.vocab_size:
+        raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
     data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
     student = _student(directory, config, base, inserted if base else own, data.token_ids).to(place)
