@@ -18,10 +18,10 @@ from speculator_svc.training.corpus import Continuation, Labels
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
-_LEAST_ACCEPTED = 1e-6
-"""Below it only the cross-entropy teaches."""
 LONGEST_STEP_S = 10.0
 """A step never counts for more, so that a run that was suspended for a while loses nothing."""
+_LEAST_ACCEPTED = 1e-6
+"""Below it only the cross-entropy teaches."""
 
 
 @dataclass(frozen=True, slots=True)

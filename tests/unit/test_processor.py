@@ -1,8 +1,24 @@
 """What a report says of the processor."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from specinfer import processor
+
+
+@pytest.fixture(autouse=True)
+def fresh_flags() -> Iterator[None]:
+    processor.processor_flags.cache_clear()
+    yield
+    processor.processor_flags.cache_clear()
+
+
+def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
+    """What a processor of these fields is called."""
+    found = {name.replace("_", " "): value for name, value in fields.items()}
+    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
+    return processor.processor_name()
 
 
 @pytest.mark.parametrize(
@@ -15,14 +31,9 @@ from specinfer import processor
     ],
 )
 def test_the_widest_vectors_are_named(monkeypatch: pytest.MonkeyPatch, flags: str, words: str) -> None:
-    found = {"model name": "Chip 7", "flags": flags}
-    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
-    monkeypatch.setattr(processor, "processor_flags", lambda: frozenset(flags.split()))
-    assert processor.processor_name() == words
+    assert named(monkeypatch, model_name="Chip 7", flags=flags) == words
 
 
 def test_generations_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"model name": "Chip", "cpu family": "25", "model": "17"}
-    monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
-    monkeypatch.setattr(processor, "processor_flags", frozenset)
-    assert processor.processor_name() == "Chip (family 25, model 17)"
+    name = named(monkeypatch, model_name="Chip", cpu_family="25", model="17")
+    assert name == "Chip (family 25, model 17)"

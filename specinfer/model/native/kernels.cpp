@@ -15,6 +15,7 @@
 //                                             8-bit blocks of GGUF in groups (blocks.h)
 //   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
 //   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
+
 #ifdef __AVX512F__
 // Sums of whole numbers are to stay in registers. With this pass g++ (12) keeps two copies of each, old and new, and has no
 // room for them. With sixteen registers it is the other way round.
