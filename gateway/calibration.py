@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.draws import AGREEMENT, Belief, draws_of
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -108,20 +108,15 @@ class Calibration:
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
         """Counts the draws of a verified tree that were tried: those up to the accepted one."""
-        if not tree.proposals:
-            return
-        by_parent, token_ids = tree.proposals_by_parent(), tree.token_ids.tolist()
+        draws, token_ids = tree.draws_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
-            for proposal in by_parent.get(node, ()):
-                if proposal.kind is ProposalKind.POINT:
-                    continue  # a point is accepted after all draws were rejected, wherever it stands
-                record = self._record(proposal.speculator)
-                for child, draws in draws_of(proposal, token_ids):
-                    expected = draws.acceptance
-                    record.of_draw(draws.place, expected).add(expected, child == followed)
-                    if child == followed:
-                        break
-                if followed in proposal.children:
+            tried = draws.get(node, ())
+            expected = {index: _expectations(tree.proposals[index], token_ids) for index, _ in tried}
+            for index, place in tried:
+                proposal, acceptance = tree.proposals[index], expected[index][place]
+                hit = proposal.children[place] == followed
+                self._record(proposal.speculator).of_draw(place, acceptance).add(acceptance, hit)
+                if hit:
                     break
 
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
@@ -139,3 +134,8 @@ class Calibration:
 
     def _record(self, speculator: int) -> _Record:
         return self._records.setdefault(speculator, _Record())
+
+
+def _expectations(proposal: Proposal, token_ids: Sequence[int]) -> list[float]:
+    """Of every draw: its expected acceptance if it is tried."""
+    return [draws.acceptance for _, draws in draws_of(proposal, token_ids)]

@@ -80,7 +80,7 @@ class GenerationLoop:
         request_id = request.request_id
         await self._store.create(request)
         try:
-            self.scheduler.submit(request, time.monotonic())
+            self.scheduler.submit(request, time.monotonic(), self.pool.draws)
         except SpecInferError:
             await self._store.discard(request_id)
             raise

@@ -4,11 +4,11 @@ Pure data; knows no clock, no network and no model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import SamplingParams, request_seed
 from specinfer.tree import TokenTree
 
 MAX_STOP_STRINGS = 16
@@ -130,8 +130,13 @@ class RequestState:
     queued_at: float
     arrival: int
     """Order of submission."""
+    sampling: SamplingParams
+    """How the target chooses: the request's, with a seed of its own if speculators may draw."""
     tokens: list[int]
     """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
+    draws: bool = False
+    """Whether speculators may draw for it. Then none of them is shown the noise by which the target
+    chooses."""
     verifier_len: int = 0
     """How many of them the verifier holds."""
     admitted_at: float | None = None
@@ -145,6 +150,19 @@ class RequestState:
     preemptions: int = 0
     """How often it had to give its cache to others."""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @classmethod
+    def new(cls, request: GenerationRequest, now: float, arrival: int, draws: bool) -> "RequestState":
+        """That of a request that has just come.
+
+        Args:
+            draws: whether any speculator draws for requests that are sampled.
+        """
+        sampling = request.sampling
+        drawn_for = draws and not sampling.greedy and request.speculation is not Speculation.OFF
+        if drawn_for:
+            sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
+        return cls(request, now, arrival, sampling, list(request.prompt), drawn_for)
 
     @property
     def new_tokens(self) -> int:

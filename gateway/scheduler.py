@@ -115,8 +115,11 @@ class Scheduler:
         """Requests being decoded."""
         return len(self._running)
 
-    def submit(self, request: GenerationRequest, now: float) -> RequestState:
+    def submit(self, request: GenerationRequest, now: float, draws: bool = False) -> RequestState:
         """Queues a request.
+
+        Args:
+            draws: whether any speculator draws for requests that are sampled.
 
         Raises:
             AlreadyExistsError: if a request of this id is waiting or running.
@@ -126,7 +129,7 @@ class Scheduler:
             raise AlreadyExistsError(f"request_id = {request.request_id!r}: already running")
         if self.waiting >= self._limits.max_waiting:
             raise ExhaustedError(f"queue full: {self.waiting} requests are waiting", retry_after_s=1.0)
-        state = RequestState(request, now, self._arrivals, list(request.prompt))
+        state = RequestState.new(request, now, self._arrivals, draws)
         if self._room(state, request.max_new_tokens) > self._limits.kv_capacity_tokens:
             raise ExhaustedError(
                 f"prompt + max_new_tokens = {len(request.prompt)} + {request.max_new_tokens}: "

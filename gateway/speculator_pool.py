@@ -38,6 +38,8 @@ class PoolPolicy:
     vocab_size: int
     tokenizer_fingerprint: str
     """The verifier's; a service with another one is refused."""
+    hung_s: float = 5.0
+    """Time after which a service is taken for dead in a step without a deadline."""
 
 
 class Drafts(NamedTuple):
@@ -78,19 +80,32 @@ class SpeculatorPool:
         """The speculators, by service."""
         return [frozenset(service.members) for service in self.services if service.members]
 
+    @property
+    def draws(self) -> bool:
+        """Whether any speculator draws for requests that are sampled."""
+        return any(service.drawing for service in self.services)
+
     async def draft(self, entries: Sequence[StepEntry], chosen: Part) -> Drafts:
-        """Trees of the chosen speculators that meet the deadline; chains are drafted by all."""
+        """Trees of the chosen speculators that meet the deadline; chains are drafted by all.
+
+        A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
+        to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
+        taken for dead.
+        """
         self._steps += 1
         trees: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
-        running = [
-            self._spawn(self._ask(service, asked, trees, times))
+        questions = [
+            (service, asked)
             # whoever takes longest is asked first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
             if (asked := service.asked(entries, chosen)) and _available(service)
         ]
+        drawn = any(service.will_draw(asked.values()) for service, asked in questions)
+        hung_s = self._policy.hung_s if drawn else None
+        running = [self._spawn(self._ask(s, asked, trees, times, hung_s)) for s, asked in questions]
         if running:
-            await asyncio.wait(running, timeout=self._policy.deadline_s)
+            await asyncio.wait(running, timeout=None if drawn else self._policy.deadline_s)
         late = [task for task in running if not task.done()]
         if late:
             log.debug("%d services missed the deadline", len(late))
@@ -116,13 +131,15 @@ class SpeculatorPool:
         asked: Mapping[str, Asked],
         trees: dict[str, list[tuple[int, TokenTree]]],
         times: list[DraftTime],
+        hung_s: float | None,
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
         entries = [service.encode(item) for item in asked.values()]
         service.busy = True
         try:
-            reply = await service.stream.exchange(speculator_pb2.DraftRequest(step_id=step, entries=entries))
+            request = speculator_pb2.DraftRequest(step_id=step, entries=entries)
+            reply = await service.stream.exchange(request, hung_s)
         except UnavailableError as error:
             log.warning("%s", error)
             service.counters.missed += 1
@@ -153,6 +170,8 @@ class SpeculatorPool:
                 f"the speculators at {service.address} have tokenizer {theirs}, the verifier has {ours}"
             )
         self._enrol(service, [speculator.name for speculator in description.speculators])
+        drawing = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
+        service.drawing = frozenset(drawing)
         service.held.clear()
         service.description = description
         for speculator in description.speculators:

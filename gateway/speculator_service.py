@@ -5,7 +5,7 @@ pool's. Invariant: `held` never claims more than the service said.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class SpeculatorService:
     stream: MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
     members: range = range(0)
     """Its speculators by their numbers in the pool; empty until it was first reached."""
+    drawing: Part = frozenset()
+    """Those of its speculators that may draw."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
@@ -70,10 +72,16 @@ class SpeculatorService:
         found = {}
         for entry in entries:
             wanted = everybody if entry.limits.width == 1 else everybody & chosen
+            if not (entry.state.draws or entry.state.sampling.greedy):
+                wanted -= self.drawing  # it began before they came: its noise has been shown
             willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)
             if entry.drafts and willing:
                 found[entry.request_id] = Asked(entry, willing)
         return found
+
+    def will_draw(self, asked: Iterable[Asked]) -> bool:
+        """Whether anything may be drawn for any of these."""
+        return any(item.entry.state.draws and item.speculators & self.drawing for item in asked)
 
     def encode(self, asked: Asked) -> speculator_pb2.DraftEntry:
         """The message that asks it."""
@@ -85,7 +93,7 @@ class SpeculatorService:
         complete = held + len(delta) == len(tokens)
         most = self.description.max_nodes if self.description else 0
         chain = entry.limits.width == 1
-        sampling = entry.state.request.sampling
+        sampling = entry.state.sampling
         return speculator_pb2.DraftEntry(
             request_id=entry.request_id,
             base_len=held,
@@ -93,7 +101,7 @@ class SpeculatorService:
             node_budget=min(entry.limits.nodes, most) if complete else 0,
             max_depth=entry.limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
-            sampling=encode_sampling(sampling),
+            sampling=encode_sampling(sampling, with_seed=not entry.state.draws),
             speculators=sorted(s - self.members.start for s in speculators),
             least_reach=entry.limits.least_reach,
             draw_seed=draft_seed(sampling.seed, self.members.start),
@@ -126,7 +134,10 @@ class SpeculatorService:
             try:
                 if speculator not in asked[name].speculators or speculator in found:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
-                found[speculator] = _sound_tree(draft, speculator, asked[name].entry, vocab_size)
+                tree = _sound_tree(draft, speculator, asked[name].entry, vocab_size)
+                if tree.has_draws and speculator not in self.drawing:
+                    raise MalformedTreeError("tree.proposals", "drawn", "it says that it does not draw")
+                found[speculator] = tree
             except MalformedTreeError as error:
                 log.warning("dropping a tree of %s: %s", self.address, error)
                 self.counters.malformed += 1

@@ -83,7 +83,7 @@ def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntr
         base_len=entry.base_len,
         delta_token_ids=entry.delta,
         tree=encode_tree(tree) if tree is not None else None,
-        sampling=encode_sampling(request.sampling),
+        sampling=encode_sampling(entry.state.sampling),
         logprobs=request.logprobs,
     )
 

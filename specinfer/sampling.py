@@ -7,6 +7,7 @@ Invariant: every `SamplingParams` that exists is valid.
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 
 from specinfer.errors import InvalidInputError
 
@@ -66,6 +67,13 @@ def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -
     (drafters: which node).
     """
     return seed, (position << 32) | (index << 1) | domain
+
+
+def request_seed(seed: int, request_id: str) -> int:
+    """The seed of a request for which speculators draw: what is drawn for it is independent of what is drawn
+    for another request that has the same seed."""
+    digest = blake2b(request_id.encode(), digest_size=8).digest()
+    return split_mix(seed, int.from_bytes(digest, "big"))
 
 
 def draft_seed(seed: int, speculator: int) -> int:

@@ -40,6 +40,7 @@ def describe(
             drafter=method,
             model=drafter.description.model,
             vocab_size=drafter.description.vocab_size,
+            draws=drafter.description.draws,
         )
         for name, method, drafter in zip(names, methods, engine.drafters, strict=True)
     ]

@@ -34,6 +34,8 @@ class DraftEntry:
     speculators: Sequence[int] = ()
     """Which of them draft; empty asks all."""
     draw_seed: int = 0
+    sees_noise: bool = True
+    """Whether `sampling` has the seed by which the target chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class SpeculatorEngine:
                 self.release([entry.request_id])
                 continue
             context = self._contexts.append(entry.request_id, entry.delta)
-            jobs[index] = DraftJob(entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed)
+            jobs[index] = DraftJob(
+                entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise
+            )
         for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(

@@ -79,6 +79,7 @@ def _decode(entry: speculator_pb2.DraftEntry) -> DraftEntry | DraftOutcome:
             decode_sampling(entry.sampling),
             list(entry.speculators),
             entry.draw_seed,
+            entry.sampling.HasField("seed"),
         )
     except SpecInferError as error:
         return DraftOutcome(entry.request_id, EntryStatus.ERROR, str(error))

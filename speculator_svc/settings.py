@@ -52,7 +52,8 @@ class SpeculatorSettings(ServiceSettings):
     proposal: str = Field(
         "point",
         description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
-        "then gives the text of plain decoding), with_replacement or without_replacement (drawn).",
+        "then gives the text of plain decoding), with_replacement or without_replacement (drawn). "
+        "custom: anything but point lets the function draw.",
     )
     q_support: int = Field(32, ge=1, description="ssm: tokens kept of the draft distribution.")
     ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")

@@ -143,6 +143,7 @@ async def running_system(
     budget: BudgetPolicy | None = None,
     acceptance: str = "multi_step",
     deadline_s: float = 10.0,
+    hung_s: float = 5.0,
     patience_s: float = 5.0,
     adaptive: bool = False,
     kv_tokens: int = 2048,
@@ -199,7 +200,7 @@ async def running_system(
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
     channels = [(address, open_channel(address)) for address in addresses]
-    pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint()))
+    pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint(), hung_s))
     verifier_channel = open_channel(verifier_address)
     store = RequestStore.connect(redis_url, retention_s=60)
     budget = budget or BudgetPolicy(8, 64)

@@ -131,10 +131,17 @@ class Decoding:
         """The merged and cut tree of every request, and what each drafter said."""
         limits = TreeLimits(self._plan.nodes, self._plan.depth)
         found = []
+        seen = not any(drafter.description.draws for drafter in self._drafters)
         for index, drafter in enumerate(self._drafters):
             seeds = [draft_seed(r.sampling.seed, index) for r in requests]
-            jobs = zip(requests, seeds, strict=True)
-            found.append(drafter.draft([DraftJob(r.name, r.context, limits, r.sampling, s) for r, s in jobs]))
+            found.append(
+                drafter.draft(
+                    [
+                        DraftJob(r.name, r.context, limits, r.sampling, seed, seen)
+                        for r, seed in zip(requests, seeds, strict=True)
+                    ]
+                )
+            )
         drafts: list[list[TokenTree]] = []
         merged = []
         for r, of_request in zip(requests, zip(*found, strict=True), strict=True):

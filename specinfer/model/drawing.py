@@ -25,10 +25,15 @@ class Drawing:
     """The children of one node, drawn one after another."""
 
     def __init__(
-        self, node: int, q: tuple[Int32, Float32], kind: ProposalKind, rng: np.random.Generator
+        self,
+        index: int,
+        node: int,
+        q: tuple[Int32, Float32],
+        kind: ProposalKind,
+        rng: np.random.Generator,
     ) -> None:
-        """`q` are the target's token ids and their probabilities."""
-        self.node, self.q, self.kind, self._rng = node, q, kind, rng
+        """`index` counts the drawings of a tree; `q` are the target's token ids and their probabilities."""
+        self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
         self.children: list[int] = []

@@ -11,8 +11,11 @@ The children of greedy requests are their parents' most probable tokens, as poin
 requests are points as well, the tokens that win with the noise by which the target will choose
 (`specinfer.model.gumbel`); or they are drawn from q, which is first cut to its `q_support` most probable
 tokens and renormalised. Best-first, draws are ranked by what is known before they are drawn
-(`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Points may be ranked by
-anything.
+(`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Whether a node is
+expanded, and whether a draw is made at all, depends on draws of higher rank only, so the tree lists its
+draws by rank (`specinfer.tree.cut`, rule 3); those of an expansion vector as they were made. The ranks of
+points may depend on the noise, so for requests for which anybody draws, points are made without it
+(`GrowthTask.blind`).
 
 The compiled kernels do the same in one call (`native/growth.h`); this is their reference.
 """
@@ -26,12 +29,12 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.distributions import Float32, generator, probabilities
+from specinfer.model.distributions import SMALLEST_TEMPERATURE, Float32, generator, probabilities
 from specinfer.model.drawing import Drawing, draft_distribution
 from specinfer.model.gumbel import perturbed
 from specinfer.model.kv_cache import KVSequence
 from specinfer.sampling import SamplingParams, StreamDomain, noise_key
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits, truncate
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits, keep
 
 Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 
@@ -100,11 +103,17 @@ class GrowthTask:
     limits: TreeLimits
     sampling: SamplingParams
     """The request's; its seed is that of the noise where children are points, and the drafter's own where
-    they are drawn."""
+    they are drawn. Greedy: children are the most probable tokens."""
+    blind: float | None = None
+    """For a sampled request whose noise may not be looked at: its temperature. Its `sampling` is greedy, and
+    the most probable tokens are scored at this temperature, since that is how often the target chooses
+    them."""
 
     @property
     def score_temperature(self) -> float:
         """Of the softmax that scores points."""
+        if self.blind is not None:
+            return max(self.blind, SMALLEST_TEMPERATURE)
         return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE
 
 
@@ -132,8 +141,10 @@ class _Growth:
     """Per builder node, the draft's idea of the probability that its path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
     """Builder node -> tentative node of the cache; -1 is the context's end."""
-    streams: int = 0
-    """Random streams used so far at this root."""
+    drawings: list[Drawing] = field(default_factory=list)
+    """Of all expanded nodes, if children are drawn."""
+    draws: list[tuple[int, int, float]] = field(default_factory=list)
+    """(index of the drawing, place, path probability before it was drawn) as they were made."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -157,6 +168,7 @@ class _Growth:
         """Draws a child; a token drawn again is the same node."""
         reach, chance = self.reach_of_next(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
+        self.draws.append((drawing.index, len(drawing.children), reach))
         drawing.children.append(child)
         if child == len(self.reach):
             self.reach.append(reach)
@@ -186,7 +198,17 @@ class ReferenceGrowth:
             depth += 1
             going = [g for g, _ in active if g.frontier and depth < g.limits.depth]
             active = list(zip(going, self._score(going), strict=True))
-        return [_finish(growth, self._shape.draws(growth.task.sampling)) for growth in growths]
+        return [self._finish(growth) for growth in growths]
+
+    def _finish(self, growth: _Growth) -> TokenTree:
+        """The tree, cut to its most probable nodes (a parent is never below its child)."""
+        if self._shape.draws(growth.task.sampling):
+            return _drawn_tree(growth, best_first=self._shape.expansion is None)
+        built, most = growth.builder, growth.limits.nodes
+        if len(built) - 1 <= most:
+            return built.build()
+        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
+        return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
         """Runs the frontier nodes of all trees in one pass."""
@@ -255,17 +277,15 @@ class ReferenceGrowth:
             _draw_all(growth, drawings, most)
         else:
             _draw_likeliest(growth, drawings, most)
-        for drawing in drawings:
-            if drawing.children:
-                growth.builder.propose(drawing.proposal())
         return list(range(before, len(growth.reach)))
 
     def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
         ids, p = draft_distribution(row, growth.task.sampling, self._shape.q_support)
         q = self._token_ids.numpy()[ids].astype(np.int32), p
-        rng = generator(growth.task.sampling, growth.position, StreamDomain.DRAFT, growth.streams)
-        growth.streams += 1
-        return Drawing(node, q, self._shape.kind, rng)
+        index = len(growth.drawings)
+        rng = generator(growth.task.sampling, growth.position, StreamDomain.DRAFT, index)
+        growth.drawings.append(Drawing(index, node, q, self._shape.kind, rng))
+        return growth.drawings[-1]
 
     def _width(self, limits: TreeLimits, depth: int) -> int:
         """Most children per node at this depth."""
@@ -311,12 +331,19 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
         growth.draw(likeliest)
 
 
-def _finish(growth: _Growth, draws: bool) -> TokenTree:
-    """The tree, cut to its most probable nodes (a parent is never below its child)."""
-    built, most = growth.builder, growth.limits.nodes
-    if len(built) - 1 <= most:
-        return built.build()
-    if draws:
-        return truncate(built.build(), most + 1)
-    ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
-    return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
+def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
+    """The tree of the first draws that fit into the budget: by rank, or else as they were made.
+
+    It ends with the budget even if the next draw repeats a node: going on would look at its token.
+    """
+    made = sorted(growth.draws, key=lambda draw: -draw[2]) if best_first else growth.draws
+    nodes: set[int] = set()
+    kept = []
+    for index, place, _ in made:
+        if len(nodes) == growth.limits.nodes:
+            break
+        nodes.add(growth.drawings[index].children[place])
+        kept.append((index, place))
+    for drawing in growth.drawings:
+        growth.builder.propose(drawing.proposal())
+    return keep(growth.builder.build(), kept)

@@ -25,18 +25,25 @@ class MessageStream(Generic[Request, Reply]):
         self._name, self._open_stream = name, open_stream
         self._call: grpc.aio.StreamStreamCall[Request, Reply] | None = None
 
-    async def exchange(self, request: Request) -> Reply:
+    async def exchange(self, request: Request, patience_s: float | None = None) -> Reply:
         """One round trip.
 
+        Args:
+            patience_s: time that it may take; None for any.
+
         Raises:
-            UnavailableError: if the stream broke; the next call opens a new one.
+            UnavailableError: if the stream broke or took too long; the next call opens a new one.
         """
         call = self._call
         if call is None:
             call = self._call = self._open_stream()
         try:
-            await call.write(request)
-            reply = await call.read()
+            async with asyncio.timeout(patience_s):
+                await call.write(request)
+                reply = await call.read()
+        except TimeoutError as error:
+            self.reset()
+            raise UnavailableError(f"{self._name}: no answer within {patience_s} s") from error
         except grpc.aio.AioRpcError as error:
             self.reset()
             raise UnavailableError(f"{self._name}: {error.details()}") from error

@@ -1,12 +1,14 @@
 """Token trees: plain data in numpy arrays, and pure functions on it (paper, section 3)."""
 
 from specinfer.tree.builder import TreeBuilder
+from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
-from specinfer.tree.merge import cut_trees, merge_trees, truncate
+from specinfer.tree.merge import merge_trees
 from specinfer.tree.shape import ExpansionVector, TreeLimits
-from specinfer.tree.token_tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
 
 __all__ = [
+    "Candidate",
     "Draws",
     "ExpansionVector",
     "Proposal",
@@ -15,6 +17,7 @@ __all__ = [
     "TreeBuilder",
     "TreeLimits",
     "cut_trees",
+    "keep",
     "merge_trees",
     "truncate",
 ]

@@ -27,6 +27,11 @@ class TreeBuilder:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def proposals(self) -> int:
+        """Proposals recorded so far."""
+        return len(self._proposals)
+
     def find(self, parent: int, token_id: int) -> int | None:
         """The child of `parent` with this token, if there is one."""
         return self._index.get((parent, token_id))
@@ -77,15 +82,16 @@ class TreeBuilder:
         self.propose(Proposal(parent, speculator, kind, tuple(nodes), *q))
         return list(dict.fromkeys(nodes))
 
-    def build(self) -> TokenTree:
-        """The finished tree, depth first, siblings in insertion order."""
-        order = topology.depth_first(self.parents)
-        place = [0] * len(order)
-        for new, old in enumerate(order):
+    def build(self, order: Sequence[int] = ()) -> TokenTree:
+        """The finished tree, depth first, siblings in insertion order; `order` is that of its candidates."""
+        nodes = topology.depth_first(self.parents)
+        place = [0] * len(nodes)
+        for new, old in enumerate(nodes):
             place[old] = new
         return TokenTree(
-            np.array([self.token_ids[node] for node in order], np.int32),
-            np.array([-1, *(place[self.parents[node]] for node in order[1:])], np.int32),
+            np.array([self.token_ids[node] for node in nodes], np.int32),
+            np.array([-1, *(place[self.parents[node]] for node in nodes[1:])], np.int32),
             tuple([p.moved(place) for p in self._proposals]),
-            np.array([self.scores[node] for node in order], np.float32),
+            np.array([self.scores[node] for node in nodes], np.float32),
+            tuple(order),
         )

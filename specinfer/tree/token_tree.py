@@ -11,7 +11,7 @@ test is lossless. Data only: nothing here drafts, verifies or knows a model.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -27,6 +27,10 @@ Float32 = NDArray[np.float32]
 _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 _SUM_TOLERANCE = 1e-3
+
+
+Candidate = tuple[int, int]
+"""One child of one proposal: (index of the proposal, place among its children)."""
 
 
 class ProposalKind(IntEnum):
@@ -88,9 +92,12 @@ class TokenTree:
     parents: Int32
     """[N] parent of each node; -1 for the root, smaller than the node's own index otherwise."""
     proposals: tuple[Proposal, ...]
-    """Who proposed which children, in the order in which candidates are tried."""
+    """Who proposed which children."""
     scores: Float32
     """[N] estimated probability that a node is accepted given its parent is. A hint, never a q."""
+    order: tuple[int, ...] = ()
+    """The order of all candidates: indices of proposals, each occurrence standing for the proposal's next
+    child. Draws below a node are tried in this order, whoever made them. Empty: proposal by proposal."""
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
@@ -106,10 +113,35 @@ class TokenTree:
         return int(self.token_ids[0])
 
     def proposals_by_parent(self) -> dict[int, list[Proposal]]:
-        """All proposals for the children of each node, in the order in which they are tried."""
+        """All proposals for the children of each node."""
         result: dict[int, list[Proposal]] = {}
         for proposal in self.proposals:
             result.setdefault(proposal.parent, []).append(proposal)
+        return result
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether any child was drawn."""
+        return any(proposal.kind is not ProposalKind.POINT for proposal in self.proposals)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """All candidates in their order."""
+        if not self.order:
+            for index, proposal in enumerate(self.proposals):
+                yield from [(index, place) for place in range(len(proposal.children))]
+            return
+        places = [0] * len(self.proposals)
+        for index in self.order:
+            yield index, places[index]
+            places[index] += 1
+
+    def draws_by_parent(self) -> dict[int, list[Candidate]]:
+        """The drawn candidates below each node that has any, in the order in which they are tried."""
+        result: dict[int, list[Candidate]] = {}
+        if self.has_draws:
+            for index, place in self.candidates():
+                if self.proposals[index].kind is not ProposalKind.POINT:
+                    result.setdefault(self.proposals[index].parent, []).append((index, place))
         return result
 
     def path_to(self, node: int) -> list[int]:
@@ -143,6 +175,8 @@ class TokenTree:
         if len(proposed) < len(self) - 1:
             orphan = min(set(range(1, len(self))) - proposed)
             raise MalformedTreeError("tree.proposals", orphan, "node is in no proposal")
+        if self.order or self.has_draws:
+            _check_order(self)
 
 
 def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
@@ -167,6 +201,23 @@ def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
         raise MalformedTreeError("tree.token_ids", token_ids, "two siblings have the same token")
     if not all(map(math.isfinite, tree.scores.tolist())):
         raise MalformedTreeError("tree.scores", tree.scores.tolist(), "must be finite")
+
+
+def _check_order(tree: TokenTree) -> None:
+    """Every candidate stands in it once, behind one that leads to its parent."""
+    counts = [0] * len(tree.proposals)
+    for index in tree.order:
+        if index >= len(counts):
+            raise MalformedTreeError("tree.order", index, f"there are {len(counts)} proposals")
+        counts[index] += 1
+    if tree.order and counts != [len(proposal.children) for proposal in tree.proposals]:
+        raise MalformedTreeError("tree.order", tree.order, "every child of every proposal stands in it once")
+    reached = {0}
+    for index, place in tree.candidates():
+        proposal = tree.proposals[index]
+        if proposal.parent not in reached:
+            raise MalformedTreeError("tree.order", tree.order, f"children before node {proposal.parent}")
+        reached.add(proposal.children[place])
 
 
 def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_size: int) -> None:

@@ -115,13 +115,15 @@ class DescribeSpeculatorReply(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
-    __slots__ = ("name", "drafter", "model", "vocab_size")
+    __slots__ = ("name", "drafter", "model", "vocab_size", "draws")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafter: str
     model: str
     vocab_size: int
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    draws: bool
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., draws: bool = ...) -> None: ...

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specinfer/v1/tree.proto\x12\x0cspecinfer.v1\"\x98\x01\n\x08Proposal\x12\x0e\n\x06parent\x18\x01 \x01(\r\x12\x12\n\nspeculator\x18\x02 \x01(\r\x12(\n\x04kind\x18\x03 \x01(\x0e\x32\x1a.specinfer.v1.ProposalKind\x12\x10\n\x08\x63hildren\x18\x04 \x03(\r\x12\x13\n\x0bq_token_ids\x18\x05 \x03(\r\x12\x17\n\x0fq_probabilities\x18\x06 \x03(\x02\"j\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x05\x12)\n\tproposals\x18\x03 \x03(\x0b\x32\x16.specinfer.v1.Proposal\x12\x0e\n\x06scores\x18\x04 \x03(\x02*\x91\x01\n\x0cProposalKind\x12\x1d\n\x19PROPOSAL_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13PROPOSAL_KIND_POINT\x10\x01\x12\"\n\x1ePROPOSAL_KIND_WITH_REPLACEMENT\x10\x02\x12%\n!PROPOSAL_KIND_WITHOUT_REPLACEMENT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17specinfer/v1/tree.proto\x12\x0cspecinfer.v1\"\x98\x01\n\x08Proposal\x12\x0e\n\x06parent\x18\x01 \x01(\r\x12\x12\n\nspeculator\x18\x02 \x01(\r\x12(\n\x04kind\x18\x03 \x01(\x0e\x32\x1a.specinfer.v1.ProposalKind\x12\x10\n\x08\x63hildren\x18\x04 \x03(\r\x12\x13\n\x0bq_token_ids\x18\x05 \x03(\r\x12\x17\n\x0fq_probabilities\x18\x06 \x03(\x02\"y\n\tTokenTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x05\x12)\n\tproposals\x18\x03 \x03(\x0b\x32\x16.specinfer.v1.Proposal\x12\x0e\n\x06scores\x18\x04 \x03(\x02\x12\r\n\x05order\x18\x05 \x03(\r*\x91\x01\n\x0cProposalKind\x12\x1d\n\x19PROPOSAL_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13PROPOSAL_KIND_POINT\x10\x01\x12\"\n\x1ePROPOSAL_KIND_WITH_REPLACEMENT\x10\x02\x12%\n!PROPOSAL_KIND_WITHOUT_REPLACEMENT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specinfer.v1.tree_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSALKIND']._serialized_start=305
-  _globals['_PROPOSALKIND']._serialized_end=450
+  _globals['_PROPOSALKIND']._serialized_start=320
+  _globals['_PROPOSALKIND']._serialized_end=465
   _globals['_PROPOSAL']._serialized_start=42
   _globals['_PROPOSAL']._serialized_end=194
   _globals['_TOKENTREE']._serialized_start=196
-  _globals['_TOKENTREE']._serialized_end=302
+  _globals['_TOKENTREE']._serialized_end=317
 # @@protoc_insertion_point(module_scope)

@@ -35,13 +35,15 @@ class Proposal(_message.Message):
     def __init__(self, parent: _Optional[int] = ..., speculator: _Optional[int] = ..., kind: _Optional[_Union[ProposalKind, str]] = ..., children: _Optional[_Iterable[int]] = ..., q_token_ids: _Optional[_Iterable[int]] = ..., q_probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TokenTree(_message.Message):
-    __slots__ = ("token_ids", "parents", "proposals", "scores")
+    __slots__ = ("token_ids", "parents", "proposals", "scores", "order")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
     scores: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ..., scores: _Optional[_Iterable[float]] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -4,13 +4,13 @@ from specinfer.sampling import SamplingParams
 from specinfer.v1 import common_pb2
 
 
-def encode_sampling(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """The message of sampling parameters, every field set."""
+def encode_sampling(sampling: SamplingParams, with_seed: bool = True) -> common_pb2.SamplingParams:
+    """The message of sampling parameters, every field set; the seed only if it may be known."""
     return common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        seed=sampling.seed,
+        seed=sampling.seed if with_seed else None,
     )
 
 

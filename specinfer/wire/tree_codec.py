@@ -15,7 +15,10 @@ from specinfer.v1 import tree_pb2
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
     """The message of a tree."""
     message = tree_pb2.TokenTree(
-        token_ids=tree.token_ids.tolist(), parents=tree.parents.tolist(), scores=tree.scores.tolist()
+        token_ids=tree.token_ids.tolist(),
+        parents=tree.parents.tolist(),
+        scores=tree.scores.tolist(),
+        order=tree.order,
     )
     for parent, speculator, kind, children, q_token_ids, q_probabilities in tree.proposals:
         number: Any = int(kind)  # the enums share their numbers; a test compares them
@@ -42,6 +45,7 @@ def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> T
             np.array(message.parents[:], np.int32),
             tuple([_decode_proposal(proposal, speculator) for proposal in message.proposals]),
             scores,
+            tuple(message.order[:]),
         )
     except (ValueError, OverflowError) as error:
         raise MalformedTreeError("tree", str(message)[:80], str(error)) from error

@@ -29,6 +29,8 @@ class DraftJob:
     """The request's, with the seed by which the target chooses: what is drawn must not hang on that."""
     draw_seed: int = 0
     """Seed of what is drawn, the drafter's own."""
+    sees_noise: bool = True
+    """Whether the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class DrafterDescription:
     """Empty if the drafter works with any tokenizer."""
     max_context_len: int = 0
     """0 is no limit."""
+    draws: bool = False
+    """Whether it may draw children of requests that are sampled. Then no speculator of the pool sees the
+    noise of such requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ _ANY_TOKEN = 2**31 - 1
 class CustomDrafter:
     """Calls a function for every request."""
 
-    def __init__(self, function: DraftFunction, name: str) -> None:
-        self._function, self._name = function, name
+    def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
+        """`draws` says whether the function's trees may hold drawn children."""
+        self._function, self._name, self._draws = function, name, draws
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
@@ -44,12 +45,12 @@ class CustomDrafter:
             raise SettingError("function", options.function, str(error)) from error
         if not callable(function):
             raise SettingError("function", options.function, "cannot be called")
-        return cls(function, options.function)
+        return cls(function, options.function, options.proposal != "point")
 
     @property
     def description(self) -> DrafterDescription:
         """Works with any tokenizer, as far as we can know."""
-        return DrafterDescription(self._name)
+        return DrafterDescription(self._name, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """See `Drafter.draft`."""
@@ -72,6 +73,8 @@ class CustomDrafter:
             return SpecInferError(f"{self._name} returned {type(tree).__name__}, not a TokenTree")
         try:
             tree.validate(_ANY_TOKEN, job.limits.nodes + 1)
+            if tree.has_draws and not self._draws and not job.sampling.greedy:
+                raise MalformedTreeError("tree.proposals", "drawn", "a function that draws needs --proposal")
         except MalformedTreeError as error:
             return error
         return tree

@@ -14,6 +14,7 @@ from specinfer.model.growth import GrowthShape, GrowthTask
 from specinfer.model.kv_cache import KVSequence
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions, holds_blocks
+from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
@@ -36,7 +37,8 @@ class SsmDrafter:
         shape: GrowthShape,
         token_ids: torch.Tensor | None = None,
     ) -> None:
-        self._runner, self._description, self._shape = runner, description, shape
+        self._runner, self._shape = runner, shape
+        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
         self._token_ids = ids.to(torch.int32)  # as the kernels read them
         self._sequences: dict[str, KVSequence] = {}
@@ -112,10 +114,11 @@ class SsmDrafter:
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
-        sampling = job.sampling
-        if self._shape.draws(sampling):
-            sampling = replace(sampling, seed=job.draw_seed)
-        return GrowthTask(sequence, delta, limits, sampling)
+        if self._shape.draws(job.sampling):
+            return GrowthTask(sequence, delta, limits, replace(job.sampling, seed=job.draw_seed))
+        if job.sees_noise or job.sampling.greedy:
+            return GrowthTask(sequence, delta, limits, job.sampling)
+        return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature)
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

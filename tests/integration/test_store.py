@@ -13,7 +13,7 @@ from specinfer.sampling import SamplingParams
 
 def state_of(tokens: list[int]) -> RequestState:
     request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0))
-    return RequestState(request, 0.0, 0, [1, 2, *tokens])
+    return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
 async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redis_url: str) -> None:

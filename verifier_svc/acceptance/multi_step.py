@@ -7,8 +7,9 @@
 Where the paper is silent or its algorithm would not be lossless:
 - Each candidate is tried with the q of the speculator that proposed it. A token proposed twice is two
   candidates.
-- The paper tries children in random order. Candidates of one proposal are tried here in the order
-  they were drawn: for independent draws that is the same, and without replacement it is required.
+- The paper tries children in random order. Draws are tried here in the order in which they were kept
+  (`TokenTree.order`), across speculators: whether a draw is in the tree may depend on the draws kept before
+  it, so it must not be tried before they are (`specinfer.tree.cut`).
 - Without replacement, a rejected token is taken out of q and q renormalised (Sequoia, algorithm 2).
 - Points are not tried at all: they are accepted if they are what is drawn from the rest, which accepts x with
   probability P(x). Testing them against the draft's softmax, as one might, is not lossless (tests show
@@ -16,29 +17,25 @@ Where the paper is silent or its algorithm would not be lossless:
   only points the output is that of plain decoding, token for token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree import Candidate, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 from verifier_svc.acceptance import Float64, Randomness, Target, Verdict, children_by_token
 
 _ROUNDING = 1e-6
 """Share of a total below which what is left of it may be rounding, and is added up anew."""
 
-Candidate = tuple[int, Int32, Float64]
-"""A child node, and the distribution (ids [K], probabilities [K]) that its token was drawn from."""
-
 
 def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
     """Accepts a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
-    proposals, children = tree.proposals_by_parent(), children_by_token(tree)
+    draws, children = tree.draws_by_parent(), children_by_token(tree)
     accepted: list[int] = []
     node = 0
     while True:
-        child, noise = None, randomness.noise(len(accepted))
-        drawn = [proposal for proposal in proposals.get(node, ()) if proposal.kind is not ProposalKind.POINT]
+        child, noise, drawn = None, randomness.noise(len(accepted)), draws.get(node)
         if drawn:
             p = target.probabilities(node)
             child = _try_draws(tree, drawn, p, randomness.stream(len(accepted)))
@@ -52,37 +49,33 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
 
 
 def _try_draws(
-    tree: TokenTree, proposals: Sequence[Proposal], p: Float64, rng: np.random.Generator
+    tree: TokenTree, draws: Sequence[Candidate], p: Float64, rng: np.random.Generator
 ) -> int | None:
     """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
 
     P is p / total: a rejection then costs as much as q has tokens, not as much as the vocabulary.
     """
-    total = 1.0
-    for proposal in proposals:
-        for child, ids, q in _candidates(tree, proposal):
-            token = int(tree.token_ids[child])
-            q_token = float(q[ids == token][0])
-            if rng.random() * q_token * total <= p[token] and p[token] > 0:
-                return child
-            total = _subtract(p, total, ids, q)
-            if total <= 0:
-                return child  # P = q: only rounding can have rejected the token
+    total, left = 1.0, dict[int, Float64]()
+    for index, place in draws:
+        proposal = tree.proposals[index]
+        child, ids = proposal.children[place], proposal.q_token_ids
+        token = int(tree.token_ids[child])
+        q = left[index] if index in left else _normalised(proposal.q_probabilities.astype(np.float64))
+        q_token = float(q[ids == token][0])
+        if rng.random() * q_token * total <= p[token] and p[token] > 0:
+            return child
+        total = _subtract(p, total, ids, q)
+        if total <= 0:
+            return child  # P = q: only rounding can have rejected the token
+        if proposal.kind is ProposalKind.WITHOUT_REPLACEMENT:
+            q = _normalised(np.where(ids == token, 0.0, q))
+        left[index] = q
     return None
 
 
-def _candidates(tree: TokenTree, proposal: Proposal) -> Iterator[Candidate]:
-    """The candidates of one proposal in draw order, each with the q it was drawn from."""
-    ids = proposal.q_token_ids
-    q = proposal.q_probabilities.astype(np.float64)
-    q /= q.sum()
-    for child in proposal.children:
-        yield child, ids, q
-        if proposal.kind is ProposalKind.WITHOUT_REPLACEMENT:
-            q = np.where(ids == tree.token_ids[child], 0.0, q)
-            if q.sum() <= 0:
-                return
-            q = q / q.sum()
+def _normalised(q: Float64) -> Float64:
+    total = q.sum()
+    return np.asarray(q / total) if total > 0 else q
 
 
 def _subtract(p: Float64, total: float, ids: Int32, q: Float64) -> float:

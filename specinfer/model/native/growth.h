@@ -39,8 +39,8 @@ struct Growth {
   // results: nodes in the order of insertion, root first, [jobs][most + 1]
   int32_t *count, *tokens, *parents;
   float* scores;
-  // proposals of sampled trees, [jobs][most]: parent, draws [most], q [support]
-  int32_t *proposals, *proposal_parent, *draw_count, *draws, *q_count, *q_ids;
+  // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
+  int32_t *proposals, *proposal_parent, *draw_count, *draws, *ranks, *q_count, *q_ids;
   float* q;
 };
 
@@ -197,8 +197,8 @@ class Rules {
 
   // Writes a finished tree, cut to its likeliest nodes.
   void finish(const GrowingTree& t) const {
-    std::vector<char> draws(t.draws.size(), 1);
-    const std::vector<int> kept = t.job->draws ? likeliest_draws(t, draws) : likeliest(t);
+    std::vector<int> rank(t.draws.size(), -1);
+    const std::vector<int> kept = t.job->draws ? likeliest_draws(t, rank) : likeliest(t);
     const size_t at = size_t(t.index) * (g_.most + 1);
     std::vector<int> place(t.token.size(), 0);
     g_.count[t.index] = int(kept.size()) + 1, g_.parents[at] = -1, g_.scores[at] = 1;
@@ -208,7 +208,7 @@ class Rules {
       g_.tokens[at + i + 1] = t.token[node], g_.parents[at + i + 1] = place[t.parent[node]];
       g_.scores[at + i + 1] = t.score[node];
     }
-    if (t.job->draws) propose(t, draws, place);
+    if (t.job->draws) propose(t, rank, place);
   }
 
  private:
@@ -285,16 +285,16 @@ class Rules {
     return kept;
   }
 
-  // The likeliest draws as long as there is room for nodes, and their nodes; `keep` says which draws those are.
-  // (A repeated draw goes with the budget, though it needs no node: else what is kept would depend on tokens.)
-  static std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<char>& keep) {
-    if (t.size() <= t.job->nodes) return likeliest(t);
+  // The nodes of the first draws that fit into the budget, by rank or as an expansion vector made them; `rank` gets
+  // each draw's place in that order, -1 for those that are left out. (It ends with the budget even if the next draw
+  // repeats a node: going on would look at its token.)
+  std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<int>& rank) const {
     std::vector<int> order(t.draws.size()), kept;
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return t.draws[a].reach > t.draws[b].reach; });
-    keep.assign(keep.size(), 0);
-    for (size_t i = 0; int(kept.size()) < t.job->nodes; ++i) {
-      keep[order[i]] = 1;
+    if (!g_.levels)
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return t.draws[a].reach > t.draws[b].reach; });
+    for (size_t i = 0; i < order.size() && int(kept.size()) < t.job->nodes; ++i) {
+      rank[order[i]] = int(i);
       const int node = t.draws[order[i]].node;
       if (std::find(kept.begin(), kept.end(), node) == kept.end()) kept.push_back(node);
     }
@@ -303,14 +303,17 @@ class Rules {
   }
 
   // Writes the drawings of which draws are kept.
-  void propose(const GrowingTree& t, const std::vector<char>& keep, const std::vector<int>& place) const {
+  void propose(const GrowingTree& t, const std::vector<int>& rank, const std::vector<int>& place) const {
     int proposals = 0;
     for (int d = 0; d < int(t.drawings.size()); ++d) {
       const Drawing& drawing = t.drawings[d];
       const size_t at = size_t(t.index) * g_.most + proposals;
       int count = 0;
       for (size_t i = 0; i < t.draws.size(); ++i)
-        if (keep[i] && t.draws[i].drawing == d) g_.draws[at * g_.most + count++] = place[t.draws[i].node];
+        if (rank[i] >= 0 && t.draws[i].drawing == d) {
+          g_.ranks[at * g_.most + count] = rank[i];
+          g_.draws[at * g_.most + count++] = place[t.draws[i].node];
+        }
       if (count == 0) continue;
       g_.proposal_parent[at] = place[drawing.node], g_.draw_count[at] = count, g_.q_count[at] = int(drawing.q.size());
       std::copy(drawing.ids.begin(), drawing.ids.end(), g_.q_ids + at * g_.support);

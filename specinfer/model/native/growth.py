@@ -38,7 +38,8 @@ class _GrowthCall(ctypes.Structure):
         ),
         ("cache_blocks", ctypes.c_int64),
         *((n, ctypes.c_void_p) for n in ("count", "tokens", "parents", "scores", "proposals")),
-        *((n, ctypes.c_void_p) for n in ("proposal_parent", "draw_count", "draws", "q_count", "q_ids", "q")),
+        *((n, ctypes.c_void_p) for n in ("proposal_parent", "draw_count", "draws", "ranks")),
+        *((n, ctypes.c_void_p) for n in ("q_count", "q_ids", "q")),
     ]
 
 
@@ -63,6 +64,7 @@ class _Results:
     proposal_parent: NDArray[np.int32]
     draw_count: NDArray[np.int32]
     draws: NDArray[np.int32]
+    ranks: NDArray[np.int32]
     q_count: NDArray[np.int32]
     q_ids: NDArray[np.int32]
     q: NDArray[np.float32]
@@ -84,6 +86,7 @@ class _Results:
             proposal_parent=ints(jobs, sampled),
             draw_count=ints(jobs, sampled),
             draws=ints(jobs, sampled, most),
+            ranks=ints(jobs, sampled, most),
             q_count=ints(jobs, sampled),
             q_ids=ints(jobs, sampled, support),
             q=np.empty((jobs, sampled, support), np.float32),
@@ -103,12 +106,14 @@ class _Results:
         builder = TreeBuilder(root)
         for node in range(1, n):
             builder.add(parents[node], tokens[node], scores[node])
+        ranked: list[tuple[int, int]] = []
         for p in range(int(self.proposals[index])):
             draws = self.draws[index, p, : self.draw_count[index, p]].tolist()
             size = int(self.q_count[index, p])
             q_ids, q = self.q_ids[index, p, :size].copy(), self.q[index, p, :size].copy()
             builder.propose(Proposal(int(self.proposal_parent[index, p]), 0, kind, tuple(draws), q_ids, q))
-        return builder.build()
+            ranked += [(rank, p) for rank in self.ranks[index, p, : len(draws)].tolist()]
+        return builder.build([p for _, p in sorted(ranked)])
 
 
 class NativeGrowth:

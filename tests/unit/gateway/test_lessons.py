@@ -35,7 +35,7 @@ def entry(
     name: str, after: Sequence[int], speculation: Speculation = Speculation.TREE, delta: int = 1
 ) -> StepEntry:
     request = GenerationRequest(name, (3, ROOT), 8, SamplingParams(temperature=0), speculation=speculation)
-    state = RequestState(request, 0.0, 0, [3, ROOT, *after])
+    state = RequestState(request, 0.0, 0, request.sampling, [3, ROOT, *after])
     return StepEntry(state, 2 - delta, (3, ROOT)[-delta:], True, TreeLimits(4, 4))
 
 

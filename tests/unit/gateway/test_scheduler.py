@@ -245,5 +245,6 @@ def test_budget_is_never_exceeded_nor_wasted(wanted: list[int], per_step: int, p
 
 
 def test_state_counts_what_remains() -> None:
-    state = RequestState(request("a", prompt=2, new=5), 0.0, 0, [THE, THE, CAT])
+    asked = request("a", prompt=2, new=5)
+    state = RequestState(asked, 0.0, 0, asked.sampling, [THE, THE, CAT])
     assert (state.new_tokens, state.remaining) == (1, 4)

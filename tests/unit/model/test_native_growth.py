@@ -34,15 +34,24 @@ def contexts(round_: int) -> list[list[int]]:
 
 
 def tasks_for(
-    sequences: list[KVSequence], round_: int, limits: list[TreeLimits], sampling: SamplingParams
+    sequences: list[KVSequence],
+    round_: int,
+    limits: list[TreeLimits],
+    sampling: SamplingParams,
+    blind: float | None,
 ) -> list[GrowthTask]:
     return [
-        GrowthTask(s, d, x, sampling) for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
+        GrowthTask(s, d, x, sampling, blind)
+        for s, d, x in zip(sequences, contexts(round_), limits, strict=True)
     ]
 
 
 def grow_both(
-    shape: GrowthShape, limits: list[TreeLimits], sampling: SamplingParams, dtype: str = "float32"
+    shape: GrowthShape,
+    limits: list[TreeLimits],
+    sampling: SamplingParams,
+    dtype: str = "float32",
+    blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
     """(native, reference) trees of two rounds of drafting, on two caches of the same model."""
     native, other = make(dtype), make(dtype)
@@ -50,12 +59,12 @@ def grow_both(
     ours, theirs = [native.open() for _ in limits], [other.open() for _ in limits]
     pairs: list[tuple[TokenTree, TokenTree]] = []
     for round_ in range(2):
-        tasks = tasks_for(ours, round_, limits, sampling)
+        tasks = tasks_for(ours, round_, limits, sampling, blind)
         for task in tasks:
             native.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
         grown = native.grow(tasks, shape, VOCABULARY)
         native.cache.check()
-        expected = reference.grow(tasks_for(theirs, round_, limits, sampling))
+        expected = reference.grow(tasks_for(theirs, round_, limits, sampling, blind))
         for sequence in theirs:
             other.cache.commit(sequence, ())
         pairs += zip(grown, expected, strict=True)
@@ -67,6 +76,7 @@ def assert_same(found: TokenTree, expected: TokenTree) -> None:
     assert found.parents.tolist() == expected.parents.tolist()
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
     assert len(found.proposals) == len(expected.proposals)
+    assert found.order == expected.order
     for a, b in zip(found.proposals, expected.proposals, strict=True):
         assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
         assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
@@ -151,6 +161,12 @@ def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampl
     assert any(
         a.token_ids.tolist() != b.token_ids.tolist() for (a, _), (b, _) in zip(pairs, others, strict=True)
     )
+
+
+def test_trees_of_hidden_noise_are_those_of_the_reference() -> None:
+    """Greedy growth, scored at the request's temperature."""
+    for found, expected in grow_both(GrowthShape(), LIMITS, GREEDY, blind=0.8):
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("kind", [POINT, DRAWS])

@@ -3,13 +3,15 @@
 import re
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits
+from specinfer.tree.token_tree import distribution
 from speculator_svc.drafters import DrafterOptions, DraftJob, make_drafter
 from speculator_svc.drafters.custom import CustomDrafter
 from tests.trees import paths
@@ -55,6 +57,25 @@ def test_a_function_that_fails_costs_one_request_its_draft() -> None:
     assert "two siblings" in str(malformed)
     assert isinstance(none, TokenTree)
     assert len(none) == 1
+
+
+def test_a_function_may_draw_only_if_the_service_says_so() -> None:
+    """What draws must be known before anybody sees the noise."""
+
+    def draws(context: Sequence[int], limits: TreeLimits) -> TokenTree:
+        builder = TreeBuilder(context[-1])
+        builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, [5], distribution([5, 6], [0.5, 0.5]))
+        return builder.build()
+
+    sampled = replace(job([4]), sampling=SamplingParams(temperature=1))
+    quiet, said = CustomDrafter(draws, "draws"), CustomDrafter(draws, "draws", draws=True)
+    (refused,), (accepted,) = quiet.draft([sampled]), said.draft([sampled])
+    assert isinstance(refused, SpecInferError)
+    assert "--proposal" in str(refused)
+    assert isinstance(accepted, TokenTree)
+    assert (quiet.description.draws, said.description.draws) == (False, True)
+    greedy = quiet.draft([job([4])])
+    assert isinstance(greedy[0], TokenTree), "greedy requests are verified without q"
 
 
 @pytest.mark.parametrize(

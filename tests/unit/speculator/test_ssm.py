@@ -212,6 +212,21 @@ def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
         assert path[len(context)] in tree.token_ids.tolist()
 
 
+def test_points_of_requests_whose_noise_is_hidden_are_the_most_probable_tokens() -> None:
+    """Whatever the seeds; scored by the softmax at the request's temperature."""
+    trees = []
+    for seed in (1, 2):
+        sampling = SamplingParams(temperature=0.7, seed=seed)
+        job = DraftJob("r", CONTEXTS[0], TreeLimits(3, 1), sampling, draw_seed=seed, sees_noise=False)
+        trees += draft(make(GrowthShape()), [job])
+    p = probabilities(reference_logits(MODEL, list(CONTEXTS[0]))[-1], SamplingParams(temperature=0.7))
+    best = np.argsort(-p)[:3]
+    for tree in trees:
+        assert tree.token_ids[1:].tolist() == best.tolist()
+        np.testing.assert_allclose(tree.scores[1:], p[best], rtol=1e-4)
+        assert {proposal.kind for proposal in tree.proposals} == {ProposalKind.POINT}
+
+
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
 def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5)
@@ -222,6 +237,7 @@ def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: 
     ):
         (tree, *_) = draft(make(shape_of(options)), jobs_for(TreeLimits(8, 3), sampling))
         assert {p.kind for p in tree.proposals} == {kind}
+        assert make(shape_of(options)).description.draws == (kind is not ProposalKind.POINT)
 
 
 def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:

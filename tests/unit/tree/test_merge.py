@@ -179,3 +179,17 @@ def test_a_batch_cut_keeps_its_budget_and_valid_trees(found: list[TokenTree], bu
     for part, whole in zip(cut, found, strict=True):
         part.validate(VOCABULARY, max_nodes=12)
         assert paths(part) <= paths(whole)
+
+
+def test_speculators_that_draw_are_interleaved_but_keep_their_order() -> None:
+    """However sure a second draw is, its speculator's first comes before it."""
+    sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
+    sure.propose_samples(0, WITHOUT, [DOG, CAT], distribution([CAT, DOG, SAT], [0.9, 0.05, 0.05]))
+    unsure.propose_samples(0, WITHOUT, [RAN], distribution([CAT, RAN, SAT], [0.3, 0.4, 0.3]))
+    merged = merge_trees([(0, unsure.build()), (1, sure.build())])
+    assert merged.order == (0, 1, 1), "uncut: one speculator after the other"
+    beliefs = {0: lambda place, _: 0.5, 1: lambda place, _: (0.3, 0.9)[min(place, 1)]}
+    cut = truncate(merged, 9, beliefs)
+    order = [(cut.proposals[p].speculator, place) for p, place in cut.candidates()]
+    assert order == [(0, 0), (1, 0), (1, 1)]
+    assert paths(truncate(merged, 3, beliefs)) == {(THE,), (THE, RAN), (THE, DOG)}

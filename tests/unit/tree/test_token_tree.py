@@ -56,7 +56,7 @@ def _ints(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
 
 
 POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
-Q = distribution([CAT, DOG], [0.5, 0.5])
+Q, Q2 = distribution([CAT, DOG], [0.5, 0.5]), distribution([SAT, RAN], [0.5, 0.5])
 MALFORMED = {
     "cycle": (_with(parents=_ints(-1, 2, 1, 1, 0)), "parents[1] = 2"),
     "parent after child": (_with(parents=_ints(-1, 0, 4, 1, 0)), "parents[2] = 4"),
@@ -85,6 +85,14 @@ MALFORMED = {
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, CAT], [0.5, 0.5])),)),
         "must be distinct",
     ),
+    "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: there are 2 proposals"),
+    "order too short": (_with(order=(0, 0, 1)), "every child of every proposal"),
+    "order too long": (_with(order=(0, 0, 1, 1, 1)), "every child of every proposal"),
+    "children first": (_with(order=(1, 1, 0, 0)), "children before node 1"),
+    "drawn children first": (
+        _with(proposals=(Proposal(1, 0, WITHOUT, (2, 3), *Q2), Proposal(0, 0, WITHOUT, (1, 4), *Q))),
+        "children before node 1",
+    ),
     "drawn outside q": (
         _with(proposals=(Proposal(0, 0, WITHOUT, (1, 4), *distribution([CAT, SAT], [0.5, 0.5])),)),
         "no probability under q",
@@ -103,3 +111,14 @@ def test_malformed_trees_are_refused_with_field_and_value(name: str) -> None:
 def test_more_nodes_than_allowed() -> None:
     with pytest.raises(MalformedTreeError, match="nodes = 5: more than the 4 allowed"):
         example_tree().validate(VOCABULARY, max_nodes=4)
+
+
+def test_draws_are_tried_in_the_order_of_the_tree_across_proposals() -> None:
+    """A draw of A, two of B, another of A; points are not tried."""
+    cat_dog, sat_ran = Proposal(0, 0, WITHOUT, (1, 2), *Q), Proposal(0, 1, WITHOUT, (3, 4), *Q2)
+    tokens, parents = _ints(THE, CAT, DOG, SAT, RAN), _ints(-1, 0, 0, 0, 0)
+    proposals = (cat_dog, sat_ran, Proposal(0, 2, POINT, (1,)))
+    tree = TokenTree(tokens, parents, proposals, np.ones(5, np.float32), (0, 1, 2, 1, 0))
+    tree.validate(VOCABULARY, max_nodes=5)
+    assert tree.draws_by_parent() == {0: [(0, 0), (1, 0), (1, 1), (0, 1)]}
+    assert replace(tree, order=()).draws_by_parent() == {0: [(0, 0), (0, 1), (1, 0), (1, 1)]}

@@ -17,11 +17,13 @@ from tests.trees import example_tree, trees
 
 @given(trees())
 def test_trees_survive_the_wire(tree: TokenTree) -> None:
+    tree = merge_trees([(0, tree), (1, tree)], 9)  # draws have an order then
     data = encode_tree(tree).SerializeToString()
     back = decode_tree(tree_pb2.TokenTree.FromString(data))
     assert back.token_ids.tolist() == tree.token_ids.tolist()
     assert back.parents.tolist() == tree.parents.tolist()
     assert back.scores.tolist() == tree.scores.tolist()
+    assert back.order == tree.order
     for a, b in zip(back.proposals, tree.proposals, strict=True):
         assert (a.parent, a.speculator, a.kind, a.children) == (b.parent, b.speculator, b.kind, b.children)
         assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
@@ -39,6 +41,12 @@ def test_an_unknown_kind_is_a_malformed_tree() -> None:
     message = tree_pb2.TokenTree(token_ids=[1], parents=[-1], proposals=[tree_pb2.Proposal(kind=77)])  # type: ignore[arg-type]
     with pytest.raises(MalformedTreeError, match="77 is not a valid ProposalKind"):
         decode_tree(message)
+
+
+def test_a_seed_that_may_not_be_known_is_not_sent() -> None:
+    message = encode_sampling(SamplingParams(0.5, seed=7), with_seed=False)
+    assert not message.HasField("seed")
+    assert decode_sampling(message).temperature == 0.5
 
 
 def test_sampling_survives_and_unset_is_not_greedy() -> None:

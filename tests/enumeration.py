@@ -1,0 +1,244 @@
+"""Exact output distributions: programs run over every outcome of their random choices, without sampling.
+
+`outcomes(program)` calls `program(branches)` once per combination of outcomes; whatever the program decides
+at random it asks of `branches`. The real merge, cut and acceptance rule run unchanged: drafts ask for their
+tokens, and the rule gets a generator whose numbers, compared with a threshold, branch into accepted and
+rejected with the probabilities that the comparison has (`BranchingRandomness`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from specinfer.model.gumbel import Noise
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
+from verifier_svc.acceptance import AcceptanceRule, Float64, Randomness, find_rule
+
+T = TypeVar("T")
+Path = tuple[int, ...]
+"""Tokens behind the context."""
+Tables = list[Float64]
+"""Tables[d][path of d tokens] is the distribution [V] of the token behind it."""
+
+
+Choice = Callable[[Float64], int]
+"""Noise: a token, given unnormalised probabilities."""
+
+
+class Branches:
+    """The random choices of one run: scripted up to where the runs before it have been, the first option
+    after."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.trail: list[tuple[int, int]] = []
+        """(option taken, options) of every choice so far."""
+        self.weight = 1.0
+        """Probability of the run."""
+
+    def choose(self, weights: Sequence[float] | Float64) -> int:
+        """An index, with probability in proportion to its weight; those of no weight are never taken."""
+        possible = np.flatnonzero(np.asarray(weights, float) > 0)
+        at = len(self.trail)
+        option = self._script[at] if at < len(self._script) else 0
+        self.trail.append((option, len(possible)))
+        index = int(possible[option])
+        self.weight *= float(weights[index]) / float(np.sum(weights))
+        return index
+
+    def next_script(self) -> list[int] | None:
+        """That of the next run; None after the last."""
+        trail = list(self.trail)
+        while trail and trail[-1][0] + 1 == trail[-1][1]:
+            trail.pop()
+        if not trail:
+            return None
+        return [option for option, _ in trail[:-1]] + [trail[-1][0] + 1]
+
+
+def outcomes(program: Callable[[Branches], T]) -> Iterator[tuple[T, float]]:
+    """Every outcome of a program with its probability."""
+    script: list[int] | None = []
+    while script is not None:
+        branches = Branches(script)
+        result = program(branches)
+        yield result, branches.weight
+        script = branches.next_script()
+
+
+class _Uniform:
+    """A number drawn uniformly from [0, scale): comparing it branches."""
+
+    def __init__(self, branches: Branches, scale: float = 1.0) -> None:
+        self._branches, self._scale = branches, scale
+
+    def __mul__(self, factor: float) -> "_Uniform":
+        return _Uniform(self._branches, self._scale * float(factor))
+
+    def __le__(self, bound: float) -> bool:
+        below = min(1.0, float(bound) / self._scale)
+        return self._branches.choose([below, 1 - below]) == 0
+
+
+class BranchingRandomness:
+    """Stands in for `verifier_svc.acceptance.Randomness`: a generator and a noise in one."""
+
+    def __init__(self, branches: Branches, choose: Choice | None = None) -> None:
+        """`choose` is a given noise; without it the noise branches, too."""
+        self._branches, self._choose = branches, choose or branches.choose
+
+    def stream(self, depth: int) -> Any:
+        return self
+
+    def noise(self, depth: int) -> Any:
+        return self
+
+    def random(self) -> _Uniform:
+        return _Uniform(self._branches)
+
+    def choose(self, p: Float64) -> int:
+        return self._choose(p)
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """The target's distribution after each node of a tree, from tables."""
+
+    tables: Tables
+    tree: TokenTree
+
+    def best(self, node: int) -> int:
+        return int(self.probabilities(node).argmax())
+
+    def probabilities(self, node: int) -> Float64:
+        return np.array(after(self.tables, self.tree.sequence_of(node)[1:]))
+
+    def choose(self, node: int, noise: Noise) -> int:
+        return noise.choose(self.probabilities(node))
+
+
+def after(tables: Tables, path: Path) -> Float64:
+    """[V] the distribution behind a path; where tables do not reach, that behind the context."""
+    return cast(Float64, tables[len(path)][path] if len(path) < len(tables) else tables[0])
+
+
+def verified(
+    tree: TokenTree, tables: Tables, rule: str = "multi_step", choose: Choice | None = None
+) -> dict[Path, float]:
+    """The tokens that one step commits, with their probabilities over the rule's own randomness.
+
+    Args:
+        choose: the noise, if the tree may know it.
+    """
+    verify: AcceptanceRule = find_rule(rule)
+    target = TableTarget(tables, tree)
+
+    def step(branches: Branches) -> Path:
+        verdict = verify(tree, target, cast(Randomness, BranchingRandomness(branches, choose)))
+        return (*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus)
+
+    return _total(outcomes(step))
+
+
+def joint(
+    draft: Callable[[Branches], Sequence[TokenTree]],
+    targets: Sequence[Tables],
+    length: int,
+    rule: str = "multi_step",
+) -> Float64:
+    """[V] * (length * requests): the joint distribution of the first `length` tokens of every request of a
+    batch.
+
+    Args:
+        draft: the cut trees of one step, one per request. Tokens that the step does not commit come from the
+        target: the
+            next step's drafts are independent of this one's.
+        targets: of every request.
+    """
+    found: Any = 0.0
+    known: dict[tuple[int, bytes], Float64] = {}
+    for trees, weight in outcomes(draft):
+        parts = []
+        for i, tree in enumerate(trees):
+            key = i, _signature(tree)
+            if key not in known:
+                known[key] = _completed(verified(tree, targets[i], rule), targets[i], length)
+            parts.append(known[key])
+        together: Any = weight
+        for part in parts:
+            together = np.multiply.outer(together, part)
+        found = found + together
+    return np.asarray(found)
+
+
+def exact(targets: Sequence[Tables], length: int) -> Float64:
+    """What `joint` must be: every request's tokens follow its target, independently."""
+    together: Any = 1.0
+    for tables in targets:
+        together = np.multiply.outer(together, _completed({(): 1.0}, tables, length))
+    return np.asarray(together)
+
+
+def _completed(committed: dict[Path, float], tables: Tables, length: int) -> Float64:
+    size = len(tables[0])
+    result = np.zeros((size,) * length)
+    for tokens, weight in committed.items():
+        kept = tokens[:length]
+        for rest in product(range(size), repeat=length - len(kept)):
+            p, path = weight, kept
+            for token in rest:
+                p *= after(tables, path)[token]
+                path = (*path, token)
+            result[path] += p
+    return result
+
+
+def _total(found: Iterator[tuple[Path, float]]) -> dict[Path, float]:
+    total: dict[Path, float] = {}
+    for tokens, weight in found:
+        total[tokens] = total.get(tokens, 0.0) + weight
+    return total
+
+
+def _signature(tree: TokenTree) -> bytes:
+    rows = [
+        (
+            p.parent,
+            p.speculator,
+            int(p.kind),
+            p.children,
+            p.q_token_ids.tobytes(),
+            p.q_probabilities.tobytes(),
+        )
+        for p in tree.proposals
+    ]
+    return repr((tree.token_ids.tolist(), tree.parents.tolist(), rows, tree.order)).encode()
+
+
+def random_tables(rng: np.random.Generator, size: int, depth: int, sharpness: float = 1.5) -> Tables:
+    """Random distributions behind every path of at most `depth` tokens; some tokens are impossible."""
+    tables = []
+    for d in range(depth + 1):
+        weights = np.exp(sharpness * rng.normal(size=(size,) * (d + 1)))
+        impossible = rng.random(weights.shape) < 0.1
+        weights = np.where(impossible & (weights < weights.max(-1, keepdims=True)), 0.0, weights)
+        tables.append(np.asarray(weights / weights.sum(-1, keepdims=True)))
+    return tables
+
+
+def drawn(
+    branches: Branches, builder: TreeBuilder, node: int, kind: ProposalKind, q: Float64, count: int
+) -> list[int]:
+    """Proposes `count` children drawn from q, in float32 as on the wire; returns their distinct nodes."""
+    ids = np.flatnonzero(q > 0).astype(np.int32)
+    sent = q[ids].astype(np.float32)
+    left, draws = sent.astype(np.float64), list[int]()
+    while len(draws) < count and left.sum() > 0:
+        index = branches.choose(left)
+        draws.append(int(ids[index]))
+        if kind is ProposalKind.WITHOUT_REPLACEMENT:
+            left[index] = 0.0
+    return builder.propose_samples(node, kind, draws, (ids, sent))

@@ -1,0 +1,119 @@
+"""Where nothing is drawn, a seed gives the text of plain decoding, token for token, whatever is proposed.
+
+Real noise, real growth, real merge, cut and rule. That the noise chooses by the target's distribution is
+tested in tests/unit/model/test_gumbel.py; that draws do, in test_exact.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.model.batch import Segment
+from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.gumbel import Noise
+from specinfer.model.kv_cache import KVSequence
+from specinfer.sampling import SamplingParams
+from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
+from verifier_svc.acceptance import Float64, RequestRandomness, find_rule
+
+V, LENGTH, SEEDS = 6, 12, 300
+Context = tuple[int, ...]
+Draft = Callable[[Context, int], TokenTree]
+"""Of a context, for a request with this seed."""
+
+
+def table(seed: int) -> Float64:
+    """[V, V]: distributions of the next token by the last."""
+    return np.random.default_rng(seed).dirichlet(np.full(V, 0.6), size=V)
+
+
+TARGET = table(1)
+
+
+class TableTarget:
+    """P after each node of a tree."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self._tree = tree
+
+    def probabilities(self, node: int) -> Float64:
+        return np.array(TARGET[int(self._tree.token_ids[node])])
+
+    def best(self, node: int) -> int:
+        return int(self.probabilities(node).argmax())
+
+    def choose(self, node: int, noise: Noise) -> int:
+        return noise.choose(self.probabilities(node))
+
+
+class TableModel:
+    """A draft whose logits are those of a table."""
+
+    def __init__(self, table: Float64) -> None:
+        self._logits = torch.from_numpy(np.log(table))
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        for segment in segments:
+            segment.sequence.node_tokens.extend(segment.nodes)
+            segment.sequence.node_parents.extend(segment.parents)
+        return [self._logits[list(segment.nodes) or [segment.delta[-1]]] for segment in segments]
+
+
+def grown(draft_table: Float64, kind: ProposalKind, blind: bool = False) -> Draft:
+    """The growth of SSM drafters."""
+    growth = ReferenceGrowth(TableModel(draft_table).forward, GrowthShape(beam=2, kind=kind), torch.arange(V))
+
+    def draft(context: Context, seed: int) -> TokenTree:
+        sampling = SamplingParams(temperature=0 if blind else 1, seed=seed)
+        task = GrowthTask(KVSequence(), context, TreeLimits(5, 3), sampling, 1.0 if blind else None)
+        return growth.grow([task])[0]
+
+    return draft
+
+
+def decode(rule: str, drafts: Sequence[Draft], seed: int) -> tuple[list[int], int]:
+    """Tokens and steps."""
+    context, steps = [0], 0
+    while len(context) <= LENGTH:
+        trees = [(i, draft(tuple(context), seed)) for i, draft in enumerate(drafts)]
+        tree = truncate(merge_trees(trees), 5) if trees else TokenTree.root_only(context[-1])
+        randomness = RequestRandomness(SamplingParams(seed=seed), len(context))
+        verdict = find_rule(rule)(tree, TableTarget(tree), randomness)
+        context += [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+        steps += 1
+    return context[1 : LENGTH + 1], steps
+
+
+POOLS: dict[str, tuple[str, list[Draft]]] = {
+    "points that look at the noise": ("multi_step", [grown(table(2), ProposalKind.POINT)]),
+    "points that do not": ("multi_step", [grown(table(2), ProposalKind.POINT, blind=True)]),
+    "both": (
+        "multi_step",
+        [grown(table(2), ProposalKind.POINT), grown(TARGET, ProposalKind.POINT, blind=True)],
+    ),
+    "naive, draws": (
+        "naive",
+        [grown(TARGET, ProposalKind.WITHOUT_REPLACEMENT), grown(table(3), ProposalKind.POINT)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_seed_gives_the_text_of_plain_decoding(name: str) -> None:
+    rule, drafts = POOLS[name]
+    saved = 0
+    for seed in range(SEEDS):
+        plain, most = decode(rule, [], seed)
+        tokens, steps = decode(rule, drafts, seed)
+        assert tokens == plain
+        saved += most - steps
+    assert saved > SEEDS, "drafts are accepted"
+
+
+def test_points_that_look_at_the_noise_are_accepted_more_often() -> None:
+    """What looking is for: the same draft model without it takes more steps."""
+    looking, blind = (grown(TARGET, ProposalKind.POINT, blind=blind) for blind in (False, True))
+    taken = [sum(decode("multi_step", [draft], seed)[1] for seed in range(60)) for draft in (looking, blind)]
+    assert taken[0] < 0.9 * taken[1]
