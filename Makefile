@@ -13,7 +13,7 @@ STAMP  := $(VENV)/.installed
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# torch first and by exact version, so that no resolver reaches for a CUDA build.
+# torch first and by exact version, so that a CPU build wins if pip is given an index that has one.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || "$(PYTHON)" -c "$(USABLE)" 2>/dev/null || \
 		{ echo "needs Python 3.11 or newer with the modules venv and ensurepip (tried" \
