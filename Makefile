@@ -1,5 +1,9 @@
 # Everything a newcomer needs: `make demo`, `make test`. Each target sets up what it needs.
-PYTHON ?= python3.11
+# The first Python of 3.11 or newer that runs and can make virtual environments; PYTHON=... chooses another.
+CANDIDATES := python3.11 python3.12 python3.13 python3.14 python3 python
+USABLE     := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON     ?= $(shell for name in $(CANDIDATES); do "$$name" -c "$(USABLE)" 2>/dev/null && echo "$$name" && break; done)
+
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -9,10 +13,12 @@ STAMP  := $(VENV)/.installed
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# torch first and by exact version, so that no resolver reaches for a CUDA build.
+# torch first and by exact version, so that a CPU build wins if pip is given an index that has one.
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11: set PYTHON=/path/to/python"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || "$(PYTHON)" -c "$(USABLE)" 2>/dev/null || \
+		{ echo "needs Python 3.11 or newer with the modules venv and ensurepip (tried" \
+		       "$(or $(PYTHON),$(CANDIDATES))): install one, or set PYTHON=/path/to/python"; exit 2; } >&2
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[local,dev]"
 	@touch $@

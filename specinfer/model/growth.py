@@ -41,7 +41,8 @@ Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
 GREEDY_SCORE_TEMPERATURE = 0.75
 """Of the softmax that scores candidates for greedy requests. A target that takes its most probable token
 takes the draft's first one more often than the draft, which learnt the target's distribution, gives it
-probability; so trees for it should be deeper and narrower. Measured (docs/LOG.md)."""
+probability; so trees for it should be deeper and narrower. Measured:
+docs/findings.md#greedy-scores."""
 
 
 NOISY_SCORE_TEMPERATURE = 1.25

@@ -1,7 +1,8 @@
 """Linear layers, behind one call so that packed and quantised kinds can take their place.
 
 `Linear(x)` maps [T, in] to [T, out]. bfloat16 weights on a CPU are reordered once into oneDNN's
-blocked layout, which reads them at memory speed for one token and for a tree alike (docs/LOG.md).
+blocked layout, which reads them at memory speed for one token and for a tree alike
+(docs/findings.md#packed-layers).
 """
 
 from typing import Protocol

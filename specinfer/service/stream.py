@@ -1,7 +1,7 @@
 """One long-lived bidirectional stream, used as request and reply: one message each way at a time.
 
 Opens when first used and again after any failure. A round trip on an open stream costs half of a
-unary call (docs/LOG.md).
+unary call (docs/findings.md#streams).
 """
 
 import asyncio

@@ -2,19 +2,28 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.settings import GatewaySettings
+from specinfer.cli.processes import free_ports
+from specinfer.hub.resolve import cache_directory
+from specinfer.prompts import read_prompts
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+GATEWAY = "127.0.0.1:50051"
 SETTINGS = {
     "verifier_svc": VerifierSettings,
     "speculator_svc": SpeculatorSettings,
@@ -31,17 +40,42 @@ def test_the_two_commands_come_first() -> None:
     assert console_commands()[:2] == ["make demo", "make test"]
 
 
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) < 110
+
+
+def test_prompt_files_are_as_described(tmp_path: Path) -> None:
+    (example,) = re.findall(r'`(\{"turns": .*?\})`', README)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{example}\n{{"id": 7, "turns": ["b", "c"]}}\n')
+    assert read_prompts(path) == ("text of the prompt", "b")
+
+
+def test_the_cache_directory_is_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`$SPECINFER_CACHE`, else `$XDG_CACHE_HOME/specinfer`, else `~/.cache/specinfer`" in README
+    for name, value in {"SPECINFER_CACHE": "/ours", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/me"}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_directory() == Path("/ours")
+    monkeypatch.delenv("SPECINFER_CACHE")
+    assert cache_directory() == Path("/xdg/specinfer")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path("/home/me/.cache/specinfer")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_readme_commands(tmp_path: Path) -> None:
     background: list[subprocess.Popen[bytes]] = []
+    (metrics_port,) = free_ports(1)
+    environment = {**os.environ, "SPECINFER_GATEWAY_METRICS_PORT": str(metrics_port)}
     try:
         for command in console_commands():
             command = command.replace("bench.json", str(tmp_path / "bench.json"))
             if command == "make test":  # this very run
                 command = "make --dry-run test"
             if command.endswith(" &"):
-                background.append(subprocess.Popen(command.removesuffix(" &").split(), cwd=ROOT))
+                words = shlex.split(command.removesuffix(" &"))
+                background.append(subprocess.Popen(words, cwd=ROOT, env=environment))
                 _wait_for_status(background[0])
                 continue
             done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
@@ -49,11 +83,39 @@ def test_readme_commands(tmp_path: Path) -> None:
             if command == "make demo":
                 for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "ngram won"):
                     assert word in done.stderr
+        _check_client(tmp_path)
+        _check_health()
+        assert "# HELP" in _read(
+            f"http://127.0.0.1:{metrics_port}/metrics"
+        )  # variables reach what `up` starts
     finally:
         for process in background:
             process.terminate()
             process.wait(30)
     assert (tmp_path / "bench.json").is_file()
+
+
+def _check_client(folder: Path) -> None:
+    (client,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(client.strip().splitlines()) <= 10
+    (folder / "client.py").write_text(client)
+    done = subprocess.run([sys.executable, folder / "client.py"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 10
+
+
+def _check_health() -> None:
+    assert GATEWAY in README
+    with grpc.insecure_channel(GATEWAY) as channel:
+        for service in ("", "specinfer.v1.Generation"):
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        text: str = reply.read().decode()
+    return text
 
 
 def _wait_for_status(process: "subprocess.Popen[bytes]") -> None:
@@ -65,7 +127,7 @@ def _wait_for_status(process: "subprocess.Popen[bytes]") -> None:
 
 
 def test_flags_in_the_deployment_example_exist() -> None:
-    (block,) = [b for b in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "-m verifier_svc" in b]
+    (block,) = re.findall(r"```sh\n(.*?)```", OPERATIONS, re.DOTALL)
     lines = block.replace("\\\n", " ").strip().splitlines()
     assert len(lines) == 4
     for line in lines:
@@ -89,7 +151,12 @@ def test_flags_in_the_training_example_exist() -> None:
             assert flag in done.stdout, f"{' '.join(command)} has no {flag}"
 
 
-def test_linked_files_exist() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_defaults_in_the_operations_page_are_those_of_the_settings() -> None:
+    rows = dict(
+        re.findall(r"^\| (gateway|verifier|speculator service) \| (\S+:\d+) \|$", OPERATIONS, re.MULTILINE)
+    )
+    assert rows == {
+        "gateway": GatewaySettings.model_fields["listen"].default,
+        "verifier": VerifierSettings.model_fields["listen"].default,
+        "speculator service": SpeculatorSettings.model_fields["listen"].default,
+    }

@@ -1,6 +1,9 @@
 """A user's function as drafter: the documented example, and functions that misbehave."""
 
+import os
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +36,31 @@ def test_the_documented_example_drafts(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(tree, TokenTree)
     assert paths(tree) == {(7,), (7, 7), (7, 7, 7), (7, 7, 7, 7)}
     assert drafter.description.model == "my_drafts:repeat_last"
+
+
+@pytest.mark.parametrize("place", ["working directory", "PYTHONPATH", "package"])
+def test_where_the_file_may_lie(place: str, tmp_path: Path) -> None:
+    """As docs/drafters.md says, from a process of its own."""
+    folder, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
+    package = folder / "drafts" if place == "package" else folder
+    package.mkdir(parents=True)
+    elsewhere.mkdir()
+    (package / "my_drafts.py").write_text("def nothing(context, limits):\n    return None\n")
+    function = "drafts.my_drafts:nothing" if place == "package" else "my_drafts:nothing"
+    code = (
+        "from speculator_svc.drafters import DrafterOptions, make_drafter; "
+        f"print(make_drafter('custom', DrafterOptions(function={function!r})).description.model)"
+    )
+    there = place == "working directory"
+    search = [str(DOCS.parents[1]), *([] if there else [str(folder)])]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=folder if there else elsewhere,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+    )
+    assert done.stdout.strip() == function, done.stderr
 
 
 def test_a_function_that_fails_costs_one_request_its_draft() -> None:

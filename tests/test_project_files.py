@@ -1,0 +1,65 @@
+"""Files by which editors, hooks and hosted CI know the project say what pyproject.toml and `make` say."""
+
+import os
+import re
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def test_editors_break_lines_where_ruff_does() -> None:
+    (length,) = re.findall(r"^\[\*\.py\]\nmax_line_length = (\d+)$", text(".editorconfig"), re.MULTILINE)
+    assert int(length) == PROJECT["tool"]["ruff"]["line-length"]
+
+
+def test_hosted_ci_runs_what_everybody_runs() -> None:
+    workflow = text(".github/workflows/ci.yml")
+    assert "- run: .ci/run" in workflow
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert f'python: ["{oldest}", ' in workflow
+
+
+def test_ci_runs_targets_that_exist() -> None:
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    targets = re.findall(r"^make ([\w-]+)$", script.read_text(), re.MULTILINE)
+    assert {"lint", "types", "test"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", text("Makefile"), re.MULTILINE), target
+
+
+def test_hooks_run_programs_that_make_installs() -> None:
+    programs = set(re.findall(r"entry: \.venv/bin/([\w-]+)", text(".pre-commit-config.yaml")))
+    assert programs == {"ruff", "mypy"}
+    assert programs <= {re.split(r"\W", requirement)[0] for requirement in EXTRAS["dev"]}
+
+
+def test_make_installs_every_extra() -> None:
+    (installed,) = re.findall(r'--editable "\.\[([\w,]+)\]"', text("Makefile"))
+    extras = set(installed.split(","))
+    extras |= {
+        name for extra in extras for name in re.findall(r"specinfer\[(\w+)\]", " ".join(EXTRAS[extra]))
+    }
+    assert extras == set(EXTRAS)
+
+
+def test_every_dependency_is_pinned() -> None:
+    """`constraints.txt` has each one, within the range that pyproject.toml states."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pins = dict(line.split("==") for line in text("constraints.txt").splitlines() if "==" in line)
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    for line in [*PROJECT["project"]["dependencies"], *chain(*EXTRAS.values())]:
+        requirement = Requirement(line)
+        if requirement.name != PROJECT["project"]["name"]:
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), line
+
+
+def text(path: str) -> str:
+    """The text of a file of the project."""
+    return (ROOT / path).read_text()
