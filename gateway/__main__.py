@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.verifier import VerifierClient
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
-from gateway.passes import PassCurve
-from gateway.planner import Planner
-from gateway.scheduler import Scheduler, SchedulerLimits
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import Planner
+from gateway.requests.scheduler import Scheduler, SchedulerLimits
+from gateway.requests.store import RequestStore
 from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.settings import GatewaySettings
-from gateway.speculator_pool import PoolPolicy, SpeculatorPool
-from gateway.store import RequestStore
-from gateway.verifier_client import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.hub import resolve_model
 from specinfer.service.channel import open_channel, wait_until_serving

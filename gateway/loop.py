@@ -10,18 +10,18 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.calibration import Calibration
-from gateway.lessons import Drafts, FinishedStep, StepTimes, learn
+from gateway.clients.speculator_pool import SpeculatorPool
+from gateway.clients.verifier import VerifierClient
 from gateway.metrics import GatewayMetrics
-from gateway.planner import PLAIN, Planner
-from gateway.request import GenerationRequest, RequestState, Speculation
-from gateway.scheduler import Progress, Scheduler, StepEntry
-from gateway.speculator_pool import SpeculatorPool
-from gateway.store import RequestStore
-from gateway.subscribers import Subscribers, Update
-from gateway.text import TextStream
-from gateway.verifier_client import VerifierClient
-from gateway.worth import NOTHING
+from gateway.planning.calibration import Calibration
+from gateway.planning.feedback import Drafts, FinishedStep, StepTimes, learn
+from gateway.planning.node_threshold import NOTHING
+from gateway.planning.planner import PLAIN, Planner
+from gateway.requests.request import GenerationRequest, RequestState, Speculation
+from gateway.requests.scheduler import Progress, Scheduler, StepEntry
+from gateway.requests.store import RequestStore
+from gateway.requests.subscribers import Subscribers, Update
+from gateway.requests.text import TextStream
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, cut_trees, merge_trees

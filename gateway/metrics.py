@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.lessons import StepTimes
-from gateway.scheduler import Progress
+from gateway.planning.feedback import StepTimes
+from gateway.requests.scheduler import Progress
 
 _PHASES = ("draft", "merge", "verify", "commit")
 _MILLISECONDS = [0.001 * 2**i for i in range(14)]

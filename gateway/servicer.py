@@ -8,9 +8,15 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from gateway.clients.speculator import SpeculatorService
 from gateway.loop import GenerationLoop
-from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation, SpeculationStats
-from gateway.speculator_service import SpeculatorService
+from gateway.requests.request import (
+    FinishReason,
+    GenerationRequest,
+    RequestState,
+    Speculation,
+    SpeculationStats,
+)
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2

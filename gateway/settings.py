@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from gateway.budget import BudgetPolicy
+from gateway.requests.budget import BudgetPolicy
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 

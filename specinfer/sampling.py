@@ -1,6 +1,6 @@
 """How tokens are chosen: sampling parameters, and the key of a request's random stream.
 
-Must not know tensors: `specinfer.model.distributions` applies these parameters to logits.
+Must not know tensors: `specinfer.model.sampling.distributions` applies these parameters to logits.
 Invariant: every `SamplingParams` that exists is valid.
 """
 
@@ -82,7 +82,8 @@ def draft_seed(seed: int, speculator: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Keys the noise that chooses a request's token at an absolute position (`specinfer.model.gumbel`)."""
+    """Keys the noise that chooses a request's token at an absolute position
+    (`specinfer.model.sampling.noise`)."""
     return split_mix(split_mix(seed, _NOISE), position)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from specinfer.model.gumbel import Noise
+from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from verifier_svc.acceptance import AcceptanceRule, Float64, Randomness, find_rule
 

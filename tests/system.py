@@ -16,16 +16,16 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from gateway.budget import BudgetPolicy
+from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.verifier import VerifierClient
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
-from gateway.passes import PassCurve
-from gateway.planner import Planner
-from gateway.scheduler import Scheduler, SchedulerLimits
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import Planner
+from gateway.requests.budget import BudgetPolicy
+from gateway.requests.scheduler import Scheduler, SchedulerLimits
+from gateway.requests.store import RequestStore
 from gateway.servicer import GenerationServicer, TargetInfo
-from gateway.speculator_pool import PoolPolicy, SpeculatorPool
-from gateway.store import RequestStore
-from gateway.verifier_client import VerifierClient
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError
 from specinfer.service.channel import channel_options, open_channel

@@ -21,7 +21,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
     "specinfer.hub": (
-        {"specinfer.errors", "specinfer.hub", "specinfer.model.convert"},
+        {"specinfer.errors", "specinfer.hub", "specinfer.model.weights.convert"},
         {"huggingface_hub"},
     ),
     "specinfer.wire": (
@@ -29,6 +29,36 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"grpc", "numpy"},
     ),
     "specinfer.service": ({"specinfer.errors", "specinfer.wire.status", "specinfer.service"}, SERVICE),
+    "specinfer.model.native": (
+        {"specinfer.errors", "specinfer.processor", "specinfer.model.native"},
+        {"numpy"},
+    ),
+    "specinfer.model.cache": ({"specinfer.errors", "specinfer.model.cache"}, {"numpy"}),
+    "specinfer.model.batch": ({"specinfer.model.cache"}, set()),
+    "specinfer.model.weights": ({"specinfer.errors", "specinfer.model.weights"}, {"numpy", *TORCH}),
+    "specinfer.model.sampling": (
+        {
+            "specinfer.tree",
+            "specinfer.sampling",
+            *(f"specinfer.model.{room}" for room in ("native", "sampling")),
+        },
+        {"numpy", "torch"},
+    ),
+    "specinfer.model.layers": (
+        {
+            "specinfer.errors",
+            *(f"specinfer.model.{room}" for room in ("batch", "cache", "layers", "weights")),
+        },
+        {"numpy", "torch"},
+    ),
+    "specinfer.model.drafting": (
+        {
+            "specinfer.tree",
+            "specinfer.sampling",
+            *(f"specinfer.model.{room}" for room in ("batch", "cache", "drafting", "native", "sampling")),
+        },
+        {"numpy", "torch"},
+    ),
     "specinfer.model": (
         {
             "specinfer.tree",
@@ -62,23 +92,23 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
-    "gateway.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
-    "gateway.budget": (set(), {"numpy"}),
-    "gateway.costs": ({"gateway.passes"}, set()),
-    "gateway.gains": ({"specinfer.tree", "gateway.costs"}, set()),
-    "gateway.worth": (set(), {"numpy"}),
-    "gateway.passes": (set(), {"numpy"}),
-    "gateway.planner": (
-        {"specinfer.tree", *(f"gateway.{name}" for name in ("costs", "gains", "passes", "worth"))},
-        set(),
-    ),
-    "gateway.lessons": ({"specinfer.tree", "specinfer.entry_status", "gateway"}, set()),
-    "gateway.calibration": ({"specinfer.tree"}, {"numpy"}),
-    "gateway.scheduler": (
-        {"specinfer.tree", "specinfer.errors", "specinfer.entry_status", "gateway.request", "gateway.budget"},
+    "gateway.requests.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
+    "gateway.requests.budget": (set(), {"numpy"}),
+    "gateway.planning": (
+        {"specinfer.tree", "specinfer.entry_status", "gateway.planning", "gateway.requests"},
         {"numpy"},
     ),
-    "gateway.store": ({"specinfer.errors", "gateway"}, {"redis"}),
+    "gateway.requests.scheduler": (
+        {
+            "specinfer.tree",
+            "specinfer.errors",
+            "specinfer.entry_status",
+            "gateway.requests.request",
+            "gateway.requests.budget",
+        },
+        {"numpy"},
+    ),
+    "gateway.requests.store": ({"specinfer.errors", "gateway"}, {"redis"}),
     "gateway": (
         {
             "gateway",
@@ -101,14 +131,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
 FORBIDDEN_STDLIB = {
-    "gateway.scheduler": {"asyncio"},
-    "gateway.request": {"asyncio"},
-    "gateway.budget": {"asyncio"},
-    "gateway.costs": {"asyncio"},
-    "gateway.passes": {"asyncio"},
-    "gateway.gains": {"asyncio"},
-    "gateway.worth": {"asyncio"},
-    "gateway.planner": {"asyncio"},
+    "gateway.planning": {"asyncio"},
+    "gateway.requests.scheduler": {"asyncio"},
+    "gateway.requests.request": {"asyncio"},
+    "gateway.requests.budget": {"asyncio"},
 }
 
 
@@ -150,7 +176,7 @@ def violations(name: str, imported: set[str]) -> list[str]:
             if not within(target, ours) and target != "specinfer.__version__":
                 bad.append(f"{name} imports {target}")
         elif top in sys.stdlib_module_names:
-            if top in FORBIDDEN_STDLIB.get(name, set()):
+            if any(within(name, {package}) and top in names for package, names in FORBIDDEN_STDLIB.items()):
                 bad.append(f"{name} imports {target}")
         elif top not in third_party:
             bad.append(f"{name} imports {target}")
@@ -166,10 +192,10 @@ def test_the_check_notices_what_it_should() -> None:
     assert violations("gateway.loop", {"torch"})
     assert violations("gateway.loop", {"specinfer.model.runner"})
     assert violations("gateway.loop", {"verifier_svc.engine"})
-    assert violations("gateway.scheduler", {"asyncio"})
+    assert violations("gateway.requests.scheduler", {"asyncio"})
     assert violations("gateway.loop", {"redis.asyncio"})
     assert violations("specinfer.model.runner", {"grpc"})
-    assert not violations("gateway.store", {"redis.asyncio", "asyncio"})
+    assert not violations("gateway.requests.store", {"redis.asyncio", "asyncio"})
 
 
 def test_the_gateway_runs_without_torch() -> None:

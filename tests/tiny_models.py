@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from specinfer.model.config import from_transformers
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights.config import from_transformers
 from specinfer.processor import processor_flags
 
 FAMILIES = (

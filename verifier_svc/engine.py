@@ -14,7 +14,7 @@ import torch
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
-from specinfer.model.kv_cache import KVSequence
+from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.tree import TokenTree
 from verifier_svc.jobs import VerifyJob, VerifyOutcome

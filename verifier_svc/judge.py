@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import SpecInferError
-from specinfer.model.distributions import probabilities
-from specinfer.model.gumbel import Noise
+from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.drafts.prompts import Prompt
-from gateway.calibration import Calibration
+from gateway.planning.calibration import Calibration
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees

@@ -150,7 +150,7 @@ def _sha256(path: Path, report: Report) -> str:
 def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
     """The function that converts GGUF files; it needs torch, which a gateway is installed without."""
     try:
-        from specinfer.model.convert import convert_gguf
+        from specinfer.model.weights.convert import convert_gguf
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"converting a GGUF file needs {error.name}: pip install 'specinfer[model]'"

@@ -11,7 +11,7 @@ Nothing here touches the model; executors turn the batch into what they need.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.model.kv_cache import KVSequence
+from specinfer.model.cache.kv_cache import KVSequence
 
 
 @dataclass(frozen=True, slots=True)

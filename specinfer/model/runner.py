@@ -10,15 +10,15 @@ import torch
 
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
-from specinfer.model.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.convert import KEPT_GGUF
-from specinfer.model.executor import EXECUTORS, Executor, TorchExecutor, make_executor
-from specinfer.model.families import in_llama_names
-from specinfer.model.growth import Grower, GrowthShape, GrowthTask, ReferenceGrowth
-from specinfer.model.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
-from specinfer.model.quantise import BLOCK_TYPES, QuantisedWeights
-from specinfer.model.transformer import Weights
-from specinfer.model.weights import GgufWeights, SafetensorsWeights
+from specinfer.model.cache.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
+from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
+from specinfer.model.layers.transformer import Weights
+from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class ModelRunner:
         cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
     ) -> "ModelRunner":
         """Runs a `transformers` model as it is."""
-        from specinfer.model.generic import GenericExecutor, generic_config
+        from specinfer.model.executors.generic import GenericExecutor, generic_config
 
         num_blocks = blocks_for(options.kv_tokens)
         executor = GenericExecutor(model, num_blocks, options.device, options.attention)

@@ -1,4 +1,5 @@
-"""A small model (SSM) drafts: it keeps a cache per request and grows trees (`specinfer.model.growth`)."""
+"""A small model (SSM) drafts: it keeps a cache per request and grows trees
+(`specinfer.model.drafting.expansion`)."""
 
 import logging
 from collections.abc import Sequence
@@ -9,11 +10,11 @@ import torch
 
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
-from specinfer.model.growth import GrowthShape, GrowthTask
-from specinfer.model.kv_cache import KVSequence
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions, holds_blocks
+from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
 from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specinfer.model.config import ModelConfig
-from specinfer.model.draft_checkpoint import DraftModel, frozen_names
-from specinfer.model.transformer import LAYER_MODULES, Transformer, Weights
+from specinfer.model.layers.transformer import LAYER_MODULES, Transformer, Weights
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.draft_checkpoint import DraftModel, frozen_names
 
 _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 

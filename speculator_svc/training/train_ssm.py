@@ -12,10 +12,10 @@ import typer
 
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.config import ModelConfig, load_config
-from specinfer.model.draft_checkpoint import DraftModel, load_draft, save_draft
-from specinfer.model.families import open_weights
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import DraftModel, load_draft, save_draft
+from specinfer.model.weights.families import open_weights
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
     Continuation,

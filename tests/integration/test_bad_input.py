@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.scheduler import SchedulerLimits
+from gateway.requests.scheduler import SchedulerLimits
 from specinfer.service.channel import open_channel
 from specinfer.v1 import generation_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.oracle import first, greedy

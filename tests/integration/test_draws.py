@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gateway.budget import BudgetPolicy
-from gateway.scheduler import SchedulerLimits
+from gateway.requests.budget import BudgetPolicy
+from gateway.requests.scheduler import SchedulerLimits
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.oracle import always, greedy

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.planner import PLAIN, Choice, Planner, StepReport
-from gateway.scheduler import SchedulerLimits
+from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
+from gateway.requests.scheduler import SchedulerLimits
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
 from specinfer.errors import IncompatibleError, SpecInferError

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.scheduler import SchedulerLimits
+from gateway.requests.scheduler import SchedulerLimits
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob

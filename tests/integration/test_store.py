@@ -4,9 +4,9 @@ import secrets
 
 import pytest
 
-from gateway.request import FinishReason, GenerationRequest, RequestState
-from gateway.scheduler import Progress
-from gateway.store import RequestStore
+from gateway.requests.request import FinishReason, GenerationRequest, RequestState
+from gateway.requests.scheduler import Progress
+from gateway.requests.store import RequestStore
 from specinfer.errors import AlreadyExistsError, UnavailableError
 from specinfer.sampling import SamplingParams
 

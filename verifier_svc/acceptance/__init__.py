@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
-from specinfer.model.distributions import generator
-from specinfer.model.gumbel import Noise
+from specinfer.model.sampling.distributions import generator
+from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams, StreamDomain
 from specinfer.tree import TokenTree
 

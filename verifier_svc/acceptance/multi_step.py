@@ -13,8 +13,8 @@ Where the paper is silent or its algorithm would not be lossless:
 - Without replacement, a rejected token is taken out of q and q renormalised (Sequoia, algorithm 2).
 - Points are not tried at all: they are accepted if they are what is drawn from the rest, which accepts x with
   probability P(x). Testing them against the draft's softmax, as one might, is not lossless (tests show
-  it). What is drawn hangs on noise that drafters may know (`specinfer.model.gumbel`), so where there are
-  only points the output is that of plain decoding, token for token.
+  it). What is drawn hangs on noise that drafters may know (`specinfer.model.sampling.noise`), so where there
+  are only points the output is that of plain decoding, token for token.
 """
 
 from collections.abc import Sequence

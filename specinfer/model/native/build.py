@@ -22,9 +22,10 @@ from specinfer.errors import UnavailableError
 from specinfer.processor import processor_flags
 
 log = logging.getLogger(__name__)
-_SOURCE = Path(__file__).with_name("kernels.cpp")
-_SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
-_FLAGS = ["-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
+_FOLDER = Path(__file__).with_name("csrc")
+_SOURCE = _FOLDER / "kernels.cpp"
+_SOURCES = (_SOURCE, *sorted(_FOLDER.rglob("*.h")))
+_FLAGS = [f"-I{_FOLDER}", "-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
 _NEEDED = {"avx2", "fma", "f16c"}
 
 
@@ -70,7 +71,7 @@ def _flags() -> list[str]:
 def _library_path(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     sources = [path.read_text() for path in _SOURCES]
-    key = "\0".join([*sources, version, *_flags(), *sorted(processor_flags())])
+    key = "\0".join([*sources, version, *_flags()[1:], *sorted(processor_flags())])
     base = os.environ.get("SPECINFER_CACHE") or Path.home() / ".cache" / "specinfer"
     return Path(base) / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from gateway.costs import Average, BySize, DraftTime, StepCosts
-from gateway.passes import PassCurve
+from gateway.planning.latency import Average, BySize, DraftTime, StepCosts
+from gateway.planning.pass_times import PassCurve
 
 ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.gains import Gains
+from gateway.planning.acceptance import Gains
 from specinfer.tree import TokenTree, TreeBuilder, merge_trees
 from tests.oracle import chain
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.calibration import Calibration
-from gateway.costs import DraftTime
-from gateway.lessons import FinishedStep, StepTimes, learn
-from gateway.passes import PassCurve
-from gateway.planner import Choice, Planner, StepReport
-from gateway.request import GenerationRequest, RequestState, Speculation
-from gateway.scheduler import StepEntry, VerdictEntry
+from gateway.planning.calibration import Calibration
+from gateway.planning.feedback import FinishedStep, StepTimes, learn
+from gateway.planning.latency import DraftTime
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import Choice, Planner, StepReport
+from gateway.requests.request import GenerationRequest, RequestState, Speculation
+from gateway.requests.scheduler import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TreeLimits, merge_trees

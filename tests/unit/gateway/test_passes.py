@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from gateway.__main__ import pass_curve
-from gateway.passes import PassCurve, PassTimes
+from gateway.planning.pass_times import PassCurve, PassTimes
 from specinfer.errors import IncompatibleError
 from specinfer.v1 import verifier_pb2
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from gateway.costs import DraftTime
-from gateway.passes import PassCurve
-from gateway.planner import PLAIN, Choice, Planner, StepReport
+from gateway.planning.latency import DraftTime
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 

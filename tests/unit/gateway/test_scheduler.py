@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.budget import BudgetPolicy, split_budget
-from gateway.request import FinishReason, GenerationRequest, RequestState, Speculation
-from gateway.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
+from gateway.requests.budget import BudgetPolicy, split_budget
+from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
+from gateway.requests.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.worth import NOTHING, judge_nodes
+from gateway.planning.node_threshold import NOTHING, judge_nodes
 
 SPEED = 200.0
 """Tokens per second: a millisecond is worth 0.2."""

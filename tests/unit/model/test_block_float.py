@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from specinfer.model import transformer
 from specinfer.model.batch import Segment
+from specinfer.model.layers import transformer
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import rounds_activations, runner_of, silence_attention, tiny_transformers
 

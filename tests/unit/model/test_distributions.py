@@ -5,10 +5,16 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError
-from specinfer.model.distributions import SMALLEST_TEMPERATURE, draw, generator, probabilities, softmax
 from specinfer.model.native import softmax as native
 from specinfer.model.native.build import load_library
 from specinfer.model.native.softmax import native_softmax
+from specinfer.model.sampling.distributions import (
+    SMALLEST_TEMPERATURE,
+    draw,
+    generator,
+    probabilities,
+    softmax,
+)
 from specinfer.sampling import SamplingParams, StreamDomain
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])

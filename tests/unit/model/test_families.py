@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.config import from_transformers
 from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.weights.config import from_transformers
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from specinfer.model import gumbel
-from specinfer.model.distributions import probabilities, softmax
-from specinfer.model.gumbel import Noise, exponentials, perturbed, reference_choice
 from specinfer.model.native.build import load_library
 from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
+from specinfer.model.sampling import noise
+from specinfer.model.sampling.distributions import probabilities, softmax
+from specinfer.model.sampling.noise import Noise, exponentials, perturbed, reference_choice
 from specinfer.sampling import SamplingParams, noise_key
 
 P = np.array([0.4, 0.0, 0.3, 0.2, 0.1])
@@ -145,6 +145,6 @@ def test_without_kernels_the_reference_chooses(monkeypatch: pytest.MonkeyPatch) 
         return [noise.choose(P) for noise in places] + by_logits
 
     expected = chosen()
-    monkeypatch.setattr(gumbel, "native_choose", lambda p, key: None)
-    monkeypatch.setattr(gumbel, "native_choose_by_logits", lambda row, temperature, key: None)
+    monkeypatch.setattr(noise, "native_choose", lambda p, key: None)
+    monkeypatch.setattr(noise, "native_choose_by_logits", lambda row, temperature, key: None)
     assert chosen() == expected

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError, UnavailableError
-from specinfer.model.distributions import probabilities
-from specinfer.model.executor import TorchExecutor
+from specinfer.model.executors.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import load_library
+from specinfer.model.sampling.distributions import probabilities
 from specinfer.processor import processor_flags
 from specinfer.sampling import SamplingParams
 from tests.tiny_models import runner_of, tiny_transformers

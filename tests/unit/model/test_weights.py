@@ -10,10 +10,10 @@ import torch
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.config import from_transformers, load_config
-from specinfer.model.quantise import QuantisedWeights
 from specinfer.model.runner import ModelRunner, RunnerOptions
-from specinfer.model.weights import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.config import from_transformers, load_config
+from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.quantise import QuantisedWeights
 from tests.tiny_models import (
     reference_logits,
     rounds_activations,

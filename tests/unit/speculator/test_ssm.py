@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
-from specinfer.model.distributions import probabilities
-from specinfer.model.growth import GREEDY_SCORE_TEMPERATURE, GrowthShape
-from specinfer.model.gumbel import Noise
+from specinfer.model.drafting.expansion import GREEDY_SCORE_TEMPERATURE, GrowthShape
+from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob

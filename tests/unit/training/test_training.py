@@ -11,11 +11,11 @@ import torch
 
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.config import load_config
-from specinfer.model.draft_checkpoint import is_draft_checkpoint, load_draft, save_draft, verifier_of
-from specinfer.model.families import open_weights
 from specinfer.model.runner import ModelRunner, RunnerOptions
-from specinfer.model.weights import SafetensorsWeights
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, save_draft, verifier_of
+from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterOptions, DraftJob

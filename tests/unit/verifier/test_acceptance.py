@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
-from specinfer.model.distributions import draw
-from specinfer.model.gumbel import Noise
+from specinfer.model.sampling.distributions import draw
+from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees

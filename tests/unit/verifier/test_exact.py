@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import specinfer.model.drawing
+import specinfer.model.sampling.drawing
 import specinfer.tree.cut
 from specinfer.model.batch import Segment
-from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
-from specinfer.model.kv_cache import KVSequence
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.sampling import SamplingParams
 from specinfer.tree import (
     ExpansionVector,
@@ -141,7 +141,7 @@ def grown(tables: Tables, shape: GrowthShape, limits: TreeLimits) -> Draft:
 
     def draft(branches: Branches) -> TokenTree:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(specinfer.model.drawing, "draw", lambda p, _: branches.choose(p))
+            patch.setattr(specinfer.model.sampling.drawing, "draw", lambda p, _: branches.choose(p))
             (tree,) = growth.grow([GrowthTask(KVSequence(), [ROOT], limits, SamplingParams())])
         tree.validate(len(tables[0]), limits.nodes + 1)
         return tree

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.growth import GrowthShape, GrowthTask, ReferenceGrowth
-from specinfer.model.gumbel import Noise
-from specinfer.model.kv_cache import KVSequence
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
 from verifier_svc.acceptance import Float64, RequestRandomness, find_rule

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from gateway import request as gateway_request
+from gateway.requests import request as gateway_request
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.sampling import SamplingParams

@@ -1,0 +1,1 @@
+"""The services as the gateway sees them: messages and connections."""

@@ -1,0 +1,103 @@
+"""Talks to the verifier: one message per iteration for the whole batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import grpc
+
+from gateway.requests.scheduler import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import UnavailableError
+from specinfer.service.stream import MessageStream
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.wire.sampling_codec import encode_sampling
+from specinfer.wire.tree_codec import encode_tree
+
+
+class Verdicts(NamedTuple):
+    """What the verifier made of a step."""
+
+    by_request: dict[str, VerdictEntry]
+    compute_s: float
+    """Time it spent computing."""
+
+
+class VerifierClient:
+    """The gateway's end of `specinfer.v1.Verifier`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+        self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
+            "verifier", lambda: self._stub.Verify()
+        )
+        self._steps = 0
+
+    async def describe(self) -> verifier_pb2.DescribeVerifierReply:
+        """The model and its limits.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+        """
+        try:
+            reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
+                verifier_pb2.DescribeVerifierRequest(), timeout=5.0
+            )
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"verifier: {error.details()}") from error
+        return reply
+
+    async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
+        """Verifies one step.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+        """
+        self._steps += 1
+        request = verifier_pb2.VerifyRequest(
+            step_id=self._steps, entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries]
+        )
+        reply = await self._stream.exchange(request)
+        if reply.step_id != self._steps:
+            self._stream.reset()
+            raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
+        found = {verdict.request_id: _decode(verdict) for verdict in reply.entries}
+        return Verdicts(found, reply.compute_us / 1e6)
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Lets the verifier forget requests; its time-to-live covers a lost call.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+        """
+        try:
+            await self._stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids), timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"verifier: {error.details()}") from error
+
+
+def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntry:
+    request = entry.state.request
+    return verifier_pb2.VerifyEntry(
+        request_id=request.request_id,
+        base_len=entry.base_len,
+        delta_token_ids=entry.delta,
+        tree=encode_tree(tree) if tree is not None else None,
+        sampling=encode_sampling(entry.state.sampling),
+        logprobs=request.logprobs,
+    )
+
+
+def _decode(verdict: verifier_pb2.Verdict) -> VerdictEntry:
+    try:
+        status = EntryStatus(verdict.status)
+    except ValueError:
+        return VerdictEntry(EntryStatus.ERROR, f"the verifier answered with unknown status {verdict.status}")
+    return VerdictEntry(
+        status,
+        verdict.message,
+        tuple(verdict.accepted_nodes),
+        verdict.bonus_token_id,
+        tuple(verdict.logprobs),
+        verdict.held_len,
+    )

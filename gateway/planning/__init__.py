@@ -1,0 +1,1 @@
+"""Which speculators are asked and which nodes are verified, from measured acceptance and latency. Pure."""

@@ -1,0 +1,89 @@
+"""What a finished step teaches the planner and the calibration. Pure.
+
+The loop learns from a step when the next one is under way: nothing in it waits for that. So a choice knows
+all steps but the last.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.planning.calibration import Calibration
+from gateway.planning.latency import DraftTime
+from gateway.planning.planner import Choice, Planner, StepReport
+from gateway.requests.request import Speculation
+from gateway.requests.scheduler import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.tree import TokenTree
+
+Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
+"""By request, (speculator, tree)."""
+
+
+class StepTimes(NamedTuple):
+    """When the phases of a step ended, on a monotonic clock."""
+
+    began: float
+    """When the step before ended, or this one started if there was a pause."""
+    started: float
+    drafted: float
+    merged: float
+    verified: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """What a step did, took and brought."""
+
+    choice: Choice
+    entries: Sequence[StepEntry]
+    drafts: Drafts
+    trees: Mapping[str, TokenTree]
+    """As they were verified."""
+    verdicts: Mapping[str, VerdictEntry]
+    draft_times: Sequence[DraftTime]
+    pass_s: float
+    times: StepTimes
+
+    @property
+    def overhead_s(self) -> float:
+        """What neither the pass nor drafting took. Nobody in time: the wait is no drafter's cost, nor is it
+        plain decoding's."""
+        waited = self.times.drafted - self.times.started
+        drafting = max((draft.total_s for draft in self.draft_times), default=waited)
+        return self.times.done - self.times.began - self.pass_s - drafting
+
+
+def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:
+    """Tells both what they should know of a step."""
+    _teach_planner(step, planner)
+    for entry in step.entries:
+        after = entry.state.tokens[entry.base_len + len(entry.delta) :]
+        for index, draft in step.drafts.get(entry.request_id, ()):
+            calibration.observe(index, draft, after)
+        tree, verdict = step.trees.get(entry.request_id), step.verdicts.get(entry.request_id)
+        if tree is not None and verdict is not None and verdict.status is EntryStatus.OK:
+            calibration.observe_draws(tree, verdict.accepted)
+
+
+def _teach_planner(step: FinishedStep, planner: Planner) -> None:
+    """Prompts and chains are not its business."""
+    modes = {entry.state.request.speculation for entry in step.entries}
+    prompts = any(not entry.final or len(entry.delta) > 1 for entry in step.entries)
+    if Speculation.SEQUENCE in modes or prompts:
+        return
+    report = StepReport(
+        choice=step.choice,
+        batch=len(step.entries),
+        tokens=sum(len(step.trees[entry.request_id]) for entry in step.entries),
+        pass_s=step.pass_s,
+        drafts=step.draft_times,
+        overhead_s=step.overhead_s,
+        outcomes={
+            entry.request_id: (step.trees[entry.request_id], step.verdicts[entry.request_id].accepted)
+            for entry in step.entries
+            if entry.state.request.speculation is Speculation.TREE and entry.request_id in step.verdicts
+        },
+    )
+    planner.observe(report)

@@ -1,0 +1,350 @@
+"""Growing token trees with a small model: the rules, and a growth that runs them over any executor.
+
+Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
+for best-first):
+
+- best-first (default): every level expands the `beam` most probable nodes; of all candidates the budget's
+  worth with the highest path probability are kept.
+- an expansion vector <k1, ..., km>: at depth i every node expands its top k_i tokens.
+
+The children of greedy requests are their parents' most probable tokens, as points. Those of stochastic
+requests are points as well, the tokens that win with the noise by which the target will choose
+(`specinfer.model.sampling.noise`); or they are drawn from q, which is first cut to its `q_support` most
+probable tokens and renormalised. Best-first, draws are ranked by what is known before they are drawn
+(`specinfer.tree.draws`): a rank that depended on their tokens would not be lossless. Whether a node is
+expanded, and whether a draw is made at all, depends on draws of higher rank only, so the tree lists its
+draws by rank (`specinfer.tree.cut`, rule 3); those of an expansion vector as they were made. The ranks of
+points may depend on the noise, so for requests for which anybody draws, points are made without it
+(`GrowthTask.blind`).
+
+The compiled kernels do the same in one call (`native/csrc/drafting/growth.h`); this is their reference.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from specinfer.model.batch import Segment
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, Float32, generator, probabilities
+from specinfer.model.sampling.drawing import Drawing, draft_distribution
+from specinfer.model.sampling.noise import perturbed
+from specinfer.sampling import SamplingParams, StreamDomain, noise_key
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeBuilder, TreeLimits, keep
+
+Forward = Callable[[Sequence[Segment]], list[torch.Tensor]]
+
+GREEDY_SCORE_TEMPERATURE = 0.75
+"""Of the softmax that scores candidates for greedy requests. A target that takes its most probable token
+takes the draft's first one more often than the draft, which learnt the target's distribution, gives it
+probability; so trees for it should be deeper and narrower. Measured:
+docs/findings.md#greedy-scores."""
+
+
+NOISY_SCORE_TEMPERATURE = 1.25
+"""Of the softmax that scores candidates of stochastic requests, over the `NOISY_RIVALS` that noise favours
+most. The noise is the target's but q is not P: what wins here wins there less often than its lead says."""
+NOISY_RIVALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthShape:
+    """How trees grow."""
+
+    expansion: ExpansionVector | None = None
+    beam: int = 4
+    """Most nodes expanded per level when growing best-first."""
+    deepest: int | None = None
+    """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
+    least_reach: float = 0.0
+    """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that no
+    tree wants is not run."""
+    kind: ProposalKind = ProposalKind.POINT
+    """What the children of stochastic requests are: points, or draws of either kind."""
+    q_support: int = 32
+    """Tokens that draws are made from."""
+
+    def limits(self, asked: TreeLimits) -> TreeLimits:
+        """What is asked for, but no best-first tree deeper than `deepest`; others as asked."""
+        if self.deepest is None or not self.best_first(asked):
+            return asked
+        return replace(asked, depth=min(asked.depth, self.deepest))
+
+    def followed(self, limits: TreeLimits) -> float:
+        """The least probability of a path that a tree within these limits follows further."""
+        return max(self.least_reach, limits.least_reach) if self.best_first(limits) else 0.0
+
+    def best_first(self, limits: TreeLimits) -> bool:
+        """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""
+        return self.expansion is None and limits.width is None
+
+    def draws(self, asked: SamplingParams) -> bool:
+        """Whether children are drawn."""
+        return self.kind is not ProposalKind.POINT and not asked.greedy
+
+    def scored_nodes(self, limits: TreeLimits) -> int:
+        """Most nodes that growing one tree runs through the model."""
+        if self.expansion is None:
+            return self.beam * max(limits.depth, 1)
+        widths = self.expansion.widths[: limits.depth]
+        return sum(prod(widths[: i + 1]) for i in range(len(widths)))
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthTask:
+    """One request: its cache, what is new of its context, and the tree wanted behind it."""
+
+    sequence: KVSequence
+    delta: Sequence[int]
+    """Context tokens the cache lacks, at least one; the last is the tree's root."""
+    limits: TreeLimits
+    sampling: SamplingParams
+    """The request's; its seed is that of the noise where children are points, and the drafter's own where
+    they are drawn. Greedy: children are the most probable tokens."""
+    blind: float | None = None
+    """For a sampled request whose noise may not be looked at: its temperature. Its `sampling` is greedy, and
+    the most probable tokens are scored at this temperature, since that is how often the target chooses
+    them."""
+
+    @property
+    def score_temperature(self) -> float:
+        """Of the softmax that scores points."""
+        if self.blind is not None:
+            return max(self.blind, SMALLEST_TEMPERATURE)
+        return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE
+
+
+@runtime_checkable
+class Grower(Protocol):
+    """An executor that grows whole trees by itself."""
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """One tree per task; writes the keys and values of all that is read. The cache must have room."""
+
+
+@dataclass(slots=True)
+class _Growth:
+    """One tree under construction. Builder node i + 1 is not the cache's node i: see `scored`."""
+
+    task: GrowthTask
+    position: int
+    """Context length, the absolute position of what follows the root: keys noise and random streams."""
+    builder: TreeBuilder
+    frontier: list[int] = field(default_factory=lambda: [0])
+    """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
+    reach: list[float] = field(default_factory=lambda: [1.0])
+    """Per builder node, the draft's idea of the probability that its path is accepted."""
+    scored: dict[int, int] = field(default_factory=lambda: {0: -1})
+    """Builder node -> tentative node of the cache; -1 is the context's end."""
+    drawings: list[Drawing] = field(default_factory=list)
+    """Of all expanded nodes, if children are drawn."""
+    draws: list[tuple[int, int, float]] = field(default_factory=list)
+    """(index of the drawing, place, path probability before it was drawn) as they were made."""
+
+    @property
+    def limits(self) -> TreeLimits:
+        return self.task.limits
+
+    @property
+    def full(self) -> bool:
+        """Whether every further node takes the place of another."""
+        return len(self.reach) > self.limits.nodes
+
+    @property
+    def bar(self) -> float:
+        """Reach of the last of the tree's likeliest nodes, once there are enough."""
+        return sorted(self.reach[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
+
+    def reach_of_next(self, drawing: Drawing) -> float:
+        """Chance that the path to the next drawn child is accepted."""
+        return self.reach[drawing.node] * drawing.chance
+
+    def draw(self, drawing: Drawing) -> None:
+        """Draws a child; a token drawn again is the same node."""
+        reach, chance = self.reach_of_next(drawing), drawing.chance
+        child = self.builder.add(drawing.node, drawing.draw(), chance)
+        self.draws.append((drawing.index, len(drawing.children), reach))
+        drawing.children.append(child)
+        if child == len(self.reach):
+            self.reach.append(reach)
+
+
+class ReferenceGrowth:
+    """Grows trees with passes of any model.
+
+    Args:
+        forward: runs one pass (`ModelRunner.forward`).
+        token_ids: [draft vocabulary] target token of each draft token.
+    """
+
+    def __init__(self, forward: Forward, shape: GrowthShape, token_ids: torch.Tensor) -> None:
+        self._forward, self._shape, self._token_ids = forward, shape, token_ids
+
+    def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
+        """One tree per task, in order. Context is appended; the tree's nodes stay tentative."""
+        growths = [_Growth(t, t.sequence.length + len(t.delta), TreeBuilder(t.delta[-1])) for t in tasks]
+        segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
+        logits = self._forward(segments) if segments else []
+        active = [(g, rows) for g, rows in zip(growths, logits, strict=True) if not g.limits.empty]
+        depth = 0
+        while active:
+            for growth, rows in active:
+                self._expand(growth, rows, depth)
+            depth += 1
+            going = [g for g, _ in active if g.frontier and depth < g.limits.depth]
+            active = list(zip(going, self._score(going), strict=True))
+        return [self._finish(growth) for growth in growths]
+
+    def _finish(self, growth: _Growth) -> TokenTree:
+        """The tree, cut to its most probable nodes (a parent is never below its child)."""
+        if self._shape.draws(growth.task.sampling):
+            return _drawn_tree(growth, best_first=self._shape.expansion is None)
+        built, most = growth.builder, growth.limits.nodes
+        if len(built) - 1 <= most:
+            return built.build()
+        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
+        return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
+
+    def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
+        """Runs the frontier nodes of all trees in one pass."""
+        if not growths:
+            return []
+        segments = []
+        for g in growths:
+            first = g.task.sequence.nodes
+            tokens = [g.builder.token_ids[node] for node in g.frontier]
+            parents = [g.scored[g.builder.parents[node]] for node in g.frontier]
+            g.scored.update({node: first + i for i, node in enumerate(g.frontier)})
+            segments.append(Segment(g.task.sequence, (), tokens, parents))
+        return self._forward(segments)
+
+    def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
+        """Adds children to every frontier node and chooses the next frontier among them."""
+        if self._shape.draws(growth.task.sampling):
+            added = self._expand_sampled(growth, rows, depth)
+        else:
+            added = self._expand_best(growth, rows, depth)
+        if self._shape.expansion is None:
+            least = max(growth.bar, self._shape.followed(growth.limits))
+            added = [node for node in added if growth.reach[node] >= least]
+            added = sorted(added, key=lambda node: -growth.reach[node])[: self._shape.beam]
+        growth.frontier = added
+
+    def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
+        """Each frontier node gets the children that are likeliest to be the target's choice."""
+        limits = growth.limits
+        width = self._width(limits, depth)
+        if width == 0:
+            return []
+        scores, ids = self._candidates(growth.task, rows, width, growth.position + depth)
+        reach = np.array([growth.reach[node] for node in growth.frontier])[:, None] * scores
+        # a candidate that is not among the level's `nodes` best cannot be among the tree's
+        least = 0.0
+        if self._shape.expansion is None and reach.size > limits.nodes:
+            least = float(np.partition(reach, -limits.nodes, axis=None)[-limits.nodes])
+        added: list[int] = []
+        for row, node in enumerate(growth.frontier):
+            count = int(((reach[row] >= least) & (reach[row] > 0)).sum())  # a row falls: its first ones
+            added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
+            growth.reach.extend(reach[row, :count].tolist())
+        return added
+
+    def _candidates(
+        self, task: GrowthTask, rows: torch.Tensor, width: int, position: int
+    ) -> tuple[Float32, list[list[int]]]:
+        """Scores and target tokens [F, width] of what may follow each of F nodes, best first."""
+        if task.sampling.greedy:
+            top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
+            return top.values.cpu().numpy(), self._token_ids[top.indices.cpu()].tolist()
+        key, vocabulary = noise_key(task.sampling.seed, position), self._token_ids.numpy()
+        noisy = np.stack([perturbed(probabilities(row, task.sampling), vocabulary, key) for row in rows])
+        best = np.argsort(-noisy, axis=-1, kind="stable")[:, : max(width, NOISY_RIVALS)]
+        lead = np.take_along_axis(noisy, best, -1)
+        weights = np.exp((lead - lead[:, :1]) / task.score_temperature)
+        scores = weights / weights[:, :NOISY_RIVALS].sum(-1, keepdims=True)
+        return scores[:, :width].astype(np.float32), vocabulary[best[:, :width]].tolist()
+
+    def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
+        """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
+        drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
+        before, most = len(growth.reach), self._width(growth.limits, depth)
+        if self._shape.expansion is not None:
+            _draw_all(growth, drawings, most)
+        else:
+            _draw_likeliest(growth, drawings, most)
+        return list(range(before, len(growth.reach)))
+
+    def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
+        ids, p = draft_distribution(row, growth.task.sampling, self._shape.q_support)
+        q = self._token_ids.numpy()[ids].astype(np.int32), p
+        index = len(growth.drawings)
+        rng = generator(growth.task.sampling, growth.position, StreamDomain.DRAFT, index)
+        growth.drawings.append(Drawing(index, node, q, self._shape.kind, rng))
+        return growth.drawings[-1]
+
+    def _width(self, limits: TreeLimits, depth: int) -> int:
+        """Most children per node at this depth."""
+        width = min(limits.nodes, len(self._token_ids))
+        if self._shape.expansion is not None:
+            widths = self._shape.expansion.widths
+            width = min(width, widths[depth]) if depth < len(widths) else 0
+        return min(width, limits.width) if limits.width is not None else width
+
+
+def point_tree(
+    tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
+) -> TokenTree:
+    """The tree of some deterministically chosen nodes, given in ascending order, parents before children."""
+    builder, place = TreeBuilder(tokens[0]), {0: 0}
+    kids: dict[int, list[int]] = {}
+    for node in nodes:
+        kids.setdefault(parents[node], []).append(node)
+    for parent, children in kids.items():
+        placed = builder.propose_points(
+            place[parent], [tokens[node] for node in children], [scores[node] for node in children]
+        )
+        place.update(zip(children, placed, strict=True))
+    return builder.build()
+
+
+def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
+    """As many children for every node, while there is room."""
+    for drawing in drawings:
+        while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
+            growth.draw(drawing)
+
+
+def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> None:
+    """The draw that is likeliest to be accepted comes next, while it can be among the tree's likeliest.
+
+    No node gets more than `most`.
+    """
+    while open_ := [d for d in drawings if len(d.children) < most and d.chance > 0]:
+        likeliest = max(open_, key=growth.reach_of_next)
+        if growth.full and growth.reach_of_next(likeliest) <= growth.bar:
+            return
+        growth.draw(likeliest)
+
+
+def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
+    """The tree of the first draws that fit into the budget: by rank, or else as they were made.
+
+    It ends with the budget even if the next draw repeats a node: going on would look at its token.
+    """
+    made = sorted(growth.draws, key=lambda draw: -draw[2]) if best_first else growth.draws
+    nodes: set[int] = set()
+    kept = []
+    for index, place, _ in made:
+        if len(nodes) == growth.limits.nodes:
+            break
+        nodes.add(growth.drawings[index].children[place])
+        kept.append((index, place))
+    for drawing in growth.drawings:
+        growth.builder.propose(drawing.proposal())
+    return keep(growth.builder.build(), kept)

@@ -1,0 +1,194 @@
+"""Whole drafts in the compiled kernels: tasks to flat arrays, results to token trees (see growth.h)."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.model.drafting.expansion import NOISY_RIVALS, GrowthShape, GrowthTask, point_tree
+from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
+from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
+
+_JOB = np.dtype(
+    [
+        *((name, np.int32) for name in ("delta", "held", "shift", "blocks", "nodes", "depth", "width")),
+        *((name, np.int32) for name in ("greedy", "draws", "top_k", "last")),
+        *((name, np.float32) for name in ("temperature", "top_p", "score_temperature")),
+        ("least_reach", np.float64),
+        ("seed", np.uint64),
+    ],
+    align=True,
+)
+"""struct GrowthJob."""
+
+
+class _GrowthCall(ctypes.Structure):
+    """struct Growth."""
+
+    _fields_ = [  # ctypes reads this list
+        *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "rivals", "replace")),
+        *((n, ctypes.c_int) for n in ("levels", "threads")),
+        *(
+            (n, ctypes.c_void_p)
+            for n in ("job", "token_ids", "blocks", "vocabulary", "widths", "keys", "values")
+        ),
+        ("cache_blocks", ctypes.c_int64),
+        *((n, ctypes.c_void_p) for n in ("count", "tokens", "parents", "scores", "proposals")),
+        *((n, ctypes.c_void_p) for n in ("proposal_parent", "draw_count", "draws", "ranks")),
+        *((n, ctypes.c_void_p) for n in ("q_count", "q_ids", "q")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Where an executor keeps keys and values."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """What the kernels fill: nodes in the order of insertion, the root first."""
+
+    count: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    proposals: NDArray[np.int32]
+    proposal_parent: NDArray[np.int32]
+    draw_count: NDArray[np.int32]
+    draws: NDArray[np.int32]
+    ranks: NDArray[np.int32]
+    q_count: NDArray[np.int32]
+    q_ids: NDArray[np.int32]
+    q: NDArray[np.float32]
+
+    @classmethod
+    def sized(cls, jobs: int, most: int, support: int) -> "_Results":
+        """Room for trees of at most `most` nodes; `support` is 0 if none is sampled."""
+        sampled = most if support else 0
+
+        def ints(*shape: int) -> NDArray[np.int32]:
+            return np.empty(shape, np.int32)
+
+        return cls(
+            count=ints(jobs),
+            tokens=ints(jobs, most + 1),
+            parents=ints(jobs, most + 1),
+            scores=np.empty((jobs, most + 1), np.float32),
+            proposals=ints(jobs),
+            proposal_parent=ints(jobs, sampled),
+            draw_count=ints(jobs, sampled),
+            draws=ints(jobs, sampled, most),
+            ranks=ints(jobs, sampled, most),
+            q_count=ints(jobs, sampled),
+            q_ids=ints(jobs, sampled, support),
+            q=np.empty((jobs, sampled, support), np.float32),
+        )
+
+    def addresses(self) -> dict[str, int]:
+        """Where each array lies, by the name of its field."""
+        return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
+
+    def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
+        """The tree of one job; `kind` is None for a deterministic one."""
+        n = int(self.count[index])
+        tokens = [root, *self.tokens[index, 1:n].tolist()]
+        parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()
+        if kind is None:
+            return point_tree(tokens, parents, scores, range(1, n))
+        builder = TreeBuilder(root)
+        for node in range(1, n):
+            builder.add(parents[node], tokens[node], scores[node])
+        ranked: list[tuple[int, int]] = []
+        for p in range(int(self.proposals[index])):
+            draws = self.draws[index, p, : self.draw_count[index, p]].tolist()
+            size = int(self.q_count[index, p])
+            q_ids, q = self.q_ids[index, p, :size].copy(), self.q[index, p, :size].copy()
+            builder.propose(Proposal(int(self.proposal_parent[index, p]), 0, kind, tuple(draws), q_ids, q))
+            ranked += [(rank, p) for rank in self.ranks[index, p, : len(draws)].tolist()]
+        return builder.build([p for _, p in sorted(ranked)])
+
+
+class NativeGrowth:
+    """Grows trees in the kernels. Keeps the arrays of the last call: their sizes mostly repeat."""
+
+    def __init__(self, run: Callable[[ctypes.Structure], None], memory: CacheMemory) -> None:
+        self._run, self._memory = run, memory
+        self._sizes = (0, 0, 0)
+        self._results = _Results.sized(*self._sizes)
+        self._addresses = self._results.addresses()
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Runs `si_grow`; every task's cache must have room for its nodes."""
+        jobs = _jobs(tasks, shape)
+        most = max(1, *(task.limits.nodes for task in tasks))
+        kinds = [shape.kind if shape.draws(task.sampling) else None for task in tasks]
+        support = min(shape.q_support, len(token_ids))
+        self._make_room(len(tasks), most, support if any(kinds) else 0)
+        widths = shape.expansion.widths if shape.expansion is not None else ()
+        arrays = {
+            "job": jobs,
+            "token_ids": np.array([token for task in tasks for token in task.delta], np.int32),
+            "blocks": np.array([block for task in tasks for block in task.sequence.blocks], np.int32),
+            "widths": np.array(widths, np.int32),
+        }
+        vocabulary = token_ids.to(torch.int32).contiguous()  # already so in drafters
+        self._run(
+            _GrowthCall(
+                jobs=len(tasks),
+                most=most,
+                beam=shape.beam,
+                support=support,
+                rivals=NOISY_RIVALS,
+                replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
+                levels=len(widths),
+                threads=torch.get_num_threads(),
+                vocabulary=vocabulary.data_ptr(),
+                keys=self._memory.keys.data_ptr(),
+                values=self._memory.values.data_ptr(),
+                cache_blocks=self._memory.blocks,
+                **{name: array.ctypes.data for name, array in arrays.items()},
+                **self._addresses,
+            )
+        )
+        return [self._results.tree(i, task.delta[-1], kinds[i]) for i, task in enumerate(tasks)]
+
+    def _make_room(self, jobs: int, most: int, support: int) -> None:
+        sizes = jobs, most, support
+        if sizes != self._sizes:
+            self._sizes, self._results = sizes, _Results.sized(*sizes)
+            self._addresses = self._results.addresses()
+
+
+def _jobs(tasks: Sequence[GrowthTask], shape: GrowthShape) -> NDArray[Any]:
+    rows = [
+        (
+            len(t.delta),
+            t.sequence.cached,
+            t.sequence.shift,
+            len(t.sequence.blocks),
+            0 if t.limits.empty else t.limits.nodes,
+            t.limits.depth,
+            t.limits.width or 0,
+            t.sampling.greedy,
+            shape.draws(t.sampling),
+            t.sampling.top_k,
+            t.sequence.length + len(t.delta),
+            max(t.sampling.temperature, SMALLEST_TEMPERATURE),
+            t.sampling.top_p,
+            t.score_temperature,
+            shape.followed(t.limits),
+            t.sampling.seed,
+        )
+        for t in tasks
+    ]
+    return np.array(rows, _JOB)

@@ -1,0 +1,115 @@
+"""What runs flattened passes: an executor owns the weights and the memory of the cache.
+
+torch    any device and type; attention backend by name (`specinfer.model.layers.attention`)
+native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
+auto     native where it can run the model, torch otherwise, saying so in the log
+"""
+
+import logging
+from typing import Protocol
+
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError, UnavailableError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.layers.attention import make_attention
+from specinfer.model.layers.transformer import Transformer, Weights, rotate
+from specinfer.model.weights.config import ModelConfig
+
+log = logging.getLogger(__name__)
+EXECUTORS = ("auto", "native", "torch", "generic")
+
+
+class Executor(Protocol):
+    """Runs passes over a paged cache that it owns."""
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32 logits of the rows a pass asks for; writes its keys and values."""
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+
+
+class TorchExecutor:
+    """The decoder in torch operations, with keys and values of shape [layers, slots, KV heads, D]."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        device: str = "cpu",
+        attention: str = "reference",
+    ) -> None:
+        self._model = Transformer(config, weights, dtype, device)
+        self._attention = make_attention(attention, device)
+        shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._device, self._inv_freq = device, config.inv_freq
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        token_ids, positions, slots, logit_rows = (
+            torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
+        )
+        plan = self._attention.plan(batch)
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = self._keys[layer], self._values[layer]
+            keys.index_copy_(0, slots, key)
+            values.index_copy_(0, slots, value)
+            return self._attention.attend(query, keys, values, plan)
+
+        hidden = self._model.forward(token_ids, positions, attend)
+        return self._model.logits(hidden[logit_rows])
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        here, there = (
+            torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
+        )
+        for cache in (self._keys, self._values):
+            # index_select copies first, so overlapping rows are safe
+            cache.index_copy_(1, there, cache.index_select(1, here))
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        here = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
+        turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
+        self._keys.index_copy_(1, here, turned.to(self._keys.dtype))
+
+
+def make_executor(
+    name: str,
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    num_blocks: int,
+    device: str,
+    attention: str,
+) -> Executor:
+    """The executor of this name.
+
+    Raises:
+        SettingError: if there is none, or if `native` was asked for and cannot run this model.
+    """
+    if name in ("auto", "native"):
+        from specinfer.model.executors.native import NativeExecutor, check_supported
+
+        try:
+            check_supported(config, dtype, device)
+        except (UnavailableError, IncompatibleError) as error:
+            if name == "native":
+                raise SettingError("executor", name, str(error)) from error
+            log.warning("%s; using the torch executor", error)
+        else:
+            return NativeExecutor(config, weights, dtype, num_blocks)
+    return TorchExecutor(config, weights, dtype, num_blocks, device, attention)

@@ -1,0 +1,246 @@
+"""The executor that runs passes in the compiled kernels: float32 and bfloat16 on a CPU.
+
+Must not know requests: it sees flattened passes and cache slots. Its results for a token do not depend on
+what else is in the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.native import CacheMemory, NativeGrowth
+from specinfer.model.layers.transformer import Weights, rotary_tables
+from specinfer.model.native.build import load_library
+from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
+from specinfer.model.weights.families import POSITIONS
+from specinfer.model.weights.quantise import BlockWeights
+from specinfer.tree import TokenTree
+
+_QKV, _OUT, _UP, _DOWN, _HEAD = range(5)
+_INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _POSITIONS = range(6)
+_INPUT_NORM_BIAS, _POST_NORM_BIAS, _FINAL_NORM_BIAS = range(6, 9)
+_MATRIX_BIAS = 9  # of the first matrix; those of the others follow
+_LANES = 16
+_STORAGE = {"Q4_1": 1, "Q8_0": 2, "W8A8": 3}
+
+Int32 = NDArray[np.int32]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [  # ctypes reads this list
+        *((name, ctypes.c_int) for name in ("layers", "hidden", "inter", "heads", "kv_heads", "dim")),
+        ("vocab", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("max_positions", "rotary", "activation", "gated", "parallel")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("tokens", "sequences", "logits")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("token_ids", "positions", "write_slots", "visible", "extra_start", "extra"),
+                *("row_start", "block_start", "blocks", "logit_rows", "keys", "values"),
+            )
+        ),
+        ("cache_blocks", ctypes.c_int64),
+        ("logits_out", ctypes.c_void_p),
+        ("threads", ctypes.c_int),
+        ("sparse", ctypes.c_int),
+    ]
+
+
+def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+    """Says why the native executor cannot run a model, if so.
+
+    Raises:
+        UnavailableError: if this machine cannot build or run the kernels.
+        IncompatibleError: if the kernels do not know this kind of model.
+    """
+    if device != "cpu":
+        raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
+    if config.head_dim % _LANES or config.hidden_size % 2 or config.intermediate_size % 2:
+        raise IncompatibleError(
+            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {_LANES}"
+        )
+    load_library()
+
+
+class NativeExecutor:
+    """A decoder's packed weights and its cache memory."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int) -> None:
+        check_supported(config, dtype, "cpu")
+        self.config, self.dtype, self._num_blocks = config, dtype, num_blocks
+        self._library = load_library()
+        self._library.si_model_new.restype = ctypes.c_void_p
+        shape = _Shape(
+            config.layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.vocab_size,
+            config.max_positions,
+            config.rotary_dim,
+            ACTIVATIONS.index(config.activation),
+            config.gated,
+            config.parallel,
+            config.norm_eps,
+        )
+        cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
+        self._model = ctypes.c_void_p(
+            self._library.si_model_new(ctypes.byref(shape), int(dtype is torch.bfloat16), _at(cos), _at(sin))
+        )
+        self._embedding = self._load(weights)
+        entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
+        self._keys = torch.zeros(entries, dtype=dtype)
+        self._values = torch.zeros(entries, dtype=dtype)
+        library, model = self._library, self._model
+        memory = CacheMemory(self._keys, self._values, num_blocks)
+        self._growth = NativeGrowth(lambda call: library.si_grow(model, ctypes.byref(call)), memory)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_model"):
+            self._library.si_model_free(self._model)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32 logits of one pass; writes its keys and values into the cache."""
+        rows = batch.rows
+        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        extra = [positions for part in rows for positions in part.extra]
+        lists: dict[str, Sequence[int]] = {
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "write_slots": batch.write_slots,
+            "visible": [v for part in rows for v in part.visible],
+            "extra_start": [*accumulate(map(len, extra), initial=0)],
+            "extra": [p for positions in extra for p in positions],
+            "row_start": [*(part.start for part in rows), len(batch.token_ids)],
+            "block_start": [*accumulate((len(part.blocks) for part in rows), initial=0)],
+            "blocks": [b for part in rows for b in part.blocks],
+            "logit_rows": batch.logit_rows,
+        }
+        numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
+        starts = accumulate(map(len, lists.values()), initial=0)
+        address = numbers.ctypes.data
+        task = _Pass(
+            tokens=len(batch.token_ids),
+            sequences=len(rows),
+            logits=len(batch.logit_rows),
+            keys=self._keys.data_ptr(),
+            values=self._values.data_ptr(),
+            cache_blocks=self._num_blocks,
+            logits_out=logits.data_ptr(),
+            threads=torch.get_num_threads(),
+            sparse=len(rows) < len(batch.logit_rows),  # of a tree only the nodes of one path
+            **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
+        )
+        self._library.si_forward(self._model, ctypes.byref(task))
+        return logits
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        return self._growth.grow(tasks, shape, token_ids)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copies cache entries; all sources are read before any target is written."""
+        pair = [np.array(slots, np.int32) for slots in (source, target)]
+        self._library.si_move(
+            self._model,
+            *(ctypes.c_void_p(t.data_ptr()) for t in (self._keys, self._values)),
+            ctypes.c_int64(self._num_blocks),
+            ctypes.c_int(len(source)),
+            *(ctypes.c_void_p(slots.ctypes.data) for slots in pair),
+        )
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        angles = torch.tensor(self.config.inv_freq) * delta
+        cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
+        self._library.si_rotate(
+            self._model,
+            ctypes.c_void_p(self._keys.data_ptr()),
+            ctypes.c_int64(self._num_blocks),
+            ctypes.c_int(len(here)),
+            ctypes.c_void_p(here.ctypes.data),
+            _at(cos),
+            _at(sin),
+        )
+
+    def _load(self, weights: Weights) -> torch.Tensor:
+        """Packs all weights; returns the embedding table, which the kernels read in place."""
+        for layer in range(self.config.layers):
+            self._load_layer(layer, weights)
+        embedding = self._fetch(weights, "model.embed_tokens.weight")
+        self._library.si_set_embedding(self._model, _at(embedding))
+        tied = self.config.tied_embeddings
+        self._matrix(0, _HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        self._norm(0, _FINAL_NORM, _FINAL_NORM_BIAS, weights, "model.norm")
+        if not self.config.rotary_dim:
+            self._vector(0, _POSITIONS, weights, [POSITIONS])
+        return embedding
+
+    def _load_layer(self, layer: int, weights: Weights) -> None:
+        prefix = f"model.layers.{layer}."
+        for which, names in (
+            (_QKV, [f"self_attn.{name}_proj" for name in "qkv"]),
+            (_OUT, ["self_attn.o_proj"]),
+            (_UP, ["mlp.gate_proj", "mlp.up_proj"] if self.config.gated else ["mlp.up_proj"]),
+            (_DOWN, ["mlp.down_proj"]),
+        ):
+            self._matrix(layer, which, weights, [f"{prefix}{name}.weight" for name in names])
+            if f"{prefix}{names[0]}.bias" in weights:
+                self._vector(layer, _MATRIX_BIAS + which, weights, [f"{prefix}{name}.bias" for name in names])
+        self._norm(layer, _INPUT_NORM, _INPUT_NORM_BIAS, weights, f"{prefix}input_layernorm")
+        self._norm(layer, _POST_NORM, _POST_NORM_BIAS, weights, f"{prefix}post_attention_layernorm")
+        if self.config.qk_norm:
+            self._vector(layer, _Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
+            self._vector(layer, _K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
+
+    def _norm(self, layer: int, weight: int, bias: int, weights: Weights, name: str) -> None:
+        self._vector(layer, weight, weights, [f"{name}.weight"])
+        if self.config.layer_norm:
+            self._vector(layer, bias, weights, [f"{name}.bias"])
+
+    def _matrix(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+        """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
+        the same kind, else numbers."""
+        found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
+        kinds = {blocks[0] for blocks in found if blocks is not None}
+        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
+            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
+        if len(kinds) == 1 and None not in found:
+            rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
+            self._library.si_set_quantised(self._model, layer, which, _at(rows), _STORAGE[kinds.pop()])
+            return
+        weight = torch.cat([self._fetch(weights, name) for name in names]).contiguous()
+        self._library.si_set_matrix(self._model, layer, which, _at(weight))
+
+    def _vector(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+        vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()
+        self._library.si_set_vector(self._model, layer, which, _at(vector), vector.numel())
+
+    def _fetch(self, weights: Weights, name: str) -> torch.Tensor:
+        if name not in weights:
+            raise IncompatibleError(f"the model's weights lack {name}")
+        return weights[name].to(self.dtype).contiguous()
+
+
+def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

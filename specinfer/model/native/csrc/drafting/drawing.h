@@ -1,0 +1,63 @@
+// Drawing the children of tree nodes; the reference is specinfer/model/sampling/drawing.py.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "sampling/randomness.h"
+
+namespace specinfer {
+
+// The children of one node, drawn one after another from q.
+struct Drawing {
+  int node;
+  std::vector<int32_t> ids;
+  std::vector<float> q;
+  Philox random;
+  int drawn = 0;
+  std::vector<double> left;  // probabilities of what can still be drawn
+  // What is known of the next draw is class Draws of specinfer/tree/draws.py.
+  double sum = 0, squares = 0, alive = 1, chance = 0;
+
+  Drawing(int of, std::vector<int32_t> tokens, std::vector<float> p, const Philox& stream)
+      : node(of), ids(std::move(tokens)), q(std::move(p)), random(stream), left(q.begin(), q.end()) {
+    for (const double x : left) sum += x, squares += x * x;
+    chance = acceptance();
+  }
+  // Draws a child; returns its place in q.
+  int draw(bool replace) {
+    const int i = pick(random.next() * std::accumulate(left.begin(), left.end(), 0.0));
+    alive -= chance, ++drawn;
+    if (!replace) sum -= left[i], squares -= left[i] * left[i], left[i] = 0;
+    const bool over = !replace && drawn == int(q.size());
+    chance = over ? 0 : std::min(chance, alive * acceptance());
+    return i;
+  }
+
+ private:
+  static constexpr double AGREEMENT[] = {0.85, 0.45, 0.3};
+
+  double acceptance() const {
+    if (sum <= 0) return 0;
+    return AGREEMENT[std::min(drawn, 2)] * std::min(std::sqrt(std::max(squares, 0.0)) / sum, 1.0);
+  }
+  int pick(double at) const {
+    double before = 0;
+    int last = 0;
+    for (int i = 0; i < int(left.size()); ++i) {
+      if (left[i] > 0) last = i;
+      if ((before += left[i]) > at) return i;
+    }
+    return last;  // rounding
+  }
+};
+
+// One draw: which of the tree's drawings made it, which node it is, the reach it had before it was made.
+struct Draw {
+  int drawing, node;
+  double reach;
+};
+
+}  // namespace specinfer

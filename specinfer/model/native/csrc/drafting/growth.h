@@ -1,0 +1,421 @@
+// Growing token trees with a small model: the whole draft of a batch in one call.
+//
+// Why: a draft is five passes of a fifth of a millisecond each. Between them Python took longer than the
+// passes. Here one parallel region reads the new context and then alternates between expanding every
+// tree's frontier and scoring the new one, until all trees have their depth.
+//
+// The rules are those of specinfer/model/drafting/expansion.py, which is the reference; this file must give its trees.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "drafting/drawing.h"
+#include "forward.h"
+#include "drafting/shortlists.h"
+
+namespace specinfer {
+
+// One request. Its new context and its block table follow those of the request before.
+struct GrowthJob {
+  int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
+  int32_t nodes, depth, width;          // limits; width 0: none
+  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position behind the root
+  float temperature, top_p;
+  float score_temperature;              // of the softmax that scores points
+  double least_reach;                   // the tree goes on below paths at least so probable
+  uint64_t seed;                        // of the noise that points share with the target, or of the draws
+};
+
+struct Growth {
+  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
+  const GrowthJob* job;
+  const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
+  const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
+  void *keys, *values;
+  int64_t cache_blocks;
+  // results: nodes in the order of insertion, root first, [jobs][most + 1]
+  int32_t *count, *tokens, *parents;
+  float* scores;
+  // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
+  int32_t *proposals, *proposal_parent, *draw_count, *draws, *ranks, *q_count, *q_ids;
+  float* q;
+};
+
+inline double nth_best(std::vector<double> values, int n) {
+  if (int(values.size()) < n) return 0;
+  std::nth_element(values.begin(), values.begin() + n - 1, values.end(), std::greater<>());
+  return values[n - 1];
+}
+
+// One tree under construction; node 0 is the root.
+struct GrowingTree {
+  const GrowthJob* job;
+  int index;                 // which job
+  const int32_t* blocks;     // its block table
+  std::vector<int> token{0}, parent{-1}, depth{0}, scored{-1}, frontier{0};  // scored: tentative entry, -1: none
+  std::vector<float> score{1};
+  std::vector<double> reach{1};  // the draft's idea of the probability that the path is accepted
+  std::vector<Drawing> drawings;
+  std::vector<Draw> draws;
+  int tentative = 0;
+
+  int add(int from, int token_id, double p) {
+    token.push_back(token_id), parent.push_back(from), depth.push_back(depth[from] + 1), scored.push_back(-1);
+    score.push_back(float(p)), reach.push_back(reach[from] * p);
+    return int(token.size()) - 1;
+  }
+  int child(int from, int token_id) const {
+    for (int node = from + 1; node <= size(); ++node)
+      if (parent[node] == from && token[node] == token_id) return node;
+    return -1;
+  }
+  int size() const { return int(token.size()) - 1; }
+  bool full() const { return size() >= job->nodes; }
+  // Reach of the last of the tree's likeliest nodes, once there are enough.
+  double bar() const { return nth_best({reach.begin() + 1, reach.end()}, job->nodes); }
+  double reach_of_next(int drawing) const { return reach[drawings[drawing].node] * drawings[drawing].chance; }
+};
+
+// Builds the passes of a growth: the new context of all requests, then the frontiers of all trees.
+class GrowthPasses {
+ public:
+  explicit GrowthPasses(const Growth& g) {
+    pass.keys = g.keys, pass.values = g.values, pass.cache_blocks = g.cache_blocks, pass.threads = g.threads;
+  }
+
+  void context(const Growth& g, const std::vector<GrowingTree>& trees) {
+    clear();
+    const int32_t* tokens = g.token_ids;
+    for (const GrowingTree& t : trees) {
+      const GrowthJob& j = *t.job;
+      for (int i = 0; i < j.delta; ++i) {
+        push(*tokens++, j.held + i + j.shift, slot(t, j.held + i), j.held + i + 1);
+        extra_start_.push_back(int(extra_.size()));
+      }
+      close(t);
+      if (j.nodes && j.depth) logit_rows_.push_back(int(token_ids_.size()) - 1);
+    }
+    seal();
+  }
+
+  void frontiers(std::vector<GrowingTree*>& trees) {
+    clear();
+    for (GrowingTree* t : trees) {
+      const int base = t->job->held + t->job->delta;
+      for (int node : t->frontier) {
+        t->scored[node] = t->tentative++;
+        push(t->token[node], base - 1 + t->depth[node] + t->job->shift, slot(*t, base + t->scored[node]), base);
+        const size_t first = extra_.size();
+        for (int u = node; u > 0; u = t->parent[u]) extra_.push_back(base + t->scored[u]);
+        std::reverse(extra_.begin() + first, extra_.end());
+        extra_start_.push_back(int(extra_.size()));
+        logit_rows_.push_back(int(token_ids_.size()) - 1);
+      }
+      close(*t);
+    }
+    seal();
+  }
+
+  Pass pass{};
+
+ private:
+  static int slot(const GrowingTree& t, int position) { return t.blocks[position / BLOCK] * BLOCK + position % BLOCK; }
+
+  void clear() {
+    for (auto* v : {&token_ids_, &positions_, &slots_, &visible_, &extra_, &blocks_, &logit_rows_}) v->clear();
+    for (auto* v : {&extra_start_, &row_start_, &block_start_}) v->assign(1, 0);
+  }
+  void push(int token, int position, int slot, int visible) {
+    token_ids_.push_back(token), positions_.push_back(position), slots_.push_back(slot), visible_.push_back(visible);
+  }
+  void close(const GrowingTree& t) {
+    row_start_.push_back(int(token_ids_.size()));
+    blocks_.insert(blocks_.end(), t.blocks, t.blocks + t.job->blocks);
+    block_start_.push_back(int(blocks_.size()));
+  }
+  void seal() {
+    pass.tokens = int(token_ids_.size()), pass.sequences = int(row_start_.size()) - 1, pass.logits = int(logit_rows_.size());
+    pass.token_ids = token_ids_.data(), pass.positions = positions_.data(), pass.write_slots = slots_.data();
+    pass.visible = visible_.data(), pass.extra_start = extra_start_.data(), pass.extra = extra_.data();
+    pass.row_start = row_start_.data(), pass.block_start = block_start_.data(), pass.blocks = blocks_.data();
+    pass.logit_rows = logit_rows_.data();
+  }
+
+  std::vector<int32_t> token_ids_, positions_, slots_, visible_, extra_start_, extra_;
+  std::vector<int32_t> row_start_, block_start_, blocks_, logit_rows_;
+};
+
+// The rules of growth for a whole batch; one thread at a time may call its methods, but for `list` of different rows.
+class Rules {
+ public:
+  Rules(const Growth& g, Shortlists& lists) : g_(g), lists_(lists) {}
+
+  int width(const GrowthJob& j, int vocabulary, int depth) const {
+    int w = std::min(j.nodes, vocabulary);
+    if (g_.levels) w = depth < g_.levels ? std::min(w, g_.widths[depth]) : 0;
+    return j.width ? std::min(w, j.width) : w;
+  }
+
+  // Gives the frontier children; rows are those of the lists from `row` on. The new frontier follows.
+  void expand(GrowingTree& t, int row, int vocabulary, int depth) {
+    std::vector<int> added = t.job->draws ? sampled(t, row, width(*t.job, vocabulary, depth))
+                                          : best(t, row, width(*t.job, vocabulary, depth));
+    if (!g_.levels) {
+      // what is not among the tree's likeliest nodes so far will not be in it
+      const double least = std::max(t.bar(), t.job->least_reach);
+      std::erase_if(added, [&](int node) { return t.reach[node] < least; });
+      std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
+      if (int(added.size()) > g_.beam) added.resize(g_.beam);
+    }
+    t.frontier = added;
+  }
+
+  // Room of the lists: for the trees' nodes, for what shares their scores, for what draws are made from.
+  int listed(const std::vector<GrowingTree*>& active, int vocabulary) const {
+    int most = g_.most;
+    for (const GrowingTree* t : active) {
+      if (t->job->draws || cuts(*t->job)) most = std::max(most, g_.support);
+      if (!t->job->greedy) most = std::max(most, g_.rivals);
+    }
+    return std::min(most, vocabulary);
+  }
+
+  // Finds the candidates behind one node of a level.
+  void list(const GrowthJob& j, int row, const float* logits, int vocabulary, int depth) const {
+    if (j.greedy || j.draws) return lists_.fill(row, logits, vocabulary, j.draws ? j.temperature : j.score_temperature);
+    float floor = -INFINITY;
+    if (cuts(j)) {
+      lists_.fill(row, logits, vocabulary, j.temperature);
+      floor = lists_.values(row)[kept(j, row) - 1];
+    }
+    const uint64_t key = noise_key(j.seed, uint64_t(j.last) + depth);
+    lists_.fill_noisy(row, logits, vocabulary, g_.vocabulary, {key, j.temperature, floor, j.score_temperature, g_.rivals});
+  }
+
+  // Writes a finished tree, cut to its likeliest nodes.
+  void finish(const GrowingTree& t) const {
+    std::vector<int> rank(t.draws.size(), -1);
+    const std::vector<int> kept = t.job->draws ? likeliest_draws(t, rank) : likeliest(t);
+    const size_t at = size_t(t.index) * (g_.most + 1);
+    std::vector<int> place(t.token.size(), 0);
+    g_.count[t.index] = int(kept.size()) + 1, g_.parents[at] = -1, g_.scores[at] = 1;
+    for (int i = 0; i < int(kept.size()); ++i) {
+      const int node = kept[i];
+      place[node] = i + 1;
+      g_.tokens[at + i + 1] = t.token[node], g_.parents[at + i + 1] = place[t.parent[node]];
+      g_.scores[at + i + 1] = t.score[node];
+    }
+    if (t.job->draws) propose(t, rank, place);
+  }
+
+ private:
+  std::vector<int> best(GrowingTree& t, int row, int width) const {
+    std::vector<int> added;
+    if (width == 0) return added;
+    const int rows = int(t.frontier.size()), nodes = t.job->nodes;
+    std::vector<float> p(size_t(rows) * width);
+    std::vector<double> reach(p.size());
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < width; ++c) {
+        const float below = lists_.values(row + r)[c] - lists_.values(row + r)[0];
+        p[r * width + c] = std::exp(below / t.job->score_temperature) / lists_.sum(row + r);
+        reach[r * width + c] = t.reach[t.frontier[r]] * p[r * width + c];
+      }
+    // a candidate that is not among the level's `nodes` best cannot be among the tree's
+    const double least = g_.levels ? 0 : nth_best(reach, nodes);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < width && reach[r * width + c] >= least && reach[r * width + c] > 0; ++c)
+        added.push_back(t.add(t.frontier[r], g_.vocabulary[lists_.indices(row + r)[c]], p[r * width + c]));
+    return added;
+  }
+
+  // Draws children of the frontier: as many as the expansion vector says, or the likeliest.
+  std::vector<int> sampled(GrowingTree& t, int row, int most) const {
+    const int before = t.size(), first = int(t.drawings.size());
+    for (size_t r = 0; r < t.frontier.size(); ++r) {
+      const uint64_t stream = (uint64_t(t.job->last) << 32) | (uint64_t(t.drawings.size()) << 1) | 1;
+      auto [ids, q] = distribution(*t.job, row + int(r));
+      t.drawings.emplace_back(t.frontier[r], std::move(ids), std::move(q), Philox(t.job->seed, stream));
+    }
+    if (g_.levels) draw_all(t, first, most);
+    else draw_likeliest(t, first, most);
+    std::vector<int> added(t.size() - before);
+    std::iota(added.begin(), added.end(), before + 1);
+    return added;
+  }
+
+  void draw_all(GrowingTree& t, int first, int count) const {
+    for (int d = first; d < int(t.drawings.size()); ++d)
+      while (t.drawings[d].drawn < count && t.drawings[d].chance > 0 && !t.full()) draw(t, d);
+  }
+
+  void draw_likeliest(GrowingTree& t, int first, int most) const {
+    for (;;) {
+      int best = -1;
+      for (int d = first; d < int(t.drawings.size()); ++d) {
+        if (t.drawings[d].drawn >= most || t.drawings[d].chance <= 0) continue;
+        if (best < 0 || t.reach_of_next(d) > t.reach_of_next(best)) best = d;
+      }
+      if (best < 0 || (t.full() && t.reach_of_next(best) <= t.bar())) return;
+      draw(t, best);
+    }
+  }
+
+  // A token drawn again is the same node.
+  void draw(GrowingTree& t, int d) const {
+    Drawing& drawing = t.drawings[d];
+    const double reach = t.reach_of_next(d), chance = drawing.chance;
+    const int token = drawing.ids[drawing.draw(g_.replace)];
+    int node = g_.replace ? t.child(drawing.node, token) : -1;
+    if (node < 0) node = t.add(drawing.node, token, chance);
+    t.draws.push_back({d, node, reach});
+  }
+
+  static std::vector<int> likeliest(const GrowingTree& t) {
+    std::vector<int> kept(t.size());
+    std::iota(kept.begin(), kept.end(), 1);
+    if (t.size() > t.job->nodes) {
+      std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
+      kept.resize(t.job->nodes);
+      std::sort(kept.begin(), kept.end());
+    }
+    return kept;
+  }
+
+  // The nodes of the first draws that fit into the budget, by rank or as an expansion vector made them; `rank` gets
+  // each draw's place in that order, -1 for those that are left out. (It ends with the budget even if the next draw
+  // repeats a node: going on would look at its token.)
+  std::vector<int> likeliest_draws(const GrowingTree& t, std::vector<int>& rank) const {
+    std::vector<int> order(t.draws.size()), kept;
+    std::iota(order.begin(), order.end(), 0);
+    if (!g_.levels)
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return t.draws[a].reach > t.draws[b].reach; });
+    for (size_t i = 0; i < order.size() && int(kept.size()) < t.job->nodes; ++i) {
+      rank[order[i]] = int(i);
+      const int node = t.draws[order[i]].node;
+      if (std::find(kept.begin(), kept.end(), node) == kept.end()) kept.push_back(node);
+    }
+    std::sort(kept.begin(), kept.end());
+    return kept;
+  }
+
+  // Writes the drawings of which draws are kept.
+  void propose(const GrowingTree& t, const std::vector<int>& rank, const std::vector<int>& place) const {
+    int proposals = 0;
+    for (int d = 0; d < int(t.drawings.size()); ++d) {
+      const Drawing& drawing = t.drawings[d];
+      const size_t at = size_t(t.index) * g_.most + proposals;
+      int count = 0;
+      for (size_t i = 0; i < t.draws.size(); ++i)
+        if (rank[i] >= 0 && t.draws[i].drawing == d) {
+          g_.ranks[at * g_.most + count] = rank[i];
+          g_.draws[at * g_.most + count++] = place[t.draws[i].node];
+        }
+      if (count == 0) continue;
+      g_.proposal_parent[at] = place[drawing.node], g_.draw_count[at] = count, g_.q_count[at] = int(drawing.q.size());
+      std::copy(drawing.ids.begin(), drawing.ids.end(), g_.q_ids + at * g_.support);
+      std::copy(drawing.q.begin(), drawing.q.end(), g_.q + at * g_.support);
+      ++proposals;
+    }
+    g_.proposals[t.index] = proposals;
+  }
+
+  static bool cuts(const GrowthJob& j) { return j.top_k || j.top_p < 1; }
+
+  // How many of the most probable tokens are left by temperature, top-k, top-p and the support. (A top-k above the
+  // support does not narrow what top-p counts: that changes drafts, no output.)
+  int kept(const GrowthJob& j, int row) const {
+    const float* value = lists_.values(row);
+    int n = std::min(g_.support, lists_.width());
+    if (j.top_k) n = std::min(n, j.top_k);
+    const auto weight = [&](int i) { return std::exp((value[i] - value[0]) / j.temperature); };
+    float whole = lists_.sum(row), before = 0;
+    if (j.top_k && j.top_k <= g_.support) {  // top-p counts what top-k has left
+      whole = 0;
+      for (int i = 0; i < n; ++i) whole += weight(i);
+    }
+    for (int i = 0; i < n; ++i) {
+      if (weight(i) <= 0 || (j.top_p < 1 && before >= j.top_p * whole)) return i;
+      before += weight(i);
+    }
+    return n;
+  }
+
+  // q': what is left, renormalised before anything is drawn; it is sent as it is.
+  std::pair<std::vector<int32_t>, std::vector<float>> distribution(const GrowthJob& j, int row) const {
+    const int n = kept(j, row);
+    std::vector<int32_t> ids(n);
+    std::vector<float> q(n);
+    float whole = 0;
+    for (int i = 0; i < n; ++i) whole += q[i] = std::exp((lists_.values(row)[i] - lists_.values(row)[0]) / j.temperature);
+    for (int i = 0; i < n; ++i) ids[i] = g_.vocabulary[lists_.indices(row)[i]], q[i] /= whole;
+    return {ids, q};
+  }
+
+  const Growth& g_;
+  Shortlists& lists_;
+};
+
+template <class Kind>
+void grow(Model& m, const Growth& g) {
+  const int vocabulary = m.shape.vocab;
+  std::vector<GrowingTree> trees;
+  const int32_t* blocks = g.blocks;
+  for (int i = 0; i < g.jobs; ++i) {
+    trees.push_back({&g.job[i], i, blocks});
+    blocks += g.job[i].blocks;
+  }
+  std::vector<float> logits;
+  GrowthPasses passes(g);
+  Shortlists lists;
+  Rules rules(g, lists);
+  std::vector<GrowingTree*> active;  // in the order of the rows of the coming logits
+  int depth = 0;
+  // Called by one thread while the others wait.
+  const auto start_pass = [&] {
+    if (depth == 0) passes.context(g, trees);
+    else passes.frontiers(active);
+    prepare<Kind>(m, passes.pass.tokens);
+    logits.resize(size_t(passes.pass.logits) * vocabulary);
+    passes.pass.logits_out = logits.data();
+    lists.reset(passes.pass.logits, rules.listed(active, vocabulary));
+  };
+  const auto end_pass = [&] {
+    int row = 0;
+    for (GrowingTree* t : active) {
+      const int width = int(t->frontier.size());
+      rules.expand(*t, row, vocabulary, depth);
+      row += width;
+    }
+    ++depth;
+    std::erase_if(active, [&](GrowingTree* t) { return t->frontier.empty() || depth >= t->job->depth; });
+  };
+  for (GrowingTree& t : trees)
+    if (t.job->nodes && t.job->depth) active.push_back(&t);
+  start_pass();
+  bool done = false;
+  Barrier barrier(g.threads);
+  in_parallel<Kind>(m, passes.pass, barrier, g.threads, [&](Worker<Kind>& worker, int thread) {
+    while (!done) {
+      worker.run();
+      barrier.wait();
+      std::vector<const GrowthJob*> job;
+      for (const GrowingTree* t : active) job.insert(job.end(), t->frontier.size(), t->job);
+      const Range r = share(passes.pass.logits, thread, g.threads);
+      for (int i = r.begin; i < r.end; ++i) rules.list(*job[i], i, &logits[size_t(i) * vocabulary], vocabulary, depth);
+      barrier.wait();
+      if (thread == 0) {
+        end_pass();
+        done = active.empty();
+        if (!done) start_pass();
+      }
+      barrier.wait();
+    }
+  });
+  for (const GrowingTree& t : trees) rules.finish(t);
+}
+
+}  // namespace specinfer

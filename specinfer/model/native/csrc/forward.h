@@ -1,0 +1,294 @@
+// One pass of the decoder: every thread runs a Worker, all in step.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention/attention.h"
+#include "products/products.h"
+
+namespace specinfer {
+
+template <class Kind>
+void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::A* out) {
+  Floats squares = zeros();
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    const Floats v = load(x + i);
+    squares = fma(v, v, squares);
+  }
+  float total = sum(squares);
+  for (; i < n; ++i) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / n + eps);
+  for (i = 0; i + LANES <= n; i += LANES) {
+    const Floats v = mul(load(x + i), spread(scale));
+    Kind::put(out + i, mul(v, load(weight + i)));
+  }
+  for (; i < n; ++i) out[i] = Kind::activation(x[i] * scale * weight[i]);
+}
+
+// By mean and variance, in double precision: of a few families, and a hundredth of their pass.
+template <class Kind>
+void layer_norm(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+  double total = 0, squares = 0;
+  for (int i = 0; i < n; ++i) total += x[i];
+  const double mean = total / n;
+  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const double scale = 1.0 / std::sqrt(squares / n + eps);
+  for (int i = 0; i < n; ++i) out[i] = Kind::activation(float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i]);
+}
+
+template <class Kind>
+void normalise(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
+  if (norm.bias.empty()) return rms_norm<Kind>(x, norm.weight.data(), n, eps, out);
+  layer_norm<Kind>(x, norm, n, eps, out);
+}
+
+// The same on one head, in place and in float32 (Qwen3's query and key norm).
+void norm_head(float* x, const std::vector<float>& weight, float eps) {
+  if (weight.empty()) return;
+  float total = 0;
+  for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / weight.size() + eps);
+  for (size_t i = 0; i < weight.size(); ++i) x[i] *= scale * weight[i];
+}
+
+void rotate(float* x, const float* cos, const float* sin, int dim) {
+  for (int i = 0; i < dim / 2; ++i) {
+    const float a = x[i], b = x[i + dim / 2];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + dim / 2] = b * cos[i] + a * sin[i];
+  }
+}
+
+// Runs one pass; one object per thread, all in step.
+template <class Kind>
+class Worker {
+  using T = typename Kind::T;
+  using A = typename Kind::A;
+  static constexpr int S = Kind::S;
+
+ public:
+  Worker(Model& model, const Pass& pass, Barrier& barrier, SharedWork* work, int thread, int threads)
+      : m_(model), s_(model.shape), p_(pass), barrier_(barrier), work_(work), thread_(thread), threads_(threads),
+        attention_(model, pass, work, thread, threads) {}
+
+  void run() {
+    attention_.plan();
+    embed();
+    for (int layer = 0; layer < s_.layers; ++layer) {
+      Layer& l = m_.layers[layer];
+      norm(l.input_norm);
+      project(l.qkv, first(l.out));
+      place(l, layer);
+      attention_.run(layer);
+      barrier_.wait();
+      if (s_.parallel) norm(l.post_norm);  // of x as attention saw it
+      add_to_x(l.out, activations(m_.attended), first(l.up));
+      if (!s_.parallel) norm(l.post_norm);
+      expand(l.up, first(l.down));
+      add_to_x(l.down, activations(m_.inner), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
+    }
+    finish();
+  }
+
+ private:
+  static A* activations(std::vector<uint32_t>& buffer) { return reinterpret_cast<A*>(buffer.data()); }
+  Range mine(int items) const { return share(items, thread_, threads_); }
+  const char* first(const Matrix& m) const { return first_tile(m, S, thread_, threads_); }
+
+  void embed() {
+    const T* table = static_cast<const T*>(m_.embedding);
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t)
+      for (int i = 0; i < s_.hidden; ++i)
+        m_.x[size_t(t) * s_.hidden + i] = Kind::to_float(table[size_t(p_.token_ids[t]) * s_.hidden + i]);
+    if (!s_.rotary)
+      for (int t = r.begin; t < r.end; ++t)
+        for (int i = 0; i < s_.hidden; ++i)
+          m_.x[size_t(t) * s_.hidden + i] += m_.positions[size_t(p_.positions[t]) * s_.hidden + i];
+    barrier_.wait();
+  }
+
+  void norm(const Norm& norm) {
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t)
+      normalise<Kind>(&m_.x[size_t(t) * s_.hidden], norm, s_.hidden, s_.eps,
+                      activations(m_.normed) + size_t(t) * s_.hidden);
+    barrier_.wait();
+  }
+
+  void project(const Matrix& w, const char* next) {
+    float* out = m_.qkv.data();
+    multiply<Kind, 2>(w, activations(m_.normed), p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+      const int n = std::min(32, w.n - col);
+      float* y = out + size_t(row) * w.n + col;
+      for (int i = 0; i < n; ++i) y[i] = v[i];
+      if (!w.bias.empty())
+        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+    });
+    barrier_.wait();
+  }
+
+  // Normalises and rotates queries and keys; puts keys and values into the cache. Head by head: the tokens of a tree
+  // share the lines of a cache block, and threads that write to one line wait for each other.
+  void place(const Layer& l, int layer) {
+    const int heads = s_.heads + 2 * s_.kv_heads, d = s_.dim;
+    const Range r = mine(p_.tokens * heads);
+    for (int item = r.begin; item < r.end; ++item) {
+      const int h = item / p_.tokens, t = item % p_.tokens, pos = p_.positions[t];
+      float* x = &m_.qkv[(size_t(t) * heads + h) * d];
+      const float *cos = m_.cos.data() + size_t(pos) * s_.rotary / 2, *sin = m_.sin.data() + size_t(pos) * s_.rotary / 2;
+      if (h < s_.heads) {
+        norm_head(x, l.q_norm, s_.eps);
+        rotate(x, cos, sin, s_.rotary);
+        A* q = activations(m_.query) + (size_t(t) * s_.heads + h) * d;
+        for (int i = 0; i < d; i += LANES) Kind::put(q + i, load(x + i));
+      } else if (h < s_.heads + s_.kv_heads) {
+        norm_head(x, l.k_norm, s_.eps);
+        rotate(x, cos, sin, s_.rotary);
+        store_key(layer, p_.write_slots[t], h - s_.heads, x);
+      } else {
+        store_value(layer, p_.write_slots[t], h - s_.heads - s_.kv_heads, x);
+      }
+    }
+    if (thread_ == 0) work_[layer].reset();
+    barrier_.wait();
+  }
+
+  void store_key(int layer, int slot, int head, const float* x) const {
+    uint32_t* block = reinterpret_cast<uint32_t*>(cache_block<T>(p_, s_, p_.keys, layer, slot / BLOCK, head)) + slot % BLOCK;
+    uint32_t units[LANES / S];
+    for (int i = 0; i < s_.dim; i += LANES) {
+      Kind::store(reinterpret_cast<T*>(units), load(x + i));
+      for (int u = 0; u < LANES / S; ++u) block[(i / S + u) * BLOCK] = units[u];
+    }
+  }
+
+  void store_value(int layer, int slot, int head, const float* x) const {
+    const int lane = slot % BLOCK;
+    T* pair = cache_block<T>(p_, s_, p_.values, layer, slot / BLOCK, head) + size_t(lane / S) * s_.dim * S + lane % S;
+    T numbers[LANES];
+    for (int i = 0; i < s_.dim; i += LANES) {
+      Kind::store(numbers, load(x + i));
+      for (int j = 0; j < LANES; ++j) pair[(i + j) * S] = numbers[j];
+    }
+  }
+
+  // x += a W^T + bias
+  void add_to_x(const Matrix& w, const A* a, const char* next) {
+    multiply<Kind, 2>(w, a, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+      float* y = &m_.x[size_t(row) * s_.hidden + col];
+      const int n = std::min(32, w.n - col);
+      for (int i = 0; i < n; ++i) y[i] += v[i];
+      if (!w.bias.empty())
+        for (int i = 0; i < n; ++i) y[i] += w.bias[col + i];
+    });
+    barrier_.wait();
+  }
+
+  // inner = act(gate) * up, or act(up)
+  void expand(const Matrix& w, const char* next) {
+    if (s_.activation == SILU) expand<silu>(w, next);
+    if (s_.activation == GELU) expand<gelu>(w, next);
+    if (s_.activation == RELU) expand<relu>(w, next);
+    barrier_.wait();
+  }
+
+  template <Floats act(Floats)>
+  void expand(const Matrix& w, const char* next) {
+    const A* normed = activations(m_.normed);
+    if (s_.gated)
+      return multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+        put_inner(row, col / 2, GATE, [v](int i) { return mul(act(load(v + i)), load(v + GATE + i)); });
+      });
+    multiply<Kind, WIDE>(w, normed, p_.tokens, mine(w.tiles()), scratch_, next, [&](int row, int col, const float* v) {
+      const float* bias = w.bias.empty() ? nullptr : &w.bias[col];
+      put_inner(row, col, WIDE * LANES, [&](int i) {
+        return act(bias ? add(load(v + i), load_first(bias + i, s_.inter - col - i, zeros())) : load(v + i));
+      });
+    });
+  }
+
+  // Columns of the MLP's inner activations, `lanes(i)` being those from i on.
+  template <class Lanes>
+  void put_inner(int row, int first, int columns, Lanes lanes) {
+    const int n = std::min(columns, s_.inter - first);
+    A* y = activations(m_.inner) + size_t(row) * s_.inter + first;
+    for (int i = 0; i < n; i += LANES) {
+      if (n - i >= LANES) {
+        Kind::put(y + i, lanes(i));
+        continue;
+      }
+      float rest[LANES];
+      store(rest, lanes(i));
+      for (int j = 0; j < n - i; ++j) y[i + j] = Kind::activation(rest[j]);
+    }
+  }
+
+  void finish() {
+    const Range r = mine(p_.logits);
+    for (int i = r.begin; i < r.end; ++i) {
+      const float* x = &m_.x[size_t(p_.logit_rows[i]) * s_.hidden];
+      normalise<Kind>(x, m_.final_norm, s_.hidden, s_.eps, activations(m_.normed) + size_t(i) * s_.hidden);
+    }
+    barrier_.wait();
+    const bool stream = p_.sparse && s_.vocab % 64 == 0 && reinterpret_cast<uintptr_t>(p_.logits_out) % 64 == 0;
+    multiply<Kind, WIDE>(m_.head, activations(m_.normed), p_.logits, mine(m_.head.tiles()), scratch_, first(m_.head),
+                      [&](int row, int col, const float* v) {
+                        float* out = p_.logits_out + size_t(row) * s_.vocab + col;
+                        if (!stream) {
+                          std::memcpy(out, v, std::min(WIDE * LANES, s_.vocab - col) * sizeof(float));
+                          return;
+                        }
+                        for (int i = 0; i < WIDE * LANES; i += LANES) specinfer::stream(out + i, load(v + i));
+                      });
+    if (stream) _mm_sfence();
+  }
+
+  Model& m_;
+  const Shape& s_;
+  const Pass& p_;
+  Barrier& barrier_;
+  SharedWork* work_;
+  const int thread_, threads_;
+  Scratch scratch_;
+  Attention<Kind> attention_;
+};
+
+// Makes the buffers large enough for passes of this many tokens.
+template <class Kind>
+void prepare(Model& m, size_t tokens) {
+  const Shape& s = m.shape;
+  const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
+  m.x.resize(std::max(m.x.size(), tokens * s.hidden));
+  m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
+  m.normed.resize(std::max(m.normed.size(), words(tokens * s.hidden)));
+  m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
+  m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
+  m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
+}
+
+// Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
+template <class Kind, class Work>
+void in_parallel(Model& m, const Pass& p, Barrier& barrier, int threads, Work work) {
+  std::vector<SharedWork> shared(m.shape.layers);
+#pragma omp parallel num_threads(threads)
+  {
+    const int thread = omp_get_thread_num();
+    Worker<Kind> worker(m, p, barrier, shared.data(), thread, threads);
+    work(worker, thread);
+  }
+}
+
+template <class Kind>
+void forward(Model& m, const Pass& p) {
+  prepare<Kind>(m, std::max(p.tokens, p.logits));
+  Barrier barrier(p.threads);
+  in_parallel<Kind>(m, p, barrier, p.threads, [](Worker<Kind>& worker, int) { worker.run(); });
+}
+
+}  // namespace specinfer

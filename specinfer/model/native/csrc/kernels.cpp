@@ -1,0 +1,125 @@
+// A decoder on a CPU with AVX-512 or AVX2: one call per pass (forward.h), one per draft (growth.h).
+//
+// Why: a pass over SmolLM2-135M reads 269 MB of weights, which takes 5.5 ms; about thirty small torch
+// operations per layer took three times as long. Here one parallel region runs all layers; its phases
+// are separated by spin barriers, so the cost of a phase is its arithmetic.
+//
+// Invariant: a token's result does not depend on what else is in the pass. Every output element is one
+// chain of multiply-adds over k (or over positions, or over blocks of k: block_float.h, blocks.h) in a fixed order,
+// whatever the number of rows, and a tree node visits its positions in the order in which they will lie
+// once they are committed. So a tree, a chain and plain decoding agree bit for bit, in bfloat16 too.
+//
+// Layouts (S = elements per 32-bit step: 2 for bfloat16, 1 for float32)
+//   weights   [N/tile][K/S][tile/16][16][S]   a tile is 32 columns; gate and up: 32 + 32 side by side; bfloat16 as
+//                                             whole numbers where the processor does not multiply it, and 4- or
+//                                             8-bit blocks of GGUF in groups (blocks.h)
+//   keys      [block][KV heads][D/S][16][S]   lane = position within its block of 16
+//   values    [block][KV heads][16/S][D][S]   pairs of positions side by side
+
+#ifdef __AVX512F__
+// Sums of whole numbers are to stay in registers. With this pass g++ (12) keeps two copies of each, old and new, and has no
+// room for them. With sixteen registers it is the other way round.
+#pragma GCC optimize("no-tree-coalesce-vars")
+#endif
+
+#include "cache.h"
+#include "forward.h"
+#include "drafting/growth.h"
+#include "sampling/gumbel.h"
+#include "sampling/softmax.h"
+
+using namespace specinfer;
+
+extern "C" {
+
+int si_multiplies_bytes() { return MULTIPLIES_BYTES; }
+
+void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* sin) {
+  Model* m = new Model;
+  m->shape = *shape;
+  m->bf16 = bf16 != 0;
+  m->layers = std::vector<Layer>(shape->layers);
+  const size_t n = size_t(shape->max_positions) * shape->rotary / 2;
+  m->cos.assign(cos, cos + n);
+  m->sin.assign(sin, sin + n);
+  return m;
+}
+
+void si_model_free(void* model) { delete static_cast<Model*>(model); }
+
+// which: 0 qkv, 1 attention output, 2 up (with the gate, if there is one, above it), 3 down, 4 head; data: [N, K], contiguous
+void si_set_matrix(void* model, int layer, int which, const void* data) {
+  Model& m = *static_cast<Model*>(model);
+  if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
+  set_dense<F32>(m, layer, which, data);
+}
+
+// The same from GGUF blocks: [N, K / 32] of 20 bytes (storage 1, Q4_1) or 34 bytes (2, Q8_0); or from rows of a
+// float32 scale and K signed bytes (3, W8A8). Bfloat16 only.
+void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
+  Model& m = *static_cast<Model*>(model);
+  set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
+    if (storage == W8A8) return pack_bytes(to, data, columns, k, vectors, rows);
+    if (storage == Q4_1) return pack_blocks<Nibbles>(to, data, Q4_1, columns, k, vectors, rows);
+    pack_blocks<Octets>(to, data, Q8_0, columns, k, vectors, rows);
+  });
+}
+
+// which: 0 input norm, 1 post-attention norm, 2 query norm, 3 key norm, 4 final norm, 5 learnt positions; biases: 6 input
+// norm, 7 post-attention norm, 8 final norm, 9 qkv, 10 attention output, 11 up, 12 down
+void si_set_vector(void* model, int layer, int which, const float* data, int n) {
+  Model& m = *static_cast<Model*>(model);
+  Layer& l = m.layers[layer];
+  std::vector<float>* targets[] = {&l.input_norm.weight, &l.post_norm.weight, &l.q_norm,        &l.k_norm,
+                                   &m.final_norm.weight, &m.positions,        &l.input_norm.bias, &l.post_norm.bias,
+                                   &m.final_norm.bias,   &l.qkv.bias,         &l.out.bias,        &l.up.bias,
+                                   &l.down.bias};
+  targets[which]->assign(data, data + n);
+}
+
+// The table stays the caller's: [vocabulary, hidden] in the model's type.
+void si_set_embedding(void* model, const void* table) { static_cast<Model*>(model)->embedding = table; }
+
+void si_forward(void* model, const Pass* pass) {
+  Model& m = *static_cast<Model*>(model);
+  if (m.bf16) return forward<Bf16>(m, *pass);
+  forward<F32>(m, *pass);
+}
+
+// Grows token trees with a small model: see growth.h.
+void si_grow(void* model, const Growth* growth) {
+  Model& m = *static_cast<Model*>(model);
+  if (m.bf16) return grow<Bf16>(m, *growth);
+  grow<F32>(m, *growth);
+}
+
+// [n] float32 logits to float64 probabilities.
+void si_softmax(const float* logits, int n, float temperature, double* p) { softmax(logits, n, temperature, p); }
+
+// The token that wins with noise of this key, of n unnormalised probabilities.
+int si_choose(const double* p, int n, uint64_t key) { return choose(p, n, key); }
+
+// The same, of the softmax of n logits.
+int si_choose_by_logits(const float* logits, int n, float temperature, uint64_t key) {
+  return choose_by_logits(logits, n, temperature, key);
+}
+
+// Moves cache entries, all sources read before any target is written.
+void si_move(void* model, void* keys, void* values, int64_t blocks, int count, const int32_t* source,
+             const int32_t* target) {
+  Model& m = *static_cast<Model*>(model);
+  if (m.bf16)
+    move_rows(m.shape, static_cast<uint16_t*>(keys), static_cast<uint16_t*>(values), blocks, 2, count, source, target);
+  else
+    move_rows(m.shape, static_cast<float*>(keys), static_cast<float*>(values), blocks, 1, count, source, target);
+}
+
+// Turns keys by delta positions; cos, sin: [rotary / 2] of delta times the rotary frequencies.
+void si_rotate(void* model, void* keys, int64_t blocks, int count, const int32_t* slots, const float* cos,
+               const float* sin) {
+  Model& m = *static_cast<Model*>(model);
+  if (m.bf16) return rotate_keys<Bf16>(m.shape, keys, blocks, count, slots, cos, sin);
+  rotate_keys<F32>(m.shape, keys, blocks, count, slots, cos, sin);
+}
+
+}  // extern "C"

@@ -1,0 +1,86 @@
+// Choosing tokens by shared noise: the reference is specinfer/model/sampling/noise.py.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "simd/numbers.h"
+#include "sampling/randomness.h"
+
+namespace specinfer {
+
+inline double exponential(uint64_t z) { return -std::log((double(z >> 12) + 0.5) * 0x1p-52); }
+
+inline constexpr int HEAT = 32;  // tokens that are looked at together
+
+// How many of N tokens may have noise below `bounds` [N], told without a logarithm: E = -log(u) >= 1 - u. Of the numbers behind
+// u the upper halves are enough, but for the lowest bit, which split_mix would still change. `state(i)` is what they are of.
+template <int N, class State>
+int may_be_below(State state, const float* bounds) {
+  uint32_t upper[N];
+  for (uint32_t i = 0; i < N; ++i) upper[i] = uint32_t(mixed(state(i)) >> 32);
+  int count = 0;
+  for (int i = 0; i < N; ++i) count += float(int32_t(~upper[i] >> 1)) * (0x1p-31f * (1 - 1e-6f)) <= bounds[i];
+  return count;
+}
+
+// argmin of E / p over n tokens, or -1 if no p is above 0. `bound(start, least, bounds)` writes to `bounds` [HEAT] no less than
+// p * least from `start` on, quickly; `p(x)` is the number itself.
+template <class Bound, class Number>
+int first_to_arrive(int n, uint64_t key, Bound bound, Number p) {
+  int best = -1;
+  double least = INFINITY;
+  for (int start = 0; start < n; start += HEAT) {
+    float bounds[HEAT] = {};
+    bound(start, least, bounds);
+    const uint64_t state = split_mix_state(key, start);
+    if (!may_be_below<HEAT>([&](uint32_t i) { return state + i * GOLDEN; }, bounds) && best >= 0) continue;
+    for (int x = start; x < std::min(start + HEAT, n); ++x) {
+      const double share = p(x);
+      if (!(share > 0)) continue;
+      const double time = exponential(split_mix(key, x)) / share;
+      if (time < least) least = time, best = x;
+    }
+  }
+  return best;
+}
+
+inline int choose(const double* p, int n, uint64_t key) {
+  const auto bound = [&](int start, double least, float* bounds) {
+    for (int i = 0; i < std::min(HEAT, n - start); ++i) bounds[i] = float(p[start + i] * least) * (1 + 1e-6f);
+  };
+  return first_to_arrive(n, key, bound, [&](int x) { return p[x]; });
+}
+
+// No less than 2^x and no more than 1.07 of it: chords from half to half.
+inline Floats above_exp2(Floats x) {
+  x = exponents(x);
+  const Floats n = nearest(x);
+  return scale_by_power(fma(sub(x, n), spread(0.70710678f), spread(1.0608f)), n);
+}
+
+// The same for p = softmax(logits / temperature), which nobody writes down. -1, too, if a logit is NaN or +infinity.
+inline int choose_by_logits(const float* logits, int n, float temperature, uint64_t key) {
+  const Floats lowest = spread(-3e38f);
+  Floats top = spread(-INFINITY), strange = zeros();
+  for (int i = 0; i < n; i += LANES) {
+    const Floats x = most(lowest, load_first(logits + i, n - i, lowest));  // in this order a NaN stays one
+    top = most(x, top);
+    strange = fma(x, zeros(), strange);
+  }
+  if (sum(strange) != 0) return -1;
+  const float best = largest(top);
+  const Floats factor = spread(LOG2_E / temperature);
+  double known = 1;
+  Floats offset = zeros();  // its logarithm
+  const auto bound = [&](int start, double least, float* bounds) {
+    if (least != known) known = least, offset = spread(float(std::log2(least)));
+    for (int i = 0; i < HEAT && start + i < n; i += LANES) {
+      const Floats behind = sub(load_first(logits + start + i, n - start - i, lowest), spread(best));
+      store(bounds + i, above_exp2(fma(behind, factor, offset)));
+    }
+  };
+  return first_to_arrive(n, key, bound, [&](int x) { return std::exp((double(logits[x]) - best) / temperature); });
+}
+
+}  // namespace specinfer

@@ -1,0 +1,168 @@
+// Number kinds of the kernels: what a step of a dot product is in bfloat16 and in float32.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "simd/simd.h"
+#include "simd/unroll.h"
+
+namespace specinfer {
+
+inline constexpr int BLOCK = 16;  // tokens per cache block = lanes of a vector
+
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+inline float from_bf16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+
+// A kind has
+//   T, S     how weights and the cache are kept; a lane of 32 bits holds S of them
+//   A, Unit  how activations are kept; S of them are a Unit, one step of a dot product
+//   PARTS    how many multiply-adds a step takes; `part` is what one of them takes from a vector of weights
+//   SPAN     after how many steps a sum is put aside: `begin` and `end` it, with `go_on` where one before it is there
+//   HEAD     1 if a line of 64 bytes, 16 columns' scales, lies before those of a span's steps: `end` gets its `head`
+//   units    where in a row of Units a span begins
+//   UNROLLS  whether the loop over steps takes UNROLLED at once: where sums would go to memory for it, it does not
+
+// Kinds whose spans have nothing before them.
+struct NoHead {};
+struct Headless {
+  static inline constexpr int HEAD = 0;
+  static NoHead head(const char*) { return {}; }
+};
+
+// Kinds whose sums go from one end of a row to the other.
+struct OneSpan : Headless {
+  static inline constexpr int SPAN = 1 << 30;
+  static constexpr int units(int steps) { return steps; }
+};
+
+#ifdef __AVX512BF16__
+inline constexpr bool MULTIPLIES_BF16 = true;
+#else
+inline constexpr bool MULTIPLIES_BF16 = false;
+#endif
+
+// What both ways to multiply bfloat16 have in common.
+struct Bf16Numbers : OneSpan {
+  using T = uint16_t;
+  using Sum = Floats;
+  static inline constexpr int S = 2;
+  static inline constexpr bool UNROLLS = false;
+  static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
+  static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
+  // Element `parity` of each pair in `from`, put at place `to` of a pair of zeros.
+  static Words pick(Words from, int parity, int to) {
+    const Words x = parity ? down_16(from) : masked(from, 0xFFFF);
+    return to ? up_16(x) : x;
+  }
+  static void store(T* p, Floats x) { store_bf16(p, x); }
+  static T from_float(float x) { return to_bf16(x); }
+  static float to_float(T x) { return from_bf16(x); }
+};
+
+#ifdef __AVX512BF16__
+// Both products of a step in one instruction, activations in bfloat16 too.
+struct Bf16 : Bf16Numbers {
+  using A = uint16_t;
+  using Unit = uint32_t;
+  static inline constexpr int PARTS = 1;
+  static Words part(Words w, int) { return w; }
+  static Floats madd(Floats acc, Words w, const Unit& a, int) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)w);
+  }
+  static Floats load(const A* p) { return load_bf16(p); }
+  static void put(A* p, Floats x) { store_bf16(p, x); }
+  static A activation(float x) { return to_bf16(x); }
+};
+#else
+// Weights and cache in bfloat16, widened in registers; activations in float32.
+struct Bf16 : Bf16Numbers {
+  using A = float;
+  struct Unit {
+    A pair[2];
+  };
+  static inline constexpr int PARTS = 2;
+  static Floats part(Words w, int which) { return as_floats(which ? masked(w, 0xFFFF0000) : up_16(w)); }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int which) { return fma(w, spread(a.pair[which]), acc); }
+  static Floats load(const A* p) { return specinfer::load(p); }
+  static void put(A* p, Floats x) { specinfer::store(p, x); }
+  static A activation(float x) { return x; }
+};
+#endif
+
+struct F32 : OneSpan {
+  using T = float;
+  using A = float;
+  using Unit = A;
+  using Sum = Floats;
+  static inline constexpr int S = 1, PARTS = 1;
+  static inline constexpr bool UNROLLS = true;
+  static Sum begin(const float* p, bool go_on) { return go_on ? specinfer::load(p) : zeros(); }
+  static void end(float* p, Sum sum, const void*, NoHead, bool) { specinfer::store(p, sum); }
+  static Floats part(Words w, int) { return as_floats(w); }
+  static Floats madd(Floats acc, Floats w, const Unit& a, int) { return fma(spread(a), w, acc); }
+  static Words pick(Words from, int, int) { return from; }
+  static void store(T* p, Floats x) { specinfer::store(p, x); }
+  static void put(A* p, Floats x) { specinfer::store(p, x); }
+  static T from_float(float x) { return x; }
+  static A activation(float x) { return x; }
+  static float to_float(T x) { return x; }
+};
+
+// Lines of 64 bytes in which 16 columns keep some steps, whole spans where those have heads.
+template <class Kind>
+constexpr size_t lines(int steps) {
+  return steps + steps / Kind::SPAN * Kind::HEAD;
+}
+
+// One step of MR rows with V vectors of weights: acc[r][v] += vector at[v] * unit(r). Beside more than SUMS sums no register
+// is left to keep weights in: those are read again for every part.
+template <class Kind, int MR, int V, class UnitOf>
+INLINED inline void multiply_step(typename Kind::Sum (&acc)[MR][V], const char* (&at)[V], UnitOf unit) {
+  times<Kind::PARTS>([&](auto part) INLINED {
+    decltype(Kind::part(no_bits(), part)) w[V];
+    times<V>([&](auto v) INLINED {
+      if constexpr (MR * V > SUMS) asm("" : "+r"(at[v]));  // else the compiler would keep them
+      w[v] = Kind::part(load_words(at[v]), part);
+    });
+    times<MR>([&](auto r) INLINED {
+      times<V>([&](auto v) INLINED { acc[r][v] = Kind::madd(acc[r][v], w[v], unit(r), part); });
+    });
+  });
+}
+
+inline constexpr float LOG2_E = 1.44269504f;
+
+// 2 to the power of 16 floats: 2^n * p(f), n the nearest integer and p of degree 6; relative error below 2e-7.
+inline Floats vexp2(Floats x) {
+  x = exponents(x);
+  const Floats n = nearest(x), f = sub(x, n);
+  Floats p = spread(1.5403530e-4f);  // ln(2)^k / k! from k = 6 down to 0
+  for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 0.24022651f, 0.69314718f, 1.0f}) p = fma(p, f, spread(c));
+  return scale_by_power(p, n);
+}
+
+inline Floats vexp(Floats x) { return vexp2(mul(x, spread(LOG2_E))); }
+
+inline Floats relu(Floats x) { return most(zeros(), x); }
+inline Floats silu(Floats x) { return div(x, add(spread(1.0f), vexp(sub(zeros(), x)))); }
+
+// x times the normal distribution's share below x; the share beyond |x| after Abramowitz and Stegun 7.1.26, error below 1e-7.
+inline Floats gelu(Floats x) {
+  const Floats a = mul(magnitude(x), spread(0.70710678f)), one = spread(1.0f);
+  const Floats t = div(one, fma(a, spread(0.3275911f), one));
+  Floats p = spread(1.061405429f);
+  for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) p = fma(p, t, spread(c));
+  const Floats beyond = mul(mul(mul(p, t), spread(0.5f)), vexp(sub(zeros(), mul(a, a))));
+  return sub(relu(x), mul(magnitude(x), beyond));
+}
+
+}  // namespace specinfer

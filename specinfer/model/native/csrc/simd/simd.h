@@ -1,0 +1,18 @@
+// The widest vectors that the processor has.
+#pragma once
+
+namespace specinfer {
+
+inline constexpr int LANES = 16;
+// Activations in bytes are unsigned: this is their zero.
+inline constexpr int BYTE_ZERO = 128;
+// A bit for each of the first n lanes.
+inline unsigned first_lanes(int n) { return n >= LANES ? 0xFFFF : (1u << n) - 1; }
+
+}  // namespace specinfer
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#include "simd/simd512.h"
+#else
+#include "simd/simd256.h"
+#endif

@@ -1,0 +1,57 @@
+"""Drawing the children of tree nodes from a draft's distribution."""
+
+import numpy as np
+import torch
+
+from specinfer.model.sampling.distributions import draw, probabilities
+from specinfer.sampling import SamplingParams
+from specinfer.tree import Draws, Proposal, ProposalKind
+from specinfer.tree.token_tree import Float32, Int32
+
+
+def draft_distribution(logits: torch.Tensor, sampling: SamplingParams, support: int) -> tuple[Int32, Float32]:
+    """q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
+
+    It is cut *before* anything is drawn; what is sent is what was sampled from.
+    """
+    p = probabilities(logits, sampling)
+    ids = np.argpartition(-p, min(support, len(p)) - 1)[:support]
+    ids = ids[np.lexsort((ids, -p[ids]))]
+    ids = ids[p[ids] > 0]
+    return ids.astype(np.int32), (p[ids] / p[ids].sum()).astype(np.float32)
+
+
+class Drawing:
+    """The children of one node, drawn one after another."""
+
+    def __init__(
+        self,
+        index: int,
+        node: int,
+        q: tuple[Int32, Float32],
+        kind: ProposalKind,
+        rng: np.random.Generator,
+    ) -> None:
+        """`index` counts the drawings of a tree; `q` are the target's token ids and their probabilities."""
+        self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
+        self._left = q[1].astype(np.float64)
+        self._draws = Draws(q[1].tolist(), kind)
+        self.children: list[int] = []
+        """Nodes in draw order, entered by whoever makes nodes of the tokens."""
+
+    @property
+    def chance(self) -> float:
+        """That the next draw is the accepted one if the node is accepted; 0 when nothing is left to draw."""
+        return self._draws.chance
+
+    def draw(self) -> int:
+        """The next child's token."""
+        index = draw(self._left, self._rng)
+        self._draws.take(float(self.q[1][index]))
+        if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
+            self._left[index] = 0.0
+        return int(self.q[0][index])
+
+    def proposal(self) -> Proposal:
+        """What was drawn."""
+        return Proposal(self.node, 0, self.kind, tuple(self.children), *self.q)

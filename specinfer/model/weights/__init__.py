@@ -1,0 +1,1 @@
+"""Weights and configurations: files, families, quantisation, draft checkpoints."""

@@ -1,0 +1,192 @@
+"""What our own decoder needs to know of a model, read from a `config.json` through `transformers`."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
+ACTIVATIONS = ("silu", "gelu", "relu")
+"""In the order of the kernels (native/csrc/model.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder that normalises before attention and before the MLP."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    activation: str
+    tied_embeddings: bool
+    qk_norm: bool
+    eos_token_ids: tuple[int, ...]
+    inv_freq: tuple[float, ...] = ()
+    """[R/2] rotary frequencies of the first R dimensions of a head; none if positions are learnt."""
+    rotary_scale: float = 1.0
+    """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
+    layer_norm: bool = False
+    """Mean and variance, with bias, instead of the root mean square."""
+    gated: bool = True
+    """Whether the MLP is down(act(gate) * up), not down(act(up))."""
+    parallel: bool = False
+    """Whether attention and MLP read the same hidden states instead of following each other."""
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Keys and values stored per token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are turned by its position; 0 if positions are learnt."""
+        return 2 * len(self.inv_freq)
+
+    def first_layers(self, count: int) -> "ModelConfig":
+        """The same model cut after `count` layers."""
+        if not 0 < count <= self.layers:
+            raise SettingError("layers", count, f"the model has {self.layers} layers")
+        return replace(self, layers=count)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """Reads the model configuration of a directory.
+
+    Raises:
+        SettingError: if there is no `config.json`.
+        IncompatibleError: if our decoder does not support the family or one of its options.
+    """
+    return from_transformers(*load_transformers_config(directory))
+
+
+def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
+    """The `transformers` configuration of a directory, and its generation configuration if any.
+
+    Raises:
+        SettingError: if there is no `config.json`.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    if not (directory / "config.json").is_file():
+        raise SettingError("model", str(directory), "no config.json there")
+    hf = AutoConfig.from_pretrained(directory)
+    generation = None
+    if (directory / "generation_config.json").is_file():
+        generation = GenerationConfig.from_pretrained(directory)
+    return hf, generation
+
+
+def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
+    """Translates a `transformers` configuration.
+
+    Raises:
+        IncompatibleError: if our decoder does not support the family or one of its options.
+    """
+    if hf.model_type not in FAMILIES:
+        raise IncompatibleError(f"model_type = {hf.model_type!r}: supported are {', '.join(FAMILIES)}")
+    own = {"opt": _opt, "gpt_neox": _gpt_neox}.get(hf.model_type, _llama)(hf)
+    if own["activation"] not in ACTIVATIONS:
+        raise IncompatibleError(f"hidden_act = {own['activation']!r}: supported are {', '.join(ACTIVATIONS)}")
+    heads = hf.num_attention_heads
+    common = {
+        "family": hf.model_type,
+        "vocab_size": hf.vocab_size,
+        "hidden_size": hf.hidden_size,
+        "layers": hf.num_hidden_layers,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hf.hidden_size // heads,
+        "max_positions": max_positions(hf),
+        "tied_embeddings": bool(hf.tie_word_embeddings),
+        "qk_norm": False,
+        "eos_token_ids": eos_token_ids(hf, generation),
+    }
+    return ModelConfig(**(common | own))
+
+
+def _llama(hf: Any) -> dict[str, Any]:
+    """Grouped-query attention with rotary positions, RMS norm, gated MLP."""
+    if getattr(hf, "mlp_bias", False):
+        raise IncompatibleError("mlp_bias = True: not supported")
+    inv_freq, scale = _rotary(hf)
+    return {
+        "intermediate_size": hf.intermediate_size,
+        "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
+        "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        "norm_eps": hf.rms_norm_eps,
+        "activation": hf.hidden_act,
+        "qk_norm": hf.model_type == "qwen3",
+        "inv_freq": inv_freq,
+        "rotary_scale": scale,
+    }
+
+
+def _opt(hf: Any) -> dict[str, Any]:
+    """Learnt positions, layer norm, plain MLP, biases."""
+    if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
+        raise IncompatibleError("do_layer_norm_before = False, or norms without weights: not supported")
+    if hf.word_embed_proj_dim != hf.hidden_size:
+        raise IncompatibleError(f"word_embed_proj_dim = {hf.word_embed_proj_dim}: must be hidden_size")
+    return {
+        "intermediate_size": hf.ffn_dim,
+        "norm_eps": 1e-5,
+        "activation": hf.activation_function,
+        "layer_norm": True,
+        "gated": False,
+    }
+
+
+def _gpt_neox(hf: Any) -> dict[str, Any]:
+    """Rotary positions in some dimensions, layer norm, attention and plain MLP side by side, biases."""
+    inv_freq, scale = _rotary(hf)
+    return {
+        "intermediate_size": hf.intermediate_size,
+        "norm_eps": hf.layer_norm_eps,
+        "activation": hf.hidden_act,
+        "inv_freq": inv_freq,
+        "rotary_scale": scale,
+        "layer_norm": True,
+        "gated": False,
+        "parallel": hf.use_parallel_residual,
+    }
+
+
+def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
+    """Frequencies as `transformers` computes them, for every scaling that does not depend on the input."""
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
+    kind = parameters.get("rope_type", "default")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
+    rotary = (GPTNeoXRotaryEmbedding if hf.model_type == "gpt_neox" else LlamaRotaryEmbedding)(config=hf)
+    frequencies = rotary.inv_freq.to(torch.float32).tolist()
+    return tuple(frequencies), float(rotary.attention_scaling)
+
+
+def max_positions(hf: Any) -> int:
+    """Positions served exactly: a model with sliding windows is served up to its window."""
+    uses_window = getattr(hf, "use_sliding_window", True)
+    window = getattr(hf, "sliding_window", None) if uses_window else None
+    return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
+
+
+def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
+    """Ids that end a sequence; the generation configuration knows them best."""
+    value = getattr(generation, "eos_token_id", None)
+    if value is None:
+        value = hf.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)

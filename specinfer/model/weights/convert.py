@@ -1,0 +1,30 @@
+"""Converts a GGUF file into a Hugging Face directory: config, tokenizer, bfloat16 safetensors."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from specinfer.model.weights.files import GgufWeights
+
+KEPT_GGUF = "source.gguf"
+"""The file as it came stays beside the converted weights, for `--weights native`."""
+
+
+def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
+    """Dequantises every tensor once; `report(done, total)` counts tensors."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    weights = GgufWeights(gguf)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in weights:
+        tensors[name] = weights[name].to(torch.bfloat16)
+        report(len(tensors), len(weights))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config.dtype = "bfloat16"
+    config.save_pretrained(directory)
+    shutil.copyfile(gguf, directory / KEPT_GGUF)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)

@@ -1,0 +1,144 @@
+"""Checkpoints of trained SSMs: a `config.json` in the `speculators` format beside one safetensors file.
+
+A checkpoint holds what was trained: decoder layers, final norm, a head over the draft vocabulary, and
+`d2t`, the offset from each draft token to its target token (so target id = draft id + d2t[draft id]).
+The embeddings are the target's own and are read from there, and so are positions where they are learnt. It
+names its verifier and carries the fingerprint of the embeddings it was trained on; another target is refused.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.families import POSITIONS, open_weights
+from specinfer.model.weights.files import SafetensorsWeights
+
+ALGORITHM = "ssm"
+_EMBEDDING = "model.embed_tokens.weight"
+_OFFSETS = "d2t"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A trained SSM, put together with its target's embeddings."""
+
+    config: ModelConfig
+    weights: Mapping[str, torch.Tensor]
+    token_ids: torch.Tensor
+    """[draft vocabulary] target token of each draft token."""
+
+
+def is_draft_checkpoint(directory: Path) -> bool:
+    """Whether a directory holds a trained SSM rather than a whole model."""
+    path = directory / "config.json"
+    return path.is_file() and "speculators_config" in json.loads(path.read_text())
+
+
+def verifier_of(directory: Path) -> str:
+    """The model a checkpoint was trained for."""
+    config = json.loads((directory / "config.json").read_text())
+    name: str = config["speculators_config"]["verifier"]["name_or_path"]
+    return name
+
+
+def save_draft(
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor,
+    layers: int,
+    target_directory: Path,
+    target_name: str,
+    trained: Mapping[str, Any],
+) -> None:
+    """Writes a checkpoint in bfloat16. `trained` records data, command, seed, time and figures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    target = open_weights(target_directory, load_config(target_directory))
+    target_config = json.loads((target_directory / "config.json").read_text())
+    config = {
+        "architectures": ["SsmSpeculator"],
+        "speculators_model_type": ALGORITHM,
+        "speculators_version": "0.1.0",
+        "draft_vocab_size": len(token_ids),
+        "transformer_layer_config": {**target_config, "num_hidden_layers": layers},
+        "speculators_config": {
+            "algorithm": ALGORITHM,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": target_name,
+                "architectures": target_config.get("architectures", ["LlamaForCausalLM"]),
+                "embedding_fingerprint": embedding_fingerprint(target),
+            },
+        },
+        "trained": dict(trained),
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_draft(directory: Path, target_directory: Path) -> DraftModel:
+    """Reads a checkpoint and the embeddings of its target.
+
+    Raises:
+        IncompatibleError: if it was trained for another target.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    expected = config["speculators_config"]["verifier"]["embedding_fingerprint"]
+    target = load_config(target_directory)
+    target_weights = open_weights(target_directory, target)
+    found = embedding_fingerprint(target_weights)
+    if found != expected:
+        raise IncompatibleError(
+            f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
+        )
+    own = SafetensorsWeights(directory)
+    offsets = own[_OFFSETS]
+    shape = replace(
+        target,
+        layers=config["transformer_layer_config"]["num_hidden_layers"],
+        vocab_size=config["draft_vocab_size"],
+        tied_embeddings=False,
+    )
+    weights = _Overlay(own, target_weights, frozen_names(target))
+    return DraftModel(shape, weights, offsets + torch.arange(len(offsets)))
+
+
+def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
+    """Hash of some rows of a model's embeddings: equal targets agree, others do not."""
+    table = weights[_EMBEDDING]
+    rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
+    return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
+
+
+def frozen_names(target: ModelConfig) -> tuple[str, ...]:
+    """Tensors that an SSM shares with its target."""
+    return (_EMBEDDING,) if target.rotary_dim else (_EMBEDDING, POSITIONS)
+
+
+class _Overlay(Mapping[str, torch.Tensor]):
+    """The checkpoint's tensors, and some of the target's."""
+
+    def __init__(
+        self, own: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], shared: tuple[str, ...]
+    ) -> None:
+        self._own, self._target, self._shared = own, target, shared
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._target[name] if name in self._shared else self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._shared
+        yield from self._own
+
+    def __len__(self) -> int:
+        return len(self._shared) + len(self._own)

@@ -1,0 +1,106 @@
+"""Families that are not named like Llama: their tensors under the names that our decoder asks for.
+
+    OPT       renamed; the table of positions begins with two rows that nobody uses
+    GPT-NeoX  renamed; query, key and value of a head lie one below the other in one matrix
+
+A mapping that is in Llama's names already comes back as it is: those of a trained SSM are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.files import SafetensorsWeights
+
+POSITIONS = "model.embed_positions.weight"
+_OPT_UNUSED_POSITIONS = 2
+_OPT_NAMES = {
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn_layer_norm.": ".input_layernorm.",
+    ".final_layer_norm.": ".post_attention_layernorm.",
+    ".fc1.": ".mlp.up_proj.",
+    ".fc2.": ".mlp.down_proj.",
+}
+_GPT_NEOX_NAMES = {
+    ".attention.dense.": ".self_attn.o_proj.",
+    ".mlp.dense_h_to_4h.": ".mlp.up_proj.",
+    ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+    "model.embed_in.": "model.embed_tokens.",
+    "model.final_layer_norm.": "model.norm.",
+}
+
+
+class _Source(NamedTuple):
+    name: str
+    pick: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What to take of the tensor; None: all."""
+
+
+class _Told(Mapping[str, torch.Tensor]):
+    """Weights under other names."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], sources: Mapping[str, _Source]) -> None:
+        self._weights, self._sources = weights, sources
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        source, pick = self._sources[name]
+        tensor = self._weights[source]
+        return pick(tensor) if pick else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
+    """The tensors of a model directory, in Llama's names."""
+    return in_llama_names(config, SafetensorsWeights(directory))
+
+
+def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The same weights as our decoder asks for them."""
+    tell = {"opt": _opt, "gpt_neox": _gpt_neox}.get(config.family)
+    if tell is None or "model.norm.weight" in weights:
+        return weights
+    sources: dict[str, _Source] = {}
+    for name in weights:
+        sources |= tell(config, name)
+    return _Told(weights, sources)
+
+
+def _opt(config: ModelConfig, name: str) -> dict[str, _Source]:
+    told = name.removeprefix("model.").removeprefix("decoder.")
+    if told == "embed_positions.weight":
+        return {POSITIONS: _Source(name, lambda table: table[_OPT_UNUSED_POSITIONS:])}
+    if told.startswith("final_layer_norm."):
+        return {told.replace("final_layer_norm.", "model.norm."): _Source(name)}
+    told = told if told.startswith("lm_head.") else f"model.{told}"
+    return {_replaced(told, _OPT_NAMES): _Source(name)}
+
+
+def _gpt_neox(config: ModelConfig, name: str) -> dict[str, _Source]:
+    if name in ("embed_out.weight", "lm_head.weight"):
+        return {"lm_head.weight": _Source(name)}
+    told = f"model.{name.removeprefix('gpt_neox.')}"
+    if ".attention.query_key_value." not in told:
+        return {_replaced(told, _GPT_NEOX_NAMES): _Source(name)}
+
+    def third(which: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        shape = (config.heads, 3, config.head_dim)
+        return lambda fused: fused.reshape(*shape, *fused.shape[1:])[:, which].flatten(0, 1)
+
+    return {
+        told.replace("attention.query_key_value", f"self_attn.{part}_proj"): _Source(name, third(which))
+        for which, part in enumerate("qkv")
+    }
+
+
+def _replaced(name: str, parts: Mapping[str, str]) -> str:
+    for old, new in parts.items():
+        name = name.replace(old, new)
+    return name

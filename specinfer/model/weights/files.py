@@ -1,0 +1,138 @@
+"""Finds a model's tensors under their Hugging Face names, in safetensors shards or in a GGUF file.
+
+Tensors are read one at a time when asked for, so that a model never lies twice in memory.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.quantise import Blocks
+
+
+class SafetensorsWeights(Mapping[str, torch.Tensor]):
+    """All tensors of the `*.safetensors` files of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = _index(directory)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with safe_open(self._files[name], framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _index(directory: Path) -> dict[str, Path]:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise SettingError("model", str(directory), "no *.safetensors there")
+    index_file = directory / "model.safetensors.index.json"
+    if index_file.is_file():
+        names = json.loads(index_file.read_text())["weight_map"]
+        return {name: directory / file for name, file in names.items()}
+    index: dict[str, Path] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            index.update(dict.fromkeys(file.keys(), path))
+    return index
+
+
+_GGUF_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_GGUF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+class GgufWeights(Mapping[str, torch.Tensor]):
+    """All tensors of a GGUF file, dequantised to float32, under Hugging Face names."""
+
+    def __init__(self, path: Path) -> None:
+        import gguf
+
+        self._reader = gguf.GGUFReader(path)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        family = str(self._field("general.architecture"))
+        if family not in _GGUF_FAMILIES:
+            raise IncompatibleError(
+                f"GGUF architecture = {family!r}: supported are {', '.join(_GGUF_FAMILIES)}"
+            )
+        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
+        self._permuted = family == "llama"
+        self._heads = int(self._field(f"{family}.attention.head_count"))
+        self._kv_heads = int(self._field(f"{family}.attention.head_count_kv"))
+        self._names = dict(self._hf_names(int(self._field(f"{family}.block_count"))))
+
+    def _field(self, name: str) -> int | str:
+        field = self._reader.fields.get(name)
+        if field is None:
+            raise IncompatibleError(f"the GGUF file has no field {name}")
+        value: int | str = field.contents()
+        return value
+
+    def _hf_names(self, layers: int) -> Iterator[tuple[str, str]]:
+        names = dict(_GGUF_TOP)
+        for layer in range(layers):
+            for hf, short in _GGUF_LAYER.items():
+                for kind in ("weight", "bias"):
+                    names[f"model.layers.{layer}.{hf}.{kind}"] = f"blk.{layer}.{short}.{kind}"
+        return ((hf, name) for hf, name in names.items() if name in self._tensors)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        import gguf
+
+        stored = self._tensors[self._names[name]]
+        array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
+        return self._in_order(name, torch.from_numpy(array))
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it is stored: ("Q4_1" or "Q8_0", bytes [N, K / 32 blocks]); None for other types."""
+        stored = self._tensors[self._names[name]]
+        if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
+            return None
+        return stored.tensor_type.name, self._in_order(name, torch.from_numpy(np.array(stored.data)))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        if self._permuted and ".q_proj." in name:
+            return _unpermute(rows, self._heads)
+        if self._permuted and ".k_proj." in name:
+            return _unpermute(rows, self._kv_heads)
+        return rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undoes llama.cpp's reordering of rotary pairs: (h, D/2, 2, ...) back to (h, 2, D/2, ...)."""
+    rest = tensor.shape[1:]
+    pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)
+    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()
