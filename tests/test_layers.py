@@ -14,6 +14,7 @@ TERMINAL = {"typer", "rich", "grpc", "grpc_health", "huggingface_hub"}
 # package or module -> (our packages it may import, third parties it may import); longest prefix wins
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.errors": (set(), set()),
+    "specinfer.cache_directory": (set(), set()),
     "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
     "specinfer.processor": (set(), set()),
@@ -21,7 +22,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
     "specinfer.hub": (
-        {"specinfer.errors", "specinfer.hub", "specinfer.model.weights.convert"},
+        {
+            "specinfer.errors",
+            "specinfer.cache_directory",
+            "specinfer.hub",
+            "specinfer.model.weights.convert",
+        },
         {"huggingface_hub"},
     ),
     "specinfer.wire": (
@@ -64,6 +70,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.tree",
             "specinfer.sampling",
             "specinfer.errors",
+            "specinfer.cache_directory",
             "specinfer.processor",
             "specinfer.model",
         },

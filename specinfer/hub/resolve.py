@@ -3,22 +3,14 @@
 Fast and without torch: nothing is downloaded or converted here (that is `specinfer.hub.pull`).
 """
 
-import os
 from importlib import resources
 from pathlib import Path
 
+from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError
 from specinfer.hub.registry import known_models
 
 DEFAULT_MODEL = "smollm2-135m"
-
-
-def cache_directory() -> Path:
-    """Where pulled models live: $SPECINFER_CACHE, else specinfer/ in the user's cache directory."""
-    if explicit := os.environ.get("SPECINFER_CACHE"):
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specinfer"
 
 
 def model_directory(name: str) -> Path:

@@ -3,8 +3,8 @@
 Needs a C++ compiler and a processor with AVX2 (simd256.h) or AVX-512 (simd512.h). Where either is missing
 `load_library` says why, and the caller decides (the torch executor always works). CXX and CXXFLAGS choose the
 compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for AVX2. The library lies in the
-cache directory under a name that changes with source, compiler, options and processor, and appears there
-atomically: services starting at once do not collide.
+cache directory (`specinfer.cache_directory`) under a name that changes with source, compiler, options and
+processor, and appears there atomically: services starting at once do not collide.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from specinfer.cache_directory import cache_directory
 from specinfer.errors import UnavailableError
 from specinfer.processor import processor_flags
 
@@ -72,8 +73,7 @@ def _library_path(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     sources = [path.read_text() for path in _SOURCES]
     key = "\0".join([*sources, version, *_flags()[1:], *sorted(processor_flags())])
-    base = os.environ.get("SPECINFER_CACHE") or Path.home() / ".cache" / "specinfer"
-    return Path(base) / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    return cache_directory() / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
 def _compile(compiler: str, path: Path) -> None:

@@ -1,0 +1,29 @@
+"""One directory for models and kernels."""
+
+from pathlib import Path
+
+import pytest
+
+from specinfer.cache_directory import cache_directory
+from specinfer.hub.resolve import model_directory
+from specinfer.model.native.build import _library_path
+
+
+@pytest.mark.parametrize(
+    ("specinfer", "xdg", "expected"),
+    [
+        ("/models", "/xdg", "/models"),
+        ("~/models", "", "/home/ann/models"),
+        ("", "/xdg", "/xdg/specinfer"),
+        ("", "not/absolute", "/home/ann/.cache/specinfer"),
+        ("", "", "/home/ann/.cache/specinfer"),
+    ],
+)
+def test_models_and_kernels_lie_in_the_directory_the_environment_says(
+    specinfer: str, xdg: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SPECINFER_CACHE": specinfer, "XDG_CACHE_HOME": xdg, "HOME": "/home/ann"}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_directory() == Path(expected)
+    assert model_directory("a/b") == Path(expected, "models", "a--b")
+    assert _library_path("g++").parent == Path(expected, "native")
