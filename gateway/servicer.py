@@ -37,6 +37,10 @@ class TargetInfo:
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     lossy: bool = False
+    dtype: str = ""
+    executor: str = ""
+    device: str = ""
+    weights: str = ""
 
     @classmethod
     def of(cls, description: verifier_pb2.DescribeVerifierReply) -> "TargetInfo":
@@ -47,6 +51,10 @@ class TargetInfo:
             description.max_context_len,
             tuple(description.eos_token_ids),
             description.kv_window_tokens > 0,
+            description.dtype,
+            description.executor,
+            description.device,
+            description.weights,
         )
 
 
@@ -112,6 +120,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             steps=loop.steps,
             new_tokens=loop.new_tokens,
             lossy=self._target.lossy,
+            dtype=self._target.dtype,
+            executor=self._target.executor,
+            device=self._target.device,
+            weights=self._target.weights,
         )
 
     def _states(self, service: SpeculatorService) -> list[generation_pb2.SpeculatorState]:

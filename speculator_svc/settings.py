@@ -29,18 +29,27 @@ class SpeculatorSettings(ServiceSettings):
     idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
 
     model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier; retrieval: whose tokens.")
-    layers: int = Field(0, ge=0, description="ssm: keep only the first layers; 0 keeps all.")
-    dtype: str = Field("bfloat16", description="ssm: numeric type.")
+    layers: int = Field(0, ge=0, description="ssm: keep only so many layers, the first; 0 keeps all.")
+    dtype: str = Field("bfloat16", description="ssm: numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="ssm: torch device.")
     weights: str = Field(
         "auto",
-        description="ssm: int8, int4 and w8a8 (activations too) quantise while loading, converted does not; "
-        "auto takes w8a8 where the native kernels multiply bytes.",
+        description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF file; "
+        "int8, int4 and w8a8 (activations too) quantise while loading; auto takes w8a8 where the native "
+        "kernels multiply bytes.",
     )
-    executor: str = Field("auto", description="ssm: what runs passes: native, torch, or auto.")
+    executor: str = Field(
+        "auto",
+        description="ssm: what runs passes: native (compiled CPU kernels), torch, generic (any causal model "
+        "of transformers), or auto, the first of them that can.",
+    )
     attention: str = Field("reference", description="ssm: attention backend of the torch executor.")
     kv_tokens: int = Field(32768, ge=16, description="ssm: context tokens the KV cache holds.")
-    expansion: str = Field("", description='ssm: expansion vector such as "1,1,3,1"; empty grows best-first.')
+    expansion: str = Field(
+        "",
+        description='ssm: expansion vector: children per node, level by level, such as "1,1,3,1"; empty '
+        "grows best-first.",
+    )
     beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
     depth: int = Field(7, ge=1, description="ssm: most levels of a best-first tree; each costs a pass.")
     least_reach: float = Field(

@@ -80,6 +80,9 @@ def describe(
         kv_window_tokens=settings.kv_window,
         kv_block_tokens=engine.runner.cache.block_tokens,
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(s * 1e6)) for n, s in pass_costs],
+        executor=engine.runner.executor_name,
+        device=settings.device,
+        weights=settings.weights,
     )
 
 

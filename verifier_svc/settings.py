@@ -18,10 +18,15 @@ class VerifierSettings(ServiceSettings):
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(
         "converted",
-        description="native keeps the 4- or 8-bit blocks of the model's GGUF file; int8 and int4 quantise "
-        "while loading, which makes another target.",
+        description="How weights are held: converted, as dtype says; native, the 4- or 8-bit blocks of the "
+        "model's GGUF file; int8, int4 or w8a8 (activations too) quantise while loading, which makes another "
+        "target.",
     )
-    executor: str = Field("auto", description="What runs passes: native, torch, or auto.")
+    executor: str = Field(
+        "auto",
+        description="What runs passes: native (compiled CPU kernels), torch, generic (any causal model of "
+        "transformers), or auto, the first of them that can.",
+    )
     attention: str = Field("reference", description="Attention backend of the torch executor.")
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")

@@ -11,6 +11,7 @@ after a lost reply changes nothing and needs no transaction.
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -19,7 +20,7 @@ from redis.exceptions import RedisError
 
 from gateway.requests.request import GenerationRequest
 from gateway.requests.scheduler import Progress
-from specinfer.errors import AlreadyExistsError, UnavailableError
+from specinfer.errors import AlreadyExistsError, SettingError, UnavailableError
 
 _RUNNING_TTL_S = 24 * 3600
 _ATTEMPTS = 5
@@ -35,8 +36,17 @@ class RequestStore:
 
     @classmethod
     def connect(cls, url: str, retention_s: int) -> "RequestStore":
-        """A store on the server at `url`; connects on first use."""
-        return cls(Redis.from_url(url, decode_responses=True, socket_timeout=5.0), retention_s)
+        """A store on the server at `url`; connects on first use.
+
+        Raises:
+            SettingError: if it is no URL of a Redis.
+        """
+        try:
+            redis = Redis.from_url(url, decode_responses=True, socket_timeout=5.0)
+        except ValueError as error:
+            shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
+            raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
+        return cls(redis, retention_s)
 
     async def check(self) -> None:
         """Asks the server whether it is there.

@@ -163,3 +163,12 @@ class RequestFailedError(SpecInferError):
             grpc.StatusCode.ALREADY_EXISTS,
             grpc.StatusCode.NOT_FOUND,
         )
+
+
+async def get_status(address: str) -> generation_pb2.StatusReply:
+    """The state of the system behind a gateway."""
+    client = GatewayClient(address)
+    try:
+        return await client.status()
+    finally:
+        await client.close()

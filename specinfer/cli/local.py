@@ -1,12 +1,14 @@
 """A whole system on this machine: Redis, verifier, speculators and gateway as child processes."""
 
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,10 +16,16 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command, redis_url_from_environment
-from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.cli.processes import Child, check_listen_address, free_ports, wait_for_port
+from specinfer.cli.redis_server import (
+    check_redis,
+    find_redis_binary,
+    redis_command,
+    redis_url_from_environment,
+)
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Flags = Mapping[str, str]
 Report = Callable[[str], None]
@@ -70,6 +78,8 @@ class LocalOptions:
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
+    device: str | None = None
+    """Where models run; None leaves it to the services: to their environment variables, else the CPU."""
     listen: str | None = None
     """Address of the gateway; None takes a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
@@ -79,24 +89,36 @@ class LocalOptions:
 
 
 class LocalSystem:
-    """Starts on entering, ends on leaving; the services' logs are kept if it fails to start."""
+    """Starts on entering, ends on leaving. If a service fails the error names the folder of the logs."""
 
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
-        self._options, self._report = options, report
+        self._options, self.report = options, report
         self.children: dict[str, Child] = {}
         pool = options.speculators
         self._pool = default_speculators(options.model) if pool is None else pool
         self._redis_port, *ports = free_ports(3 + len(self._pool))
         gateway, self._verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self.address = options.listen or gateway
-        self.redis_url = ""
-        self.logs = Path(tempfile.mkdtemp(prefix="specinfer-"))
+        self.redis_url = redis_url_from_environment() or ""
+        self.instance = secrets.token_hex(8)
+        """By which our own services are told from others that may have got their addresses."""
+        self._failed = False
+
+    @cached_property
+    def logs(self) -> Path:
+        """The folder of the services' logs; kept if one of them fails."""
+        return Path(tempfile.mkdtemp(prefix="specinfer-"))
 
     def __enter__(self) -> Self:
+        self._check_first()
         try:
             self._start()
+        except SpecInferError as error:
+            self._failed = True
+            self.__exit__(None, None, None)
+            raise UnavailableError(f"{error}; logs in {self.logs}") from error
         except BaseException:  # also on Ctrl-C: nothing may stay behind
-            self.stop()
+            self.__exit__(None, None, None)
             raise
         return self
 
@@ -104,7 +126,8 @@ class LocalSystem:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        shutil.rmtree(self.logs, ignore_errors=True)
+        if not self._failed:
+            shutil.rmtree(self.logs, ignore_errors=True)
 
     def stop(self) -> None:
         """Ends the children in reverse order of their start."""
@@ -115,15 +138,33 @@ class LocalSystem:
         self.children.clear()
 
     def check(self) -> None:
-        """Raises UnavailableError if one of the processes has ended."""
-        for child in self.children.values():
-            child.check()
+        """Raises UnavailableError if one of the processes has ended; its log is kept."""
+        try:
+            for child in self.children.values():
+                child.check()
+        except UnavailableError as error:
+            self._failed = True
+            raise UnavailableError(f"{error}; logs in {self.logs}") from error
+
+    def _check_first(self) -> None:
+        """Finds at once what would only show when everything is loaded: one line instead of failed children.
+
+        Raises:
+            InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
+            UnavailableError: if there is no Redis.
+        """
+        resolve_model(self._options.model)
+        check_listen_address(self.address)
+        if self.redis_url:
+            check_redis(self.redis_url)
+        else:
+            find_redis_binary()
 
     def _start(self) -> None:
-        resolve_model(self._options.model)  # one clear line instead of four children that fail
-        self.redis_url = redis_url_from_environment() or self._start_redis()
+        self.redis_url = self.redis_url or self._start_redis()
         model = {"model": self._options.model}
-        common = {**model, "dtype": self._options.dtype}
+        device = {"device": self._options.device} if self._options.device is not None else {}
+        common = {**model, "dtype": self._options.dtype, **device}
         verifier = {"listen": self._verifier, **common, **self._options.verifier}
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
@@ -147,7 +188,7 @@ class LocalSystem:
 
     def _start_redis(self) -> str:
         port = self._redis_port
-        self._report("starting redis")
+        self.report("starting redis")
         child = Child("redis", redis_command(port, self.logs), self.logs / "redis.log", {})
         self.children["redis"] = child
         wait_for_port(child, port, START_TIMEOUT_S)
@@ -158,10 +199,12 @@ class LocalSystem:
         for key, value in flags.items():
             command += _arguments(key, value)
         environment = {key: text for key, text in SERVICE_ENVIRONMENT.items() if key not in os.environ}
+        environment[INSTANCE_VARIABLE] = self.instance
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        self._report(f"starting {name}")
+        """Waits until our own service answers there, not one that has got its address before it."""
+        self.report(f"starting {name}")
         child = self.children[name]
         deadline = time.monotonic() + START_TIMEOUT_S
         with grpc.insecure_channel(address) as channel:
@@ -169,8 +212,10 @@ class LocalSystem:
             while time.monotonic() < deadline:
                 child.check()
                 try:
-                    reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                    request = health_pb2.HealthCheckRequest(service=instance_service(self.instance))
+                    reply = stub.Check(request, timeout=1.0, wait_for_ready=True)
                 except grpc.RpcError:
+                    time.sleep(0.02)
                     continue  # not up yet; the loop ends in UnavailableError
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specinfer.errors import UnavailableError
+from specinfer.errors import InvalidInputError, UnavailableError
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -24,6 +25,39 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:  # all are held until the last is found: a port that is let go may come again
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+def check_listen_address(address: str) -> None:
+    """Checks that a server could listen on `host:port` at this moment.
+
+    Raises:
+        InvalidInputError: if it is no such address, not one of this machine, or in use.
+    """
+    if address.startswith("unix:"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise InvalidInputError("listen", address, "must be host:port with a port from 1 to 65535")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidInputError("listen", address, error.strerror or "no such host") from error
+    errors = [_why_not_bound(family, place) for family, _, _, _, place in found]
+    if errno.EADDRINUSE in errors:
+        raise InvalidInputError("listen", address, "in use by another program; choose another address")
+    if all(errors):
+        raise InvalidInputError("listen", address, os.strerror(errors[0]))
+
+
+def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
+    """The error number with which a socket cannot be bound there, or 0."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
+            probe.bind(place)
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0
 
 
 class Child:

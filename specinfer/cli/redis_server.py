@@ -2,16 +2,46 @@
 
 import importlib.util
 import os
+import re
 import shutil
+import socket
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from specinfer.errors import UnavailableError
+from specinfer.errors import SettingError, UnavailableError
+
+_VARIABLE = "REDIS_URL"
+_SCHEMES = ("redis", "rediss", "unix")
 
 
 def redis_url_from_environment() -> str | None:
     """The server the user already runs, if any."""
-    return os.environ.get("REDIS_URL") or None
+    return os.environ.get(_VARIABLE) or None
+
+
+def check_redis(url: str) -> None:
+    """Checks that something listens at the URL of a Redis, before anything is loaded for it.
+
+    Raises:
+        SettingError: if it is no URL of a Redis.
+        UnavailableError: if nothing listens there.
+    """
+    shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or 6379
+    except ValueError as error:
+        raise SettingError(_VARIABLE, shown, str(error)) from error
+    if parts.scheme not in _SCHEMES:
+        raise SettingError(_VARIABLE, shown, "must begin with redis://, rediss:// or unix://")
+    if parts.scheme == "unix":
+        return
+    try:
+        socket.create_connection((host, port), timeout=5.0).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UnavailableError(f"{_VARIABLE} = {shown!r}: no Redis there: {why}") from error
 
 
 def find_redis_binary() -> str:

@@ -15,6 +15,7 @@ from rich.progress import (
 from rich.table import Table
 
 from specinfer.cli.bench import Run
+from specinfer.cli.client import Answer, acceptance_length
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
@@ -70,7 +71,7 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     table.add_column("what")
     table.add_column("state")
     lossy = ", LOSSY: windowed cache" if status.lossy else ""
-    table.add_row("model", f"{status.model}, context {status.max_context_len}{lossy}")
+    table.add_row("model", f"{target_words(status)}, context {status.max_context_len}{lossy}")
     table.add_row("verifier", "ready" if status.verifier_ready else "not answering")
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
     table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")
@@ -80,3 +81,29 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
             f"speculator {s.name} ({s.drafter or '?'})", f"{ready}, {s.answered} in time, {s.missed} missed"
         )
     return table
+
+
+def answer_line(answer: Answer) -> str:
+    """What one answer took, and which speculators won steps."""
+    summary, result = answer.summary, answer.to_json()
+    steps, accepted = summary.stats.steps, summary.stats.accepted
+    parts = [
+        f"{summary.new_tokens} tokens in {steps} steps",
+        f"{acceptance_length(steps, accepted):.2f} tokens/step",
+        *(f"{speculator.name} won {speculator.wins}" for speculator in summary.stats.speculators),
+        result["finish_reason"],
+    ]
+    return ", ".join(parts)
+
+
+def ready_line(address: str, status: generation_pb2.StatusReply, logs: str) -> str:
+    """What a system that has just started says of itself."""
+    return f"ready at {address}: {target_words(status)}; logs in {logs}; Ctrl-C ends it"
+
+
+def target_words(status: generation_pb2.StatusReply) -> str:
+    """The target model and how it runs."""
+    return (
+        f"{status.model}, {status.executor} executor, {status.dtype}, {status.device}, "
+        f"weights {status.weights}"
+    )

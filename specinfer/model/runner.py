@@ -66,6 +66,14 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+    _check_device(options.device)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise SettingError("device", name, str(error).splitlines()[0]) from error
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
@@ -156,6 +164,11 @@ class ModelRunner:
         if options.kv_window:
             window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
         return cls(config, executor, PagedKVCache(num_blocks, executor, window))
+
+    @property
+    def executor_name(self) -> str:
+        """What runs its passes: "native", "torch" or "generic"."""
+        return self._executor.name
 
     def open(self) -> KVSequence:
         """A new, empty sequence."""

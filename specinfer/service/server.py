@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,6 +18,13 @@ from specinfer.service.settings import ServiceSettings
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
+"""Whoever starts a service may put a word of its own here and so tell it from another one at its address."""
+
+
+def instance_service(instance: str) -> str:
+    """The name under which the health service answers for the service that was started with this word."""
+    return f"instance/{instance}"
 
 
 class ServiceServer:
@@ -44,7 +52,8 @@ class ServiceServer:
         except RuntimeError as error:
             raise SettingError("listen", self._settings.listen, "cannot bind this address") from error
         await self.grpc.start()
-        for name in ["", *self._names]:
+        instance = os.environ.get(INSTANCE_VARIABLE)
+        for name in ["", *self._names, *([instance_service(instance)] if instance else [])]:
             await self._health.set(name, SERVING)
         log.info("serving %s on %s (port %d)", ", ".join(self._names), self._settings.listen, port)
         return port

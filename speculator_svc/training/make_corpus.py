@@ -22,7 +22,7 @@ _INVENTION_TOKENS = 96
 
 
 def make_corpus(
-    prompts: Annotated[Path, typer.Option(help="JSONL file of objects with `turns: [text]`.")],
+    prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
     out: Annotated[Path, typer.Option(help="Continuations, JSONL; a rerun goes on from what is there.")],
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
     limit: Annotated[int, typer.Option(help="Take this many prompts, drawn at random; 0 takes all.")] = 0,

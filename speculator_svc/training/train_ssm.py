@@ -39,13 +39,18 @@ def train_ssm(
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
     model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
     layers: Annotated[
-        str, typer.Option(help="Target layers the SSM starts from; none: the first and the last.")
+        str,
+        typer.Option(
+            help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the "
+            "last."
+        ),
     ] = "",
     start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
     insert: Annotated[
         str,
         typer.Option(
-            help="Target layers put before the last one of --start. They begin silent: as good as it was."
+            help="Target layers, numbers from 0, put before the last one of --start. They begin silent: as "
+            "good as it was."
         ),
     ] = "",
     after: Annotated[

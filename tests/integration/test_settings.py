@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from specinfer import __version__
+from specinfer.cli.processes import free_ports
+from specinfer.model.executor import EXECUTORS
+from specinfer.model.runner import DTYPES, WEIGHTS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
@@ -31,6 +37,7 @@ BAD_SETTINGS = [
     (["speculator_svc", "--ngram-min", "9"], "ngram_min = 9"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
+    (["verifier_svc", "--device", "abacus"], "device = 'abacus': "),
 ]
 
 
@@ -58,13 +65,31 @@ BAD_COMMANDS = [
     (["generate", "hi", "--temperature", "warm"], 2, "'warm'"),
     (["generate", "hi", "--speculation", "yes"], 2, "'yes'"),
     (["generate", "hi", "--seed", "-4"], 2, "seed = -4"),
-    (["generate"], 2, "Missing argument"),
+    (["generate"], 2, "prompt = None: needed"),
+    (["generate", "hi", "--prompt-file", "x"], 2, "--prompt-file = 'x': excludes a prompt as argument"),
+    (["generate", "--prompt-file", "/no/such"], 2, "prompt_file = '/no/such': No such file"),
+    (["generate", "--prompt-file", "/dev/null"], 2, "/dev/null is empty"),
+    (["generate", "-"], 2, "standard input is empty"),
+    (["generate", b"\xff\xfe"], 2, "not UTF-8 at character 1"),
+    (["generate", "hi", "--stop", b"\xff"], 2, "stop = '\\udcff': not UTF-8"),
+    (["generate", "hi", "--model", "x"], 2, "--model = 'x': needs --local"),
+    (["generate", "hi", "--weights", "int8"], 2, "--weights = 'int8': needs --local"),
+    (["generate", "hi", "--local", "--address", "x:1"], 2, "--address = 'x:1': excludes --local"),
     (["generate", "hi", "--local", "--model", "/no/such"], 2, "model = '/no/such'"),
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
     (["bench", "--prompts", "Makefile"], 2, "needs `turns: [text]`"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "fast"], 2, "modes = 'fast'"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--batch", "0"], 2, "batch = '0'"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--limit", "0"], 2, "limit = 0"),
+    *(
+        (["bench", "--prompts", "x", "--address", "x:1", flag, "y"], 2, f"{flag} = 'y': excludes --address")
+        for flag in ("--model", "--dtype", "--weights", "--device")
+    ),
+    (
+        ["bench", "--prompts", "x", "--speculator", "ngram", "--address", "x:1"],
+        2,
+        "--speculator = ['ngram']: excludes --address",
+    ),
     (["models", "pull", "gpt-9"], 2, "model = 'gpt-9': not in the registry"),
     (["sing"], 2, "sing"),
     (["status", "--address", "127.0.0.1:9"], 1, "gateway at 127.0.0.1:9"),
@@ -72,7 +97,7 @@ BAD_COMMANDS = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD_COMMANDS, ids=[m for *_, m in BAD_COMMANDS])
-def test_bad_commands(arguments: list[str], code: int, message: str) -> None:
+def test_bad_commands(arguments: list[str | bytes], code: int, message: str) -> None:
     done = run(CLI, *arguments)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
@@ -90,3 +115,80 @@ def test_models_list() -> None:
     done = run(CLI, "models", "list")
     assert done.stdout.startswith("smollm2-135m\t")
     assert "Apache-2.0" in done.stdout
+
+
+def help_of(*command: str) -> str:
+    """What `--help` says, on a terminal wide enough not to break it, without frames."""
+    done = run(*command, "--help", COLUMNS="400", NO_COLOR="1")
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        (["verifier_svc"], [*EXECUTORS, *WEIGHTS, *DTYPES]),
+        (["speculator_svc"], [*EXECUTORS, *WEIGHTS, *DTYPES, "1,1,3,1", "first; 0 keeps all"]),
+        (["speculator_svc.training", "ssm"], ["numbers from 0, such as 0,29"]),
+        *(([CLI, name], [*WEIGHTS, *DTYPES, "cpu", "cuda"]) for name in ("up", "generate", "bench")),
+    ],
+)
+def test_help_lists_the_values(command: list[str], values: list[str]) -> None:
+    text = help_of(*command)
+    assert [value for value in values if value not in text] == []
+
+
+@pytest.mark.parametrize("command", [[CLI, "bench"], ["speculator_svc.training", "corpus"]])
+def test_help_shows_brackets(command: list[str]) -> None:
+    assert "`turns: [text]`" in help_of(*command)
+
+
+def test_help_says_how_speculators_are_given() -> None:
+    assert "DRAFTER[+DRAFTER...][,FLAG=VALUE...]" in help_of(CLI, "up")
+
+
+def test_help_names_the_cache_directory() -> None:
+    text = help_of(CLI)
+    assert "$SPECINFER_CACHE" in text
+    assert "$XDG_CACHE_HOME" in text
+
+
+def test_version() -> None:
+    for arguments in (["--version"], ["version"]):
+        done = run(CLI, *arguments)
+        assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+
+
+def test_a_redis_url_that_is_none_is_one_line(default_model: Path) -> None:
+    for command, environment in (
+        (["gateway", "--redis-url", "mysql://:secret@here"], {}),
+        ([CLI, "up", "--listen", f"127.0.0.1:{free_ports(1)[0]}"], {"REDIS_URL": "mysql://:secret@here"}),
+    ):
+        done = run(*command, **environment)
+        assert done.returncode == 2, done.stderr
+        assert "= 'mysql://***@here': " in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_up_without_the_redis_of_redis_url_ends_at_once(default_model: Path) -> None:
+    port, redis = free_ports(2)
+    done = run(CLI, "up", "--listen", f"127.0.0.1:{port}", REDIS_URL=f"redis://127.0.0.1:{redis}/0")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"specinfer: error: REDIS_URL = 'redis://127.0.0.1:{redis}/0': no Redis there"
+    )
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:0", "127.0.0.1:http", "no.such.host.invalid:5"])
+def test_up_refuses_what_is_no_address(listen: str, default_model: Path) -> None:
+    done = run(CLI, "up", "--listen", listen)
+    assert done.returncode == 2
+    assert f"listen = {listen!r}: " in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_command_without_anything_is_help() -> None:
+    done = run(CLI)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Usage" in done.stdout

@@ -1,12 +1,13 @@
 """Prompt files: what is taken, and what a broken one is told."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.prompts import read_prompts
+from specinfer.prompts import read_prompt, read_prompts
 
 
 def _write(path: Path, *rows: object) -> Path:
@@ -33,3 +34,22 @@ def test_a_missing_and_an_empty_file_are_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "absent.jsonl")
     with pytest.raises(InvalidInputError, match="no prompts"):
         read_prompts(_write(tmp_path / "empty.jsonl"))
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"turns": ["\xe9"]}\n')
+    with pytest.raises(InvalidInputError, match=r"prompts = .*p\.jsonl': not UTF-8 at byte 13"):
+        read_prompts(path)
+    with pytest.raises(InvalidInputError, match=r"prompt_file = .*p\.jsonl': not UTF-8 at byte 13"):
+        read_prompt(path)
+    with pytest.raises(InvalidInputError, match=r"p\.jsonl:2 = .*: not UTF-8 at character 2"):
+        read_prompts(_write(path, {"turns": ["one"]}, {"turns": ["x\ud800"]}))
+
+
+def test_a_prompt_is_a_whole_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes("é\n\ntwo \r\n".encode())
+    assert read_prompt(path) == "é\n\ntwo "
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
+    assert read_prompt(None) == "from a pipe"

@@ -24,6 +24,9 @@ EXECUTORS = ("auto", "native", "torch", "generic")
 class Executor(Protocol):
     """Runs passes over a paged cache that it owns."""
 
+    name: str
+    """As `--executor` calls it."""
+
     def run(self, batch: Batch) -> torch.Tensor:
         """[R, V] float32 logits of the rows a pass asks for; writes its keys and values."""
 
@@ -36,6 +39,8 @@ class Executor(Protocol):
 
 class TorchExecutor:
     """The decoder in torch operations, with keys and values of shape [layers, slots, KV heads, D]."""
+
+    name = "torch"
 
     def __init__(
         self,

@@ -58,6 +58,8 @@ AttentionMaskInterface.register(_NAME, lambda *_args, **_kwargs: None)
 class GenericExecutor:
     """A `transformers` model over a paged cache."""
 
+    name = "generic"
+
     def __init__(
         self, model: Any, num_blocks: int, device: str = "cpu", attention: str = "reference"
     ) -> None:

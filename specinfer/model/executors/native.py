@@ -81,6 +81,8 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
 class NativeExecutor:
     """A decoder's packed weights and its cache memory."""
 
+    name = "native"
+
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int) -> None:
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self._num_blocks = config, dtype, num_blocks

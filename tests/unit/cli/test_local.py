@@ -43,5 +43,7 @@ def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_oth
     monkeypatch.setattr(local, "Child", lambda name, command, log, environment: found.append(environment))
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    LocalSystem(LocalOptions())._spawn("gateway", "gateway", {})
-    assert found == [{"GRPC_EXPERIMENTS": local.SERVICE_ENVIRONMENT["GRPC_EXPERIMENTS"]}]
+    system = LocalSystem(LocalOptions())
+    system._spawn("gateway", "gateway", {})
+    expected = {"GRPC_EXPERIMENTS": local.SERVICE_ENVIRONMENT["GRPC_EXPERIMENTS"]}
+    assert found == [expected | {"SPECINFER_INSTANCE": system.instance}]

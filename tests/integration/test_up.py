@@ -1,0 +1,144 @@
+"""`specinfer up` on a tiny model: what it checks first, what it says, how it ends."""
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from specinfer.cli import local
+from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.processes import Child, check_listen_address, free_ports
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from tests.system import ascii_tokenizer
+from tests.tiny_models import tiny_transformers
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tiny_transformers("llama").save_pretrained(directory)
+    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def up(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "specinfer.cli", "up", *flags]
+
+
+@contextmanager
+def listening() -> Iterator[str]:
+    """The address of a program that listens."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield f"127.0.0.1:{other.getsockname()[1]}"
+
+
+def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Child", lambda *_: pytest.fail("a process was started"))
+    with listening() as address:
+        with pytest.raises(InvalidInputError, match=f"listen = '{address}': in use"):
+            LocalSystem(LocalOptions(model=str(model), listen=address)).__enter__()
+        done = subprocess.run(up("--model", str(model), "--listen", address), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"specinfer: error: listen = {address!r}: in use by another program; choose another address\n"
+    )
+    check_listen_address(address)  # free again, though its last connection may linger
+
+
+async def test_a_foreign_service_at_its_address_is_not_taken_for_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has got the port after the check; it is healthy, and not ours."""
+    monkeypatch.setattr(local, "START_TIMEOUT_S", 1.0)
+    settings = ServiceSettings(listen=f"127.0.0.1:{free_ports(1)[0]}", drain_seconds=0.1)
+    system = LocalSystem(LocalOptions(listen=settings.listen))
+    system.children["gateway"] = Child("gateway", ["sleep", "60"], tmp_path / "log", {})
+    try:
+        for instance in ("", "another"):
+            monkeypatch.setenv("SPECINFER_INSTANCE", instance)
+            foreign = ServiceServer(settings, [])
+            await foreign.start()
+            with pytest.raises(UnavailableError, match="gateway is not serving after 1 s"):
+                await asyncio.to_thread(system._wait, "gateway", settings.listen)
+            await foreign.stop()
+        monkeypatch.setenv("SPECINFER_INSTANCE", system.instance)
+        own = ServiceServer(settings, [])
+        await own.start()
+        await asyncio.to_thread(system._wait, "gateway", settings.listen)
+        await own.stop()
+    finally:
+        system.stop()
+
+
+def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_ignores(
+    model: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    flags = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--listen", address]
+    with subprocess.Popen(
+        up(*flags),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as shells start background jobs
+    ) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            target = f"{re.escape(str(model))}, (native|torch) executor, float32, cpu, weights converted"
+            found = re.fullmatch(rf"ready at {address}: {target}; logs in (\S+); Ctrl-C ends it\n", line)
+            assert found, line
+            logs = Path(found[2])
+            assert {path.name for path in logs.iterdir()} == {"verifier.log", "ngram.log", "gateway.log"}
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert not logs.exists()
+
+
+def test_a_service_that_cannot_start_leaves_its_log_and_its_place(
+    model: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    done = subprocess.run(
+        up("--model", str(model), "--device", "abacus", "--listen", f"127.0.0.1:{free_ports(1)[0]}"),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    found = re.fullmatch(
+        r"specinfer: error: verifier ended with code 2: verifier_svc: error: device = 'abacus': .*; "
+        r"logs in (\S+)\n",
+        done.stderr,
+    )
+    assert found, done.stderr
+    assert "device = 'abacus'" in Path(found[1], "verifier.log").read_text()
+
+
+def test_a_service_that_ends_later_leaves_its_log_and_its_place(tmp_path: Path) -> None:
+    system = LocalSystem(LocalOptions())
+    command = ["sh", "-c", "echo out of luck; exit 3"]
+    system.children["ngram"] = child = Child("ngram", command, system.logs / "ngram.log", {})
+    child.join(10)
+    with pytest.raises(
+        UnavailableError, match=f"ngram ended with code 3: out of luck; logs in {system.logs}"
+    ):
+        system.check()
+    system.__exit__(None, None, None)
+    assert (system.logs / "ngram.log").is_file()
