@@ -1,20 +1,51 @@
 """`python -m speculator_svc.training corpus|ssm`, the same as `specinfer train`."""
 
+import signal
 import sys
 
 import typer
 
 from specinfer.errors import SpecInferError
+from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.train_ssm import train_ssm
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train speculators for a target.")
+PROGRAM = "specinfer train"
+INTERRUPTED = 130
+# typer may carry its own copy of click, so the class is found through typer
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train speculators for a target.",
+)
 app.command("corpus")(make_corpus)
 app.command("ssm")(train_ssm)
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Exit code 130 if a signal ended the work, 2 for bad input."""
+    for number in SIGNALS:  # also where a shell has started us in the background with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     try:
-        app(prog_name="specinfer train")
+        code = app(prog_name=PROGRAM, standalone_mode=False)  # typer turns Ctrl-C into the return value 130
+    except InterruptionError as error:
+        _exit(f"interrupted: {error}", INTERRUPTED)
+    except USAGE_ERROR as error:
+        message = str(getattr(error, "format_message", error.__str__)())
+        _exit(f"error: {message}" if message else "", 2)
     except SpecInferError as error:
-        print(f"specinfer train: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _exit(f"error: {error}", 2)
+    if code == INTERRUPTED:
+        _exit("interrupted: what is finished is kept, and the same command goes on from it", INTERRUPTED)
+
+
+def _exit(message: str, code: int) -> None:
+    if message:
+        print(f"{PROGRAM}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,11 @@
 """Fits a student to the target's distributions: batches, loss, schedule, evaluation, checkpoints of a run.
 
 The schedule follows time, not steps: a run is told how many minutes it may take and its learning rate
-ends at zero just then. State is saved every few minutes; the same command goes on where it stopped.
+ends at zero just then. State is saved every few minutes, on SIGINT or SIGTERM, and at the end; the same
+command goes on where it stopped.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from speculator_svc.training.corpus import Continuation, Labels
+from speculator_svc.training.interruption import InterruptionError, deferred_signals
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
@@ -139,19 +142,25 @@ def distil(
     """Trains in place until the time is over; returns the tokens seen.
 
     `report(minutes, loss, tokens seen)` is called after every step.
+
+    Raises:
+        InterruptionError: if a signal came; the state is saved.
     """
     optimizer = torch.optim.AdamW(
         student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    minutes, seen, epoch = _restore(student, optimizer, state_path)
+    minutes, seen, first_epoch = _restore(student, optimizer, state_path)
     last = saved = time.monotonic()
-    while True:
-        rng = np.random.default_rng((options.seed, epoch))
-        for _, batch in batches(examples, options.tokens_per_batch, rng):
+    with deferred_signals() as signalled:
+        for epoch, batch in _epochs(examples, options, first_epoch):
             now = time.monotonic()
             minutes, last = minutes + min(now - last, LONGEST_STEP_S) / 60, now
-            if minutes >= options.minutes:
-                return seen
+            ending = signalled() or minutes >= options.minutes
+            if ending or now - saved > SAVE_EVERY_S:
+                saved = now
+                _save(student, optimizer, state_path, (minutes, seen, epoch))
+            if ending:
+                break
             if not len(batch.rows):
                 continue
             for group in optimizer.param_groups:
@@ -161,10 +170,20 @@ def distil(
             loss = _step(student, optimizer, batch)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
-            if time.monotonic() - saved > SAVE_EVERY_S:
-                saved = time.monotonic()
-                _save(student, optimizer, state_path, (minutes, seen, epoch))
-        epoch += 1
+    if minutes < options.minutes:
+        raise InterruptionError(
+            f"after {minutes:.1f} of {options.minutes:g} minutes, which are saved in {state_path}; "
+            "the same command goes on"
+        )
+    return seen
+
+
+def _epochs(examples: Examples, options: DistilOptions, first: int) -> Iterator[tuple[int, TrainingBatch]]:
+    """Batches without end, with their epoch."""
+    for epoch in itertools.count(first):
+        rng = np.random.default_rng((options.seed, epoch))
+        for _, batch in batches(examples, options.tokens_per_batch, rng):
+            yield epoch, batch
 
 
 def _step(student: Student, optimizer: torch.optim.Optimizer, batch: TrainingBatch) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.prompts import read_prompts
@@ -14,6 +15,7 @@ from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
 from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
+from speculator_svc.training.interruption import InterruptionError
 from speculator_svc.training.labels import LABEL_WIDTH
 from speculator_svc.training.progress import console, progress_bar
 from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
@@ -32,8 +34,19 @@ def make_corpus(
     batch: Annotated[int, typer.Option(help="Continuations at a time.")] = 48,
     seed: Annotated[int, typer.Option(help="Of the choice and of everything sampled.")] = 0,
     device: Device = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Throw away what is in --out and begin anew.")
+    ] = False,
 ) -> None:
-    """Let the target continue prompts: the corpus an SSM is trained on."""
+    """Let the target continue prompts: the corpus an SSM is trained on.
+
+    Every continuation is written when it is finished; after SIGINT (Ctrl-C), SIGTERM or a crash the same
+    command goes on from there.
+    """
+    inventions_path = out.with_suffix(".invented.jsonl")
+    if overwrite:
+        for path in (out, inventions_path):
+            path.unlink(missing_ok=True)
     directory = resolve_model(model)
     tokenizer = Tokenizer.load(directory)
     texts = list(read_prompts(prompts))
@@ -46,7 +59,7 @@ def make_corpus(
     opening = open_prompt(tokenizer, stops)
     inventions = maker.run(
         "inventing",
-        out.with_suffix(".invented.jsonl"),
+        inventions_path,
         [(f"invented-{i}", opening, 1.0) for i in range(invent)],
         _INVENTION_TOKENS,
     )
@@ -61,7 +74,10 @@ def make_corpus(
         for i, (job_id, text) in enumerate(sorted(asked.items()))
     ]
     random.Random(seed).shuffle(jobs)  # so that what an interrupted run leaves is a sample of all
+    known = len(finished_jobs(out))
     written = maker.run("continuing", out, jobs, max_new_tokens, LABEL_WIDTH)
+    if len(written) == known:
+        raise SettingError("out", str(out), "finished already; --overwrite throws it away and begins anew")
     tokens = sum(len(item.output) for item in written.values())
     console.print(f"{out}: {len(written)} continuations, {tokens} tokens, {len(invented)} prompts invented")
 
@@ -80,8 +96,17 @@ class _Maker:
         max_new_tokens: int,
         label_width: int = 0,
     ) -> dict[str, Continuation]:
-        """All results by id, in the order of the jobs."""
+        """All results by id, in the order of the jobs.
+
+        Raises:
+            SettingError: if the file has results of other prompts.
+            InterruptionError: if a signal came; what is finished is in the file.
+        """
         done = finished_jobs(path)
+        for job_id, prompt, _ in jobs:
+            if job_id in done and done[job_id].prompt != prompt:
+                why = f"{job_id} there has another prompt; --overwrite throws it away and begins anew"
+                raise SettingError("out", str(path), why)
         missing = [
             ContinuationJob(job_id, prompt, temperature, _job_seed(self._seed, job_id))
             for job_id, prompt, temperature in jobs
@@ -91,7 +116,12 @@ class _Maker:
         fitting = [job for job in missing if len(job.prompt) <= longest]
         if len(fitting) < len(missing):
             console.print(f"{what}: left out {len(missing) - len(fitting)} prompts over {longest} tokens")
-        write_continuations(path, self._results(what, fitting, max_new_tokens, label_width))
+        try:
+            write_continuations(path, self._results(what, fitting, max_new_tokens, label_width))
+        except KeyboardInterrupt as error:
+            rest = f"{len(finished_jobs(path))} of {len(done) + len(fitting)} are in {path}"
+            how = "the same command without --overwrite goes on"
+            raise InterruptionError(f"while {what} prompts, {rest}; {how}") from error
         results = finished_jobs(path)
         return {job_id: results[job_id] for job_id, _, _ in jobs if job_id in results}
 

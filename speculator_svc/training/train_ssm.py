@@ -14,7 +14,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import DraftModel, load_draft, save_draft
+from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_draft, save_draft
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
@@ -26,6 +26,7 @@ from speculator_svc.training.corpus import (
 )
 from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate
+from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
 from speculator_svc.training.progress import console, progress_bar
 from speculator_svc.training.student import Student
@@ -63,8 +64,16 @@ def train_ssm(
     seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")] = 0,
     device: Device = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
+    ] = False,
 ) -> None:
-    """Distil the target into a small model that drafts for it."""
+    """Distil the target into a small model that drafts for it.
+
+    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
+    """
+    if not overwrite and is_draft_checkpoint(out):
+        raise SettingError("out", str(out), "holds a finished SSM; --overwrite trains again and replaces it")
     place = pick_device(device)
     if threads:
         torch.set_num_threads(threads)
@@ -82,9 +91,10 @@ def train_ssm(
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
     data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
     student = _student(directory, config, base, inserted if base else own, data.token_ids).to(place)
+    state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
-    seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), work / "state.pt")
+    seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), state)
     success = evaluate(student, data.held_out, data.token_ids)
     console.print(f"held out: {success}")
     trained = {
@@ -104,7 +114,10 @@ def train_ssm(
         report = pool_report([*others, student], data.held_out, data.token_ids)
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
-    save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
+    with deferred_signals():  # a checkpoint is whole or not there
+        (out / "config.json").unlink(missing_ok=True)
+        save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
+        state.unlink()  # finished: whoever trains again begins anew
     console.print(f"saved {out}")
 
 

@@ -286,10 +286,10 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
     for bad in ({"layers": "0,29"}, {"layers": "x"}, {"vocabulary": 98}, {"device": "abacus"}):
         (field, value), *_ = bad.items()
         with pytest.raises(SettingError, match=f"{field} = '?{value}'?"):
-            train(**bad)
+            train(**bad, overwrite=True)
     lines.write_text(lines.read_text().splitlines(keepends=True)[0])
     with pytest.raises(InvalidInputError, match=r"corpus = .*one continuation is not enough"):
-        train()
+        train(overwrite=True)
 
 
 def test_a_checkpoint_for_another_target_is_refused(target: Path, vocabulary: object, tmp_path: Path) -> None:

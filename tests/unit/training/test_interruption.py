@@ -1,0 +1,207 @@
+"""Training and corpus making that are interrupted, go on, and do not overwrite what is finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from speculator_svc.training.corpus import Continuation, Labels, finished_jobs, write_continuations
+from speculator_svc.training.distil import DistilOptions, Examples, distil
+from speculator_svc.training.interruption import InterruptionError, deferred_signals
+from speculator_svc.training.make_corpus import make_corpus
+from speculator_svc.training.train_ssm import train_ssm
+from tests.system import ascii_tokenizer
+from tests.tiny_models import tiny_transformers
+from tests.unit.training.test_training import make_student
+
+ROOT = Path(__file__).resolve().parents[3]
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+RUN = """
+import os, sys
+import speculator_svc.training.__main__ as program
+import speculator_svc.training.{module} as module
+work = module.{function}
+def interrupted(*arguments):
+    {body}
+if {signal}:
+    module.{function} = interrupted
+program.main()
+"""
+STEP = "os.kill(os.getpid(), {signal}); return work(*arguments)"
+CONTINUE = """for number, found in enumerate(work(*arguments)):
+        yield found
+        if number == 1: os.kill(os.getpid(), {signal})"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    tiny_transformers("llama", initializer_range=0.4).save_pretrained(directory)
+    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def run(
+    module: str, function: str, body: str, number: int, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """A command of `specinfer train` that gets a signal (unless 0) in the midst of `function`."""
+    code = RUN.format(
+        module=module, function=function, signal=int(number), body=body.format(signal=int(number))
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as shells start background jobs
+    )
+
+
+def examples() -> Examples:
+    rng = np.random.default_rng(0)
+    corpus = [Continuation(tuple(rng.integers(3, 97, 4).tolist()), (3, 4, 5, 6)) for _ in range(40)]
+    labels = [Labels(np.full((4, 2), 3, np.int32), np.full((4, 2), 0.5, np.float16)) for _ in corpus]
+    return Examples(corpus, labels)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: Path, tmp_path: Path) -> None:
+    """Nothing is lost, though the next regular saving is minutes away."""
+    options, state = DistilOptions(minutes=10.0, tokens_per_batch=64), tmp_path / "state.pt"
+
+    def interrupt_after(steps: int) -> list[int]:
+        seen: list[int] = []
+
+        def report(minutes: float, loss: float, tokens: int) -> None:
+            seen.append(tokens)
+            if len(seen) == steps:
+                os.kill(os.getpid(), number)
+
+        student = make_student(target, np.arange(40))
+        with pytest.raises(
+            InterruptionError, match=r"of 10 minutes, which are saved in .*state\.pt; the same"
+        ):
+            distil(student, examples(), options, state, report)
+        return seen
+
+    first, second = interrupt_after(3), interrupt_after(2)
+    assert len(first) == 3, "it ended at once"
+    assert torch.load(state)["at"][1] == second[-1]
+    assert second[0] - first[-1] == first[1] - first[0], "the next step"
+
+
+def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_path: Path) -> None:
+    options, state = DistilOptions(minutes=0.005, tokens_per_batch=64), tmp_path / "state.pt"
+    steps: list[float] = []
+    first = distil(make_student(target, np.arange(40)), examples(), options, state, lambda *_: None)
+    again = distil(
+        make_student(target, np.arange(40)), examples(), options, state, lambda at, *_: steps.append(at)
+    )
+    assert (again, steps) == (first, [])
+
+
+def test_the_second_signal_acts_at_once() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with deferred_signals() as signalled:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signalled()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
+    lines, out, work = tmp_path / "corpus.jsonl", tmp_path / "ssm", tmp_path / "work"
+    labels = Labels(np.tile(np.arange(3, 35, dtype=np.int32), (4, 1)), np.full((4, 32), 1 / 32, np.float16))
+    rows = [(str(i), Continuation((5, i + 3), (i + 3, 4, 5, 6), labels)) for i in range(12)]
+    write_continuations(lines, rows)
+    flags = ["ssm", "--corpus", lines, "--out", out, "--work", work, "--model", target, "--vocabulary", 40]
+    done = run("distil", "_step", STEP, signal.SIGTERM, *flags, "--device", "cpu", "--minutes", 0.01)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("specinfer train: interrupted: after 0.0 of 0.01 minutes")
+    assert torch.load(work / "state.pt")["at"][1] > 0
+    assert not out.exists()
+
+    def train(**more: bool) -> None:
+        given = {"corpus": [lines], "out": out, "work": work, "model": str(target), "vocabulary": 40}
+        train_ssm(**given, minutes=0.01, device="cpu", **more)  # type: ignore[arg-type]
+
+    train()
+    assert not (work / "state.pt").exists()
+    result = (out / "model.safetensors").read_bytes()
+    with pytest.raises(SettingError, match=r"out = .*ssm': holds a finished SSM; --overwrite trains again"):
+        train()
+    assert (out / "model.safetensors").read_bytes() == result
+    (out / "model.safetensors").write_bytes(b"another")
+    train(overwrite=True)
+    assert (out / "model.safetensors").stat().st_size == len(result)
+
+
+def test_train_corpus_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "corpus.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}"]}) + "\n" for i in range(6)))
+    flags = ["corpus", "--prompts", prompts, "--out", out, "--model", target, "--batch", 2]
+    flags += ["--max-new-tokens", 5, "--device", "cpu"]
+    done = run("make_corpus", "continue_prompts", CONTINUE, signal.SIGTERM, *flags)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"specinfer train: interrupted: while continuing prompts, 2 of 6 are in {out}; "
+        "the same command without --overwrite goes on"
+    )
+    kept = out.read_text()
+    assert len(finished_jobs(out)) == 2
+
+    def make(**more: object) -> None:
+        make_corpus(prompts, out, str(target), batch=2, max_new_tokens=5, device="cpu", **more)  # type: ignore[arg-type]
+
+    make()
+    whole = out.read_text()
+    assert whole.startswith(kept)
+    assert len(finished_jobs(out)) == 6
+    with pytest.raises(SettingError, match=r"out = .*: finished already; --overwrite throws it away"):
+        make()
+    with pytest.raises(SettingError, match=r"out = .*prompt-\d there has another prompt; --overwrite throws"):
+        make(seed=1)
+    assert out.read_text() == whole
+    make(seed=1, overwrite=True)
+    assert len(finished_jobs(out)) == 6
+    assert out.read_text() != whole
+
+
+def test_specinfer_train_passes_signals_on(tmp_path: Path, target: Path) -> None:
+    """It waits for prompts from a pipe; there is one process, which gets the signal."""
+    pipe = tmp_path / "prompts"
+    os.mkfifo(pipe)
+    command = [
+        "-m",
+        "specinfer.cli",
+        "train",
+        "corpus",
+        "--prompts",
+        str(pipe),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    with subprocess.Popen(
+        [sys.executable, *command, "--model", str(target)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
+        try:
+            with pipe.open("w"):  # waits until it reads
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 130
+            assert process.stderr is not None
+            assert "interrupted: what is finished is kept" in process.stderr.read()
+        finally:
+            process.kill()
