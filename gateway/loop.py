@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.clients.outage import Outage
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
 from gateway.metrics import GatewayMetrics
@@ -64,7 +65,7 @@ class GenerationLoop:
         self._wake = asyncio.Event()
         self._aftermath: asyncio.Queue[_Aftermath] = asyncio.Queue(_MOST_DELIVERIES)
         self._background: set[asyncio.Task[None]] = set()
-        self._verifier_lost_at: float | None = None
+        self._outage = Outage()
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
         self.steps = 0
@@ -73,7 +74,7 @@ class GenerationLoop:
     @property
     def verifier_ready(self) -> bool:
         """Whether the last call to the verifier succeeded."""
-        return self._verifier_lost_at is None
+        return self._outage.since is None
 
     async def submit(self, request: GenerationRequest) -> "asyncio.Queue[Update]":
         """Records and queues a request; returns the queue of its updates."""
@@ -134,7 +135,7 @@ class GenerationLoop:
         merged = time.perf_counter()
         verdicts, pass_s = await self._verifier.verify(entries, trees)
         verified = time.perf_counter()
-        self._verifier_lost_at = None
+        self._outage.over(time.monotonic())
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
         self.steps += 1
         done = time.perf_counter()
@@ -257,8 +258,6 @@ class GenerationLoop:
         """Waits a little for the verifier; after its patience the step's requests end with an error."""
         now = time.monotonic()
         self._metrics.verifier_failures.inc()
-        self._verifier_lost_at = self._verifier_lost_at or now
-        log.warning("iteration failed: %s", error)
-        if now - self._verifier_lost_at > self._patience_s:
+        if self._outage.failed(error, now) > self._patience_s:
             await self._deliver(self.scheduler.fail([e.state for e in entries], str(error), now))
         await asyncio.sleep(_BACKOFF_S)

@@ -129,6 +129,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     def _states(self, service: SpeculatorService) -> list[generation_pb2.SpeculatorState]:
         """One row per speculator; of a service that is away its address, or the names it had."""
         names = [self._loop.pool.names[speculator] for speculator in service.members] or [service.address]
+        numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
         drafters = [speculator.drafter for speculator in described] or [""] * len(names)
         return [
@@ -138,8 +139,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 ready=service.description is not None,
                 answered=service.counters.answered,
                 missed=service.counters.missed,
+                failed=service.failures[speculator],
             )
-            for name, drafter in zip(names, drafters, strict=True)
+            for speculator, name, drafter in zip(numbers, names, drafters, strict=True)
         ]
 
     def _decode(self, message: generation_pb2.GenerateRequest) -> GenerationRequest:

@@ -5,10 +5,13 @@ pool's. Invariant: `held` never claims more than the service said.
 """
 
 import logging
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gateway.clients.outage import LogPace
 from gateway.planning.acceptance import Part
 from gateway.planning.latency import DraftTime
 from gateway.requests.scheduler import StepEntry
@@ -65,6 +68,9 @@ class SpeculatorService:
     last_seconds: float = 0.0
     """How long its last answer took."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
+    failures: Counter[int] = field(default_factory=Counter)
+    """Drafts that were refused, failed or malformed, by speculator."""
+    _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
 
     def asked(self, entries: Sequence[StepEntry], chosen: Part) -> dict[str, Asked]:
         """What this service has to do in a step: chains are drafted by all, trees by the chosen."""
@@ -118,17 +124,16 @@ class SpeculatorService:
             self.held[name] = 0
             return []
         if result.status != int(EntryStatus.OK):
-            log.warning("%s refused %s: %s", self.address, name, result.message)
-            self.refused.update((name, speculator) for speculator in asked[name].speculators)
+            for speculator in asked[name].speculators:
+                self._fail(speculator, result.message)
+                self.refused.add((name, speculator))
             return []
         self.held[name] = result.held_len
         found: dict[int, TokenTree] = {}
         for draft in result.drafts:
             speculator = self.members.start + draft.speculator
             if draft.status == int(EntryStatus.ERROR):
-                log.warning(
-                    "speculator %d of %s refused %s: %s", speculator, self.address, name, draft.message
-                )
+                self._fail(speculator, draft.message)
                 self.refused.add((name, speculator))
                 continue
             try:
@@ -139,9 +144,20 @@ class SpeculatorService:
                     raise MalformedTreeError("tree.proposals", "drawn", "it says that it does not draw")
                 found[speculator] = tree
             except MalformedTreeError as error:
-                log.warning("dropping a tree of %s: %s", self.address, error)
+                self._fail(speculator, f"malformed tree: {error}")
                 self.counters.malformed += 1
         return list(found.items())
+
+    def _fail(self, speculator: int, why: str) -> None:
+        """Counts a draft that failed; logs the first, then the latest one at times."""
+        self.failures[speculator] += 1
+        if self._paces[speculator].due(time.monotonic()):
+            described = self.description.speculators if self.description else ()
+            names = dict(zip(self.members, (each.name for each in described), strict=False))
+            who, count = names.get(speculator, f"number {speculator}"), self.failures[speculator]
+            log.warning(
+                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, why
+            )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
         """What its last answer took."""

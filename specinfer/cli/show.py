@@ -78,7 +78,8 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     for s in status.speculators:
         ready = "ready" if s.ready else "not answering"
         table.add_row(
-            f"speculator {s.name} ({s.drafter or '?'})", f"{ready}, {s.answered} in time, {s.missed} missed"
+            f"speculator {s.name} ({s.drafter or '?'})",
+            f"{ready}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
         )
     return table
 

@@ -1,6 +1,7 @@
 """Failures stay small: one speculator, one request, one iteration, never the batch."""
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from gateway.requests.scheduler import SchedulerLimits
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
-from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.cli.show import status_table
+from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
@@ -89,6 +92,33 @@ async def test_a_failing_drafter_costs_only_its_drafts(redis_url: str) -> None:
 
     async with running_system(redis_url, {"bad": ScriptedDrafter(fail)}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+
+
+@pytest.mark.parametrize("one_service", [False, True])
+async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
+    redis_url: str, one_service: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("out of luck")
+
+    malformed = ScriptedDrafter(MALFORMED["foreign token"])
+    drafters = {"good": ScriptedDrafter(first(1)), "bad": ScriptedDrafter(fail), "odd": malformed}
+    async with running_system(redis_url, drafters, one_service=one_service) as system:
+        for _ in range(3):
+            assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+    failed = {speculator.name: speculator.failed for speculator in status.speculators}
+    assert (failed["good"], failed["bad"]) == (0, 3), "once per request, as it is not asked again"
+    assert failed["odd"] >= 7, "every tree"
+    table = Console(width=200, record=True, file=io.StringIO())
+    table.print(status_table("here", status))
+    assert "3 failed" in table.export_text()
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a draft of")]
+    assert len(lines) == 2, lines
+    assert "speculator bad at" in lines[0] + lines[1]
+    assert "(1 so far): the drafter failed: out of luck" in lines[0] + lines[1]
+    assert "speculator odd at" in lines[0] + lines[1]
+    assert "(1 so far): malformed tree: tree.token_ids" in lines[0] + lines[1]
 
 
 async def test_a_refused_draft_is_not_asked_for_again(redis_url: str) -> None:
@@ -183,6 +213,27 @@ async def test_a_verifier_that_stays_away_ends_the_requests_with_an_error(redis_
         assert "verifier" in (caught.value.details() or "")
         status = await system.stub.Status(generation_pb2.StatusRequest())
         assert (status.verifier_ready, status.running) == (False, 0)
+
+
+async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_system(redis_url) as system:
+        verify, calls = system.loop._verifier.verify, 0
+
+        async def away(*arguments: object) -> object:
+            nonlocal calls
+            calls += 1
+            if 2 < calls < 8:
+                raise UnavailableError("verifier: gone")
+            return await verify(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(system.loop._verifier, "verify", away)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+    lines = [r.getMessage() for r in caplog.records if r.name == "gateway.clients.outage"]
+    assert lines[0] == "the verifier does not answer (for 0 s): verifier: gone"
+    assert lines[1].startswith("the verifier answers again after 0.")
+    assert len(lines) == 2
 
 
 async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""What is logged of something that fails again and again: the first time, then a line every five seconds."""
+
+import logging
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class LogPace:
+    """Lets the first line through, then one every `LOG_EVERY_S` seconds."""
+
+    _last: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether a line may be written at this time."""
+        if self._last is not None and now - self._last < LOG_EVERY_S:
+            return False
+        self._last = now
+        return True
+
+
+@dataclass(slots=True)
+class Outage:
+    """The time in which the verifier does not answer."""
+
+    since: float | None = None
+    """When it failed first; None while it answers."""
+    _pace: LogPace | None = None
+
+    def failed(self, error: Exception, now: float) -> float:
+        """Notes a failure; returns for how many seconds the verifier has been away."""
+        if self.since is None or self._pace is None:
+            self.since, self._pace = now, LogPace()
+        away = now - self.since
+        if self._pace.due(now):
+            log.warning("the verifier does not answer (for %.0f s): %s", away, error)
+        return away
+
+    def over(self, now: float) -> None:
+        """Notes that it answered."""
+        if self.since is not None:
+            log.warning("the verifier answers again after %.1f s", now - self.since)
+            self.since = None
