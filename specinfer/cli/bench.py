@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import quantiles
+from statistics import quantiles, stdev
 from time import perf_counter
 from typing import Any
 
@@ -38,7 +38,15 @@ class Run:
     prompts: int
     new_tokens: int
     seconds: float
+    turns: int
+    """Parts of the prompts, between which the modes took turns."""
     tokens_per_second: float
+    tokens_per_second_error: float | None
+    """Standard error over the turns; None if there was only one."""
+    speedup: float | None
+    """Over incremental decoding in the same turns."""
+    speedup_error: float | None
+    """Standard error over the turns."""
     steps: int
     """Target passes, summed over requests."""
     acceptance_length: float
@@ -55,39 +63,79 @@ class Run:
     speculators: dict[str, dict[str, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one mode made of a part of the prompts."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of all its answers."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.new_tokens / self.seconds
+
+
 async def run_bench(address: str, plan: BenchPlan, advance: Advance) -> list[Run]:
-    """Runs every mode at every batch size; `advance(label)` is called after each prompt."""
+    """Runs every mode at every batch size; `advance(label)` is called after each prompt.
+
+    A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
+    order, and each is compared with incremental decoding in the same turns.
+    """
     client = GatewayClient(address)
-    runs: list[Run] = []
     try:
         await _answer(client, plan, plan.prompts[0], "tree")  # warm-up, not measured
-        for batch in plan.batches:
-            plain: list[Answer] | None = None
-            for mode in sorted(plan.modes, key=list(MODES).index):
-                label = f"{mode}, batch {batch}"
-                started = perf_counter()
-                answers = await _run_mode(client, plan, mode, batch, lambda label=label: advance(label))  # type: ignore[misc]
-                seconds = perf_counter() - started
-                plain = answers if mode == "incremental" else plain
-                runs.append(summarise(mode, batch, answers, seconds, plain))
+        return [run for batch in plan.batches for run in await _in_turns(client, plan, batch, advance)]
     finally:
         await client.close()
-    return runs
 
 
-async def _run_mode(
-    client: GatewayClient, plan: BenchPlan, mode: str, batch: int, done: Callable[[], None]
-) -> list[Answer]:
-    """All prompts, `batch` of them at a time."""
+async def _in_turns(client: GatewayClient, plan: BenchPlan, batch: int, advance: Advance) -> list[Run]:
+    modes = sorted(plan.modes, key=list(MODES).index)
+    turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
+    reading = replace(plan, max_new_tokens=1)
+    for number, prompts in enumerate(parts(plan.prompts, batch)):
+        # not measured: now every mode finds the prompts in the verifier's cache, not only the later ones
+        await _take_turn(client, reading, prompts, "incremental", batch, lambda _: None)
+        for mode in modes[:: -1 if number % 2 else 1]:
+            turns[mode].append(await _take_turn(client, plan, prompts, mode, batch, advance))
+    plain = turns.get("incremental")
+    return [summarise(mode, batch, turns[mode], plain) for mode in modes]
+
+
+def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
+    """The prompts of each turn: one at batch 1.
+
+    A larger batch takes three for each of its places, since it is not full while the last ones end; fewer if
+    there would be less than five turns.
+    """
+    size = 1 if batch == 1 else max(batch, min(3 * batch, len(prompts) // 5))
+    found = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    if len(found) > 1 and len(found[-1]) < batch:
+        found[-2:] = [[*found[-2], *found[-1]]]
+    return found
+
+
+async def _take_turn(
+    client: GatewayClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
+) -> Turn:
+    """All these prompts in one mode, `batch` of them at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:
         async with slots:
             answer = await _answer(client, plan, prompt, MODES[mode])
-        done()
+        advance(f"{mode}, batch {batch}")
         return answer
 
-    return list(await asyncio.gather(*(one(prompt) for prompt in plan.prompts)))
+    started = perf_counter()
+    answers = list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    return Turn(answers, perf_counter() - started)
 
 
 async def _answer(client: GatewayClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
@@ -103,31 +151,45 @@ async def _answer(client: GatewayClient, plan: BenchPlan, prompt: str, speculati
     return await client.generate(request)
 
 
-def summarise(
-    mode: str, batch: int, answers: Sequence[Answer], seconds: float, plain: Sequence[Answer] | None
-) -> Run:
-    """One row of the result."""
-    new_tokens = sum(len(a.token_ids) for a in answers)
+def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> Run:
+    """One row of the result; `plain` are the turns of incremental decoding, over the same prompts."""
+    answers = [answer for turn in turns for answer in turn.answers]
+    seconds = sum(turn.seconds for turn in turns)
+    new_tokens = sum(turn.new_tokens for turn in turns)
     steps = sum(a.summary.stats.steps for a in answers)
     drafted = sum(a.summary.stats.drafted for a in answers)
     accepted = sum(a.summary.stats.accepted for a in answers)
-    same = None if plain is None else [_common_prefix(a, b) for a, b in zip(answers, plain, strict=True)]
+    same = speedups = speedup = None
+    if plain is not None:
+        others = [answer for turn in plain for answer in turn.answers]
+        same = sum(_common_prefix(a, b) for a, b in zip(answers, others, strict=True))
+        speedups = [own.rate / other.rate for own, other in zip(turns, plain, strict=True)]
+        speedup = new_tokens / seconds * sum(t.seconds for t in plain) / sum(t.new_tokens for t in plain)
     return Run(
         mode=mode,
         batch=batch,
         prompts=len(answers),
         new_tokens=new_tokens,
         seconds=seconds,
+        turns=len(turns),
         tokens_per_second=new_tokens / seconds,
+        tokens_per_second_error=_standard_error([turn.rate for turn in turns]),
+        speedup=speedup,
+        speedup_error=None if speedups is None else _standard_error(speedups),
         steps=steps,
         acceptance_length=acceptance_length(steps, accepted),
         acceptance_rate=accepted / drafted if drafted else 0.0,
-        identical_to_incremental=None if same is None else sum(same) == new_tokens,
-        identical_token_share=None if same is None else sum(same) / new_tokens,
+        identical_to_incremental=None if same is None else same == new_tokens,
+        identical_token_share=None if same is None else same / new_tokens,
         ttft_ms=_percentiles([a.ttft_s for a in answers]),
         tpot_ms=_percentiles([a.tpot_s for a in answers]),
         speculators=_by_speculator(answers),
     )
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; None where one value tells nothing of it."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def _common_prefix(a: Answer, b: Answer) -> int:

@@ -2,13 +2,11 @@
 
 import asyncio
 
-from rich.live import Live
-from rich.panel import Panel
-from rich.text import Text
+import typer
 
-from specinfer.cli.bench import MODES, BenchPlan, Run, run_bench, summarise
+from specinfer.cli.bench import MODES, BenchPlan, Run, Turn, run_bench, summarise
 from specinfer.cli.client import Answer, GatewayClient, make_request
-from specinfer.cli.show import console, run_table, win_lines
+from specinfer.cli.show import output, print_runs
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -18,52 +16,58 @@ PROMPTS = (
 
 
 def run_demo(address: str, max_new_tokens: int) -> list[Run]:
-    """Streams every prompt in every mode; returns one row per mode."""
+    """Streams every prompt in every mode to standard output; returns one row per mode."""
     return asyncio.run(_run(address, max_new_tokens))
 
 
 async def _run(address: str, max_new_tokens: int) -> list[Run]:
-    warm_up = BenchPlan(PROMPTS[:1], ("tree",), (1,), 8, 0.0)
-    await run_bench(address, warm_up, lambda _: None)
+    # every mode is to find the prompts in the verifier's cache, not only the later ones
+    await run_bench(address, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
     client = GatewayClient(address)
-    runs: list[Run] = []
-    plain: list[Answer] | None = None
+    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
     try:
-        for mode, speculation in MODES.items():
-            answers = [await _stream(client, prompt, mode, speculation, max_new_tokens) for prompt in PROMPTS]
-            seconds = sum(answer.summary.total_seconds for answer in answers)
-            plain = plain or answers
-            runs.append(summarise(mode, 1, answers, seconds, plain))
+        for number, prompt in enumerate(PROMPTS, 1):
+            _heading(f"Prompt {number} of {len(PROMPTS)}: {prompt}")
+            for mode in MODES:
+                _heading(f"{mode}:")
+                answer = await _stream(client, prompt, mode, max_new_tokens)
+                turns[mode].append(Turn([answer], answer.summary.total_seconds))
     finally:
         await client.close()
-    return runs
+    return [summarise(mode, 1, found, turns["incremental"]) for mode, found in turns.items()]
 
 
-async def _stream(
-    client: GatewayClient, prompt: str, mode: str, speculation: str, max_new_tokens: int
-) -> Answer:
+def _heading(text: str) -> None:
+    output.print()
+    output.print(text, style="bold", markup=False, highlight=False)
+
+
+async def _stream(client: GatewayClient, prompt: str, mode: str, max_new_tokens: int) -> Answer:
     request = make_request(
-        prompt, chat=True, max_new_tokens=max_new_tokens, temperature=0.0, speculation=speculation
+        prompt, chat=True, max_new_tokens=max_new_tokens, temperature=0.0, speculation=MODES[mode]
     )
-    text = Text(style="default")
-    title = f"{mode}: {prompt[:70]}"
-    with Live(Panel(text, title=title, title_align="left"), console=console, refresh_per_second=20):
-        return await client.generate(request, on_text=lambda piece: _append(text, piece))
+    answer = await client.generate(request, on_text=lambda piece: typer.echo(piece, nl=False))
+    summary = answer.summary
+    typer.echo()
+    output.print(
+        f"({summary.new_tokens} tokens in {summary.stats.steps} steps, {summary.total_seconds:.1f} s)",
+        style="dim",
+        highlight=False,
+    )
+    return answer
 
 
 def print_demo(runs: list[Run]) -> None:
     """The comparison, and how to read it."""
-    console.print(run_table(runs), *win_lines(runs), sep="\n")
-    same = [run.identical_token_share for run in runs[1:]]
-    console.print(
-        "Greedy, batch 1. tokens/step counts the bonus token; a speculator wins a step when it proposed the "
-        "whole accepted path. Tokens identical to incremental decoding: "
-        + ", ".join(
-            f"{run.mode} {share:.1%}" for run, share in zip(runs[1:], same, strict=True) if share is not None
-        )
-        + "."
+    output.print()
+    print_runs(runs)
+    same = ", ".join(
+        f"{run.mode} {run.identical_token_share:.1%}"
+        for run in runs[1:]
+        if run.identical_token_share is not None
     )
-
-
-def _append(text: Text, piece: str) -> None:
-    text.append(piece)
+    output.print(
+        "Greedy, batch 1. A speculator wins a step when it proposed the whole accepted path. Tokens identical"
+        f" to incremental decoding: {same}.",
+        highlight=False,
+    )

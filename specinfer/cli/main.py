@@ -31,7 +31,7 @@ from specinfer.cli.options import (
     refuse_with,
 )
 from specinfer.cli.running import gateway, local_system, pull
-from specinfer.cli.show import console, progress_bar, ready_line, run_table, status_table, win_lines
+from specinfer.cli.show import console, output, print_runs, progress_bar, ready_line, status_table
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
@@ -129,7 +129,10 @@ def bench(
     device: LocalDevice = None,
     speculator: Speculators = None,
 ) -> None:
-    """Measure modes and batch sizes side by side through the real services."""
+    """Measure modes and batch sizes through the real services.
+
+    The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
+    """
     if address is not None:
         refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
     plan = BenchPlan(
@@ -156,7 +159,7 @@ def bench(
         runs = asyncio.run(
             run_bench(where, plan, lambda label: bar.update(task, advance=1, description=label))
         )
-    console.print(run_table(runs), *win_lines(runs), sep="\n")
+    print_runs(runs)
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
 
@@ -164,7 +167,7 @@ def bench(
 @app.command()
 def status(address: Address = DEFAULT_ADDRESS) -> None:
     """Show a running system."""
-    console.print(status_table(address, asyncio.run(get_status(address))))
+    output.print(status_table(address, asyncio.run(get_status(address))))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,7 +20,9 @@ from specinfer.cli.client import Answer, acceptance_length
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
-"""Displays go to standard error, so that standard output is the answer and nothing else."""
+"""Progress and remarks go to standard error."""
+output = Console()
+"""What was asked for goes to standard output."""
 
 
 @contextmanager
@@ -36,23 +39,48 @@ def progress_bar() -> Iterator[Progress]:
         yield progress
 
 
-def run_table(runs: Sequence[Run]) -> Table:
-    """One row per mode and batch size."""
-    table = Table(title="ttft, tpot: median time to first token and per later token, in ms")
-    for name in ("mode", "batch", "tok/s", "steps", "tok/step", "accepted", "ttft", "tpot"):
+def print_runs(runs: Sequence[Run]) -> None:
+    """The comparison on standard output: a table if it fits the terminal, else a line or two per run."""
+    rows = [_row(run) for run in runs]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in rows[0]:
         table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            run.mode,
-            str(run.batch),
-            f"{run.tokens_per_second:.1f}",
-            str(run.steps),
-            f"{run.acceptance_length:.2f}",
-            f"{run.acceptance_rate:.0%}" if run.speculators else "-",
-            f"{run.ttft_ms['p50']:.0f}",
-            f"{run.tpot_ms['p50']:.1f}",
-        )
-    return table
+    for row in rows:
+        table.add_row(*row.values())
+    needed = output.measure(table, options=output.options.update(width=_UNLIMITED)).maximum
+    if needed <= output.width:
+        output.print(table)
+    else:
+        for row in rows:
+            output.print(", ".join(f"{name} {value}" for name, value in row.items()), highlight=False)
+    for line in (*win_lines(runs), _LEGEND):
+        output.print(line, markup=False, highlight=False)
+
+
+_UNLIMITED = 1000
+_LEGEND = (
+    "±: standard error over the turns that the modes took. speedup: over incremental decoding in the same "
+    "turns. tok/step: with the bonus token. ttft, tpot: median time to the first token (of a prompt that was "
+    "read before) and per later token, in ms."
+)
+
+
+def _row(run: Run) -> dict[str, str]:
+    speedup = "-" if run.speedup is None else _with_error(f"{run.speedup:.2f}x", run.speedup_error, 2)
+    return {
+        "mode": run.mode,
+        "batch": str(run.batch),
+        "tok/s": _with_error(f"{run.tokens_per_second:.1f}", run.tokens_per_second_error, 1),
+        "speedup": "-" if run.mode == "incremental" else speedup,
+        "tok/step": f"{run.acceptance_length:.2f}",
+        "accepted": f"{run.acceptance_rate:.0%}" if run.speculators else "-",
+        "ttft": f"{run.ttft_ms['p50']:.0f}",
+        "tpot": f"{run.tpot_ms['p50']:.1f}",
+    }
+
+
+def _with_error(value: str, error: float | None, digits: int) -> str:
+    return value if error is None else f"{value} ±{error:.{digits}f}"
 
 
 def win_lines(runs: Sequence[Run]) -> list[str]:

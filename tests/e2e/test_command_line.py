@@ -41,6 +41,8 @@ def test_generate_streams_text(system: LocalSystem) -> None:
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert "tokens/step" in done.stderr
+    assert "ngram won " in done.stderr
+    assert "ssm won " in done.stderr
 
 
 def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSystem) -> None:
@@ -101,6 +103,9 @@ def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> N
         assert (run["prompts"], run["new_tokens"]) == (3, 36)
         assert run["identical_to_incremental"] is True
         assert run["tokens_per_second"] == pytest.approx(36 / run["seconds"])
+        assert run["turns"] == (3 if run["batch"] == 1 else 1)
+        assert (run["tokens_per_second_error"] is None) == (run["batch"] == 3)
+        assert run["speedup"] > 0
         assert 0 < run["ttft_ms"]["p50"] <= run["ttft_ms"]["p99"]
         assert run["tpot_ms"]["p50"] > 0
         if run["mode"] == "incremental":
@@ -108,6 +113,7 @@ def test_bench_writes_what_it_promises(system: LocalSystem, tmp_path: Path) -> N
         else:
             assert run["acceptance_length"] == pytest.approx(36 / run["steps"], rel=0.35)
     assert result["about"]["commit"]
+    assert "speedup" in done.stdout
 
 
 @pytest.mark.native
@@ -136,8 +142,8 @@ def test_bad_input_at_the_gateway_is_one_line(system: LocalSystem) -> None:
 def test_status_shows_the_system(system: LocalSystem) -> None:
     done = specinfer("status", "--address", system.address)
     assert done.returncode == 0, done.stderr
-    for word in ("smollm2-135m", "verifier", "ngram", "ssm", "ready"):
-        assert word in done.stderr
+    for word in ("smollm2-135m", "verifier", "ngram", "ssm", "ready", "float32", "executor", "0 failed"):
+        assert word in done.stdout
 
 
 def test_generate_local_leaves_nothing_behind(default_model: Path) -> None:

@@ -82,7 +82,7 @@ def test_readme_commands(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if command == "make demo":
                 for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "ngram won"):
-                    assert word in done.stderr
+                    assert word in done.stdout
         _check_client(tmp_path)
         _check_health()
         assert "# HELP" in _read(

@@ -1,7 +1,16 @@
 """What commands print."""
 
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specinfer.cli import bench, demo, show
+from specinfer.cli.bench import Run, Turn, summarise
 from specinfer.cli.client import Answer
-from specinfer.cli.show import answer_line
+from specinfer.cli.show import answer_line, print_runs
 from specinfer.v1 import generation_pb2
 
 
@@ -12,3 +21,65 @@ def test_an_answer_says_who_won_its_steps() -> None:
     finish = generation_pb2.FINISH_REASON_LENGTH
     answer = Answer(summary=generation_pb2.Summary(finish_reason=finish, new_tokens=25, stats=stats))
     assert answer_line(answer) == "25 tokens in 10 steps, 2.50 tokens/step, ngram won 3, ssm won 6, length"
+
+
+def runs() -> list[Run]:
+    answer = Answer(token_ids=[1] * 10)
+    plain = [Turn([answer], 1.0), Turn([answer], 1.25)]
+    fast = [Turn([answer], 0.5), Turn([answer], 0.6)]
+    return [
+        summarise("incremental", 16, plain, plain),
+        replace(summarise("tree", 16, fast, plain), speculators={"ssm": {"wins": 3}}),
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_comparison_is_readable_at_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off; where the table does not fit there are lines."""
+    file = io.StringIO()
+    monkeypatch.setattr(show, "output", Console(file=file, width=width))
+    print_runs(runs())
+    text = file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for value in ("incremental", "tree", "8.9 ±1.0", "18.2 ±1.7", "2.05x ±0.04", "ssm won 3"):
+        assert value in words, text
+    table = "mode batch tok/s speedup tok/step accepted ttft tpot" in words
+    assert table == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts, modes and answers as plain lines, one after another, on standard output."""
+
+    class Gateway:
+        def __init__(self, address: str) -> None:
+            pass
+
+        async def generate(
+            self, request: generation_pb2.GenerateRequest, on_text: Callable[[str], None] = str
+        ) -> Answer:
+            for piece in ("An [answer] ", "of two lines\n", "and `code`."):
+                on_text(piece)
+            summary = generation_pb2.Summary(total_seconds=1.0, new_tokens=3)
+            return Answer(token_ids=[1, 2, 3], summary=summary)
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(demo, "GatewayClient", Gateway)
+    monkeypatch.setattr(bench, "GatewayClient", Gateway)
+    monkeypatch.setenv("COLUMNS", str(width))
+    demo.print_demo(demo.run_demo("", 3))
+    text, errors = capsys.readouterr()
+    assert errors == ""
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("An [answer] of two lines\nand `code`.\n(3 tokens in 0 steps, 1.0 s)\n") == 9
+    for number, prompt in enumerate(demo.PROMPTS, 1):
+        assert f"Prompt {number} of 3: {prompt}" in " ".join(text.split())
+    for mode in ("incremental", "sequence", "tree"):
+        assert text.count(f"\n\n{mode}:\n") == 3
