@@ -13,7 +13,7 @@ import typer
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import MODES, BenchPlan, run_bench, write_runs
+from specinfer.cli.bench import BenchPlan, run_bench, write_runs
 from specinfer.cli.client import RequestFailedError, get_status
 from specinfer.cli.generate import generate
 from specinfer.cli.local import LocalOptions, read_speculators
@@ -28,6 +28,9 @@ from specinfer.cli.options import (
     Source,
     Speculators,
     Weights,
+    check_positive,
+    read_modes,
+    read_numbers,
     refuse_with,
 )
 from specinfer.cli.running import gateway, local_system, pull
@@ -136,9 +139,9 @@ def bench(
     if address is not None:
         refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
     plan = BenchPlan(
-        read_prompts(prompts, _positive("limit", limit)),
-        _names("modes", modes),
-        _numbers("batch", batch),
+        read_prompts(prompts, check_positive("limit", limit)),
+        read_modes("modes", modes),
+        read_numbers("batch", batch),
         max_new_tokens,
         temperature,
         seed,
@@ -200,27 +203,6 @@ def train(context: typer.Context) -> None:
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
-
-
-def _names(field: str, text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    for name in names:
-        if name not in MODES:
-            raise InvalidInputError(field, name, f"must be some of {','.join(MODES)}")
-    return names
-
-
-def _numbers(field: str, text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InvalidInputError(field, text, "must be positive integers such as 1,4")
-    return tuple(map(int, parts))
-
-
-def _positive(field: str, value: int | None) -> int | None:
-    if value is not None and value <= 0:
-        raise InvalidInputError(field, value, "must be positive")
-    return value
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from specinfer.cli.bench import MODES
 from specinfer.errors import InvalidInputError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -74,3 +75,41 @@ def was_given(context: typer.Context, name: str) -> bool:
     """Whether a parameter stands on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def read_modes(field: str, text: str) -> tuple[str, ...]:
+    """Names of modes with commas between them.
+
+    Raises:
+        InvalidInputError: naming what is no mode, or there twice.
+    """
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in MODES:
+            raise InvalidInputError(field, name, f"must be some of {','.join(MODES)}")
+    if len(set(names)) < len(names):
+        raise InvalidInputError(field, text, "each may be named once")
+    return names
+
+
+def read_numbers(field: str, text: str) -> tuple[int, ...]:
+    """Positive numbers with commas between them.
+
+    Raises:
+        InvalidInputError: if there is anything else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidInputError(field, text, "must be positive integers such as 1,4")
+    return tuple(map(int, parts))
+
+
+def check_positive(field: str, value: int | None) -> int | None:
+    """The value, if it is positive or none.
+
+    Raises:
+        InvalidInputError: otherwise.
+    """
+    if value is not None and value <= 0:
+        raise InvalidInputError(field, value, "must be positive")
+    return value

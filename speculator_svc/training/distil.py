@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from speculator_svc.training.corpus import Continuation, Labels
 from speculator_svc.training.interruption import InterruptionError, deferred_signals
+from speculator_svc.training.state import restore_state, save_state
 from speculator_svc.training.student import Student
 
 SAVE_EVERY_S = 120.0
@@ -149,7 +150,7 @@ def distil(
     optimizer = torch.optim.AdamW(
         student.parameters(), options.learning_rate, weight_decay=options.weight_decay, fused=True
     )
-    minutes, seen, first_epoch = _restore(student, optimizer, state_path)
+    minutes, seen, first_epoch = restore_state(student, optimizer, state_path)
     last = saved = time.monotonic()
     with deferred_signals() as signalled:
         for epoch, batch in _epochs(examples, options, first_epoch):
@@ -158,7 +159,7 @@ def distil(
             ending = signalled() or minutes >= options.minutes
             if ending or now - saved > SAVE_EVERY_S:
                 saved = now
-                _save(student, optimizer, state_path, (minutes, seen, epoch))
+                save_state(student, optimizer, state_path, (minutes, seen, epoch))
             if ending:
                 break
             if not len(batch.rows):
@@ -238,24 +239,3 @@ def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, mos
     """Success on the tokens the target really went on with."""
     place = np.concatenate(ranks(student, examples, vocabulary, most))
     return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
-
-
-def _save(
-    student: Student, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
-) -> None:
-    partial = path.with_suffix(".part")
-    torch.save(
-        {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "at": progress}, partial
-    )
-    partial.replace(path)
-
-
-def _restore(student: Student, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
-    """(minutes, tokens seen, epoch) of an interrupted run, or zeros."""
-    if not path.is_file():
-        return 0.0, 0, 0
-    state = torch.load(path, map_location=student.device, weights_only=True)
-    student.load_state_dict(state["student"])
-    optimizer.load_state_dict(state["optimizer"])
-    minutes, seen, epoch = state["at"]
-    return minutes, seen, epoch

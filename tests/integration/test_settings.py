@@ -79,6 +79,11 @@ BAD_COMMANDS = [
     (["bench", "--prompts", "/no/such.jsonl"], 2, "prompts = '/no/such.jsonl'"),
     (["bench", "--prompts", "Makefile"], 2, "needs `turns: [text]`"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "fast"], 2, "modes = 'fast'"),
+    (
+        ["bench", "--prompts", "tests/data/prompts.jsonl", "--modes", "tree,tree"],
+        2,
+        "modes = 'tree,tree': each",
+    ),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--batch", "0"], 2, "batch = '0'"),
     (["bench", "--prompts", "tests/data/prompts.jsonl", "--limit", "0"], 2, "limit = 0"),
     *(
