@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,17 @@ def listening() -> Iterator[str]:
         yield f"127.0.0.1:{other.getsockname()[1]}"
 
 
+@asynccontextmanager
+async def serving(settings: ServiceSettings) -> AsyncIterator[None]:
+    """A service that is healthy."""
+    server = ServiceServer(settings, [])
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop()
+
+
 def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "Child", lambda *_: pytest.fail("a process was started"))
     with listening() as address:
@@ -68,16 +79,12 @@ async def test_a_foreign_service_at_its_address_is_not_taken_for_its_own(
     try:
         for instance in ("", "another"):
             monkeypatch.setenv("SPECINFER_INSTANCE", instance)
-            foreign = ServiceServer(settings, [])
-            await foreign.start()
-            with pytest.raises(UnavailableError, match="gateway is not serving after 1 s"):
-                await asyncio.to_thread(system._wait, "gateway", settings.listen)
-            await foreign.stop()
+            async with serving(settings):
+                with pytest.raises(UnavailableError, match="gateway is not serving after 1 s"):
+                    await asyncio.to_thread(system._wait, "gateway", settings.listen)
         monkeypatch.setenv("SPECINFER_INSTANCE", system.instance)
-        own = ServiceServer(settings, [])
-        await own.start()
-        await asyncio.to_thread(system._wait, "gateway", settings.listen)
-        await own.stop()
+        async with serving(settings):
+            await asyncio.to_thread(system._wait, "gateway", settings.listen)
     finally:
         system.stop()
 

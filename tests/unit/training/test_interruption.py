@@ -75,7 +75,7 @@ def examples() -> Examples:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: Path, tmp_path: Path) -> None:
     """Nothing is lost, though the next regular saving is minutes away."""
-    options, state = DistilOptions(minutes=10.0, tokens_per_batch=64), tmp_path / "state.pt"
+    options, state = DistilOptions(minutes=0.4, tokens_per_batch=64), tmp_path / "state.pt"
 
     def interrupt_after(steps: int) -> list[int]:
         seen: list[int] = []
@@ -87,7 +87,7 @@ def test_a_signal_saves_the_last_step_and_ends(number: signal.Signals, target: P
 
         student = make_student(target, np.arange(40))
         with pytest.raises(
-            InterruptionError, match=r"of 10 minutes, which are saved in .*state\.pt; the same"
+            InterruptionError, match=r"of 0.4 minutes, which are saved in .*state\.pt; the same"
         ):
             distil(student, examples(), options, state, report)
         return seen
