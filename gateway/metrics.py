@@ -5,17 +5,20 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.planning.feedback import StepTimes
+from gateway.planning.feedback import FinishedStep
 from gateway.requests.scheduler import Progress
 
 _PHASES = ("draft", "merge", "verify", "commit")
+_NODES = [0, *(2**i for i in range(12))]
 _MILLISECONDS = [0.001 * 2**i for i in range(14)]
 
 
 class GatewayMetrics:
     """Counts what the loop did."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
+        """`names` are those of the speculators by number; the pool adds to them as it meets services."""
+        self._names = names
         self._waiting = Gauge("specinfer_gateway_waiting", "Requests waiting.", registry=registry)
         self._running = Gauge("specinfer_gateway_running", "Requests running.", registry=registry)
         self._tokens = Counter("specinfer_gateway_tokens", "Tokens generated.", registry=registry)
@@ -38,6 +41,30 @@ class GatewayMetrics:
         self._ttft = Histogram(
             "specinfer_gateway_ttft_seconds", "Time to first token.", buckets=_MILLISECONDS, registry=registry
         )
+        self._choices = Counter(
+            "specinfer_gateway_planner_steps",
+            "Steps by why they were planned so.",
+            ["reason"],
+            registry=registry,
+        )
+        self._asked = Counter(
+            "specinfer_gateway_planner_asked",
+            "Steps that asked a speculator.",
+            ["speculator"],
+            registry=registry,
+        )
+        self._nodes = Histogram(
+            "specinfer_gateway_step_nodes",
+            "Tree nodes verified in a step.",
+            buckets=_NODES,
+            registry=registry,
+        )
+        self._expected_s, self._actual_s, self._expected_tokens, self._actual_tokens = (
+            Counter(
+                f"specinfer_gateway_planner_{name}", f"{name} of planned steps, summed.", registry=registry
+            )
+            for name in ("expected_seconds", "actual_seconds", "expected_tokens", "actual_tokens")
+        )
         self.preemptions = Counter(
             "specinfer_gateway_preemptions", "Requests that had to wait for cache again.", registry=registry
         )
@@ -52,12 +79,22 @@ class GatewayMetrics:
         self._waiting.set(waiting)
         self._running.set(running)
 
-    def observe_step(self, times: StepTimes) -> None:
-        """Counts the phases of one iteration."""
-        for phase, (start, stop) in zip(_PHASES, pairwise(times[1:]), strict=True):
+    def observe_step(self, step: FinishedStep) -> None:
+        """Counts the phases of one iteration, what the planner chose, and how far it was off."""
+        for phase, (start, stop) in zip(_PHASES, pairwise(step.times[1:]), strict=True):
             self._phase.labels(phase).observe(stop - start)
+        choice = step.choice
+        self._choices.labels(choice.reason).inc()
+        for speculator in choice.speculators:
+            self._asked.labels(self._names[speculator]).inc()
+        self._nodes.observe(sum(len(tree) - 1 for tree in step.trees.values()))
+        if choice.seconds:
+            self._expected_s.inc(choice.seconds)
+            self._actual_s.inc(step.seconds)
+            self._expected_tokens.inc(choice.tokens)
+            self._actual_tokens.inc(sum(1 + len(verdict.accepted) for verdict in step.verdicts.values()))
 
-    def observe_progress(self, item: Progress, names: Sequence[str]) -> None:
+    def observe_progress(self, item: Progress) -> None:
         """Counts new tokens, and a request's statistics when it ends."""
         self._tokens.inc(len(item.tokens))
         state = item.state
@@ -67,5 +104,5 @@ class GatewayMetrics:
         if state.first_token_at is not None:
             self._ttft.observe(state.first_token_at - state.queued_at)
         for index, counts in state.stats.speculators.items():
-            self._drafted.labels(names[index]).inc(counts.drafted)
-            self._accepted.labels(names[index]).inc(counts.accepted)
+            self._drafted.labels(self._names[index]).inc(counts.drafted)
+            self._accepted.labels(self._names[index]).inc(counts.accepted)

@@ -90,7 +90,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     reply.summary.CopyFrom(self._summary(update.final))
                 yield reply
         finally:
-            self._loop.subscribers.unsubscribe(request.request_id)
+            self._loop.deliveries.subscribers.unsubscribe(request.request_id)
             if not finished:  # the client hung up; the request may have ended since
                 with suppress(NotFoundError):
                     self._loop.cancel(request.request_id)
@@ -118,12 +118,26 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             verifier_ready=loop.verifier_ready,
             speculators=[row for service in loop.pool.services for row in self._states(service)],
             steps=loop.steps,
-            new_tokens=loop.new_tokens,
+            new_tokens=loop.deliveries.new_tokens,
             lossy=self._target.lossy,
             dtype=self._target.dtype,
             executor=self._target.executor,
             device=self._target.device,
             weights=self._target.weights,
+            planner=self._planner_state(),
+        )
+
+    def _planner_state(self) -> generation_pb2.PlannerState:
+        """What the latest step was to do, and why."""
+        choice, names = self._loop.choice, self._loop.pool.names
+        return generation_pb2.PlannerState(
+            speculators=[names[speculator] for speculator in sorted(choice.speculators)],
+            tree_nodes=choice.nodes,
+            step_nodes=choice.step_nodes,
+            expected_tokens=choice.tokens,
+            expected_seconds=choice.seconds,
+            plain_tokens_per_second=choice.plain_speed,
+            reason=choice.reason,
         )
 
     def _states(self, service: SpeculatorService) -> list[generation_pb2.SpeculatorState]:

@@ -3,7 +3,6 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from gateway.requests.budget import BudgetPolicy
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 
@@ -21,22 +20,25 @@ class GatewaySettings(ServiceSettings):
     start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
     verifier_patience_s: float = Field(30.0, ge=0, description="Time without verifier before requests fail.")
     draft_deadline_ms: float = Field(500.0, gt=0, description="Time the speculators get per iteration.")
+    hung_seconds: float = Field(
+        5.0,
+        gt=0,
+        description="Silence after which a speculator service is taken for dead in a step that has draws.",
+    )
     max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
     max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(
-        11,
-        ge=1,
-        description="Most nodes of one request's tree, root excluded. The CPU kernels take rows by sixes: "
-        "a pass over 12 tokens costs little more than over one, beyond that every token counts.",
+        0,
+        ge=0,
+        description="Most nodes of one request's tree, root excluded; 0: what the verifier's passes allow.",
     )
     step_nodes: int = Field(
-        20,
-        ge=1,
-        description="Most nodes verified in one iteration, all trees together. Every request after the first "
-        "takes one away; a batch that is left without a node for every request decodes plainly.",
+        0,
+        ge=0,
+        description="Most nodes verified in one iteration, all trees together; 0: what passes allow.",
     )
-    tree_depth: int = Field(7, ge=1, description="Deepest tree.")
+    tree_depth: int = Field(0, ge=0, description="Deepest tree; 0: as deep as it has nodes.")
     sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
@@ -47,8 +49,3 @@ class GatewaySettings(ServiceSettings):
     def speculator_addresses(self) -> list[str]:
         """The speculator services, in order of preference."""
         return [address.strip() for address in self.speculators.split(",") if address.strip()]
-
-    @property
-    def budget(self) -> BudgetPolicy:
-        """The node budget."""
-        return BudgetPolicy(self.tree_nodes, self.step_nodes)

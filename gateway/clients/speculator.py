@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.clients.outage import LogPace
-from gateway.planning.acceptance import Part
-from gateway.planning.latency import DraftTime
+from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.scheduler import StepEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
@@ -35,7 +34,7 @@ class Asked(NamedTuple):
     """What a service is asked for one request."""
 
     entry: StepEntry
-    speculators: Part
+    speculators: SpeculatorSet
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class SpeculatorService:
     stream: MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
     members: range = range(0)
     """Its speculators by their numbers in the pool; empty until it was first reached."""
-    drawing: Part = frozenset()
+    drawing: SpeculatorSet = frozenset()
     """Those of its speculators that may draw."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """None while it is away."""
@@ -72,12 +71,12 @@ class SpeculatorService:
     """Drafts that were refused, failed or malformed, by speculator."""
     _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
 
-    def asked(self, entries: Sequence[StepEntry], chosen: Part) -> dict[str, Asked]:
-        """What this service has to do in a step: chains are drafted by all, trees by the chosen."""
+    def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, Asked]:
+        """What this service has to do in a step."""
         everybody = frozenset(self.members)
         found = {}
         for entry in entries:
-            wanted = everybody if entry.limits.width == 1 else everybody & chosen
+            wanted = everybody & chosen
             if not (entry.state.draws or entry.state.sampling.greedy):
                 wanted -= self.drawing  # it began before they came: its noise has been shown
             willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)

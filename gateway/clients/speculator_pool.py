@@ -15,8 +15,7 @@ from typing import NamedTuple
 import grpc
 
 from gateway.clients.speculator import Asked, SpeculatorService
-from gateway.planning.acceptance import Part
-from gateway.planning.latency import DraftTime
+from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.scheduler import StepEntry
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.stream import MessageStream
@@ -76,7 +75,7 @@ class SpeculatorPool:
                 self._spawn(self._keep_describing(service))
 
     @property
-    def groups(self) -> list[Part]:
+    def groups(self) -> list[SpeculatorSet]:
         """The speculators, by service."""
         return [frozenset(service.members) for service in self.services if service.members]
 
@@ -85,8 +84,8 @@ class SpeculatorPool:
         """Whether any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
 
-    async def draft(self, entries: Sequence[StepEntry], chosen: Part) -> Drafts:
-        """Trees of the chosen speculators that meet the deadline; chains are drafted by all.
+    async def draft(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> Drafts:
+        """Trees of the chosen speculators that meet the deadline.
 
         A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
         to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is

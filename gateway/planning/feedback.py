@@ -4,10 +4,12 @@ The loop learns from a step when the next one is under way: nothing in it waits 
 all steps but the last.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.planning.acceptance import Outcomes
 from gateway.planning.calibration import Calibration
 from gateway.planning.latency import DraftTime
 from gateway.planning.planner import Choice, Planner, StepReport
@@ -15,6 +17,8 @@ from gateway.requests.request import Speculation
 from gateway.requests.scheduler import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
+
+log = logging.getLogger(__name__)
 
 Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
 """By request, (speculator, tree)."""
@@ -47,17 +51,25 @@ class FinishedStep:
     times: StepTimes
 
     @property
+    def seconds(self) -> float:
+        """Of the whole step, from the end of the one before."""
+        return self.times.done - self.times.began
+
+    @property
     def overhead_s(self) -> float:
         """What neither the pass nor drafting took. Nobody in time: the wait is no drafter's cost, nor is it
         plain decoding's."""
         waited = self.times.drafted - self.times.started
         drafting = max((draft.total_s for draft in self.draft_times), default=waited)
-        return self.times.done - self.times.began - self.pass_s - drafting
+        return self.seconds - self.pass_s - drafting
 
 
 def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:
     """Tells both what they should know of a step."""
-    _teach_planner(step, planner)
+    report = report_of(step)
+    if report is not None:
+        planner.observe(report)
+        log.debug("%s", _line(step, report))
     for entry in step.entries:
         after = entry.state.tokens[entry.base_len + len(entry.delta) :]
         for index, draft in step.drafts.get(entry.request_id, ()):
@@ -67,23 +79,36 @@ def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> Non
             calibration.observe_draws(tree, verdict.accepted)
 
 
-def _teach_planner(step: FinishedStep, planner: Planner) -> None:
-    """Prompts and chains are not its business."""
-    modes = {entry.state.request.speculation for entry in step.entries}
-    prompts = any(not entry.final or len(entry.delta) > 1 for entry in step.entries)
-    if Speculation.SEQUENCE in modes or prompts:
-        return
-    report = StepReport(
+def report_of(step: FinishedStep) -> StepReport | None:
+    """What a step tells the planner; nothing if prompts were read in it, which takes time of its own."""
+    if any(not entry.final or len(entry.delta) > 1 for entry in step.entries):
+        return None
+    return StepReport(
         choice=step.choice,
         batch=len(step.entries),
         tokens=sum(len(step.trees[entry.request_id]) for entry in step.entries),
         pass_s=step.pass_s,
         drafts=step.draft_times,
         overhead_s=step.overhead_s,
-        outcomes={
-            entry.request_id: (step.trees[entry.request_id], step.verdicts[entry.request_id].accepted)
-            for entry in step.entries
-            if entry.state.request.speculation is Speculation.TREE and entry.request_id in step.verdicts
-        },
+        outcomes=_outcomes(step, Speculation.TREE),
+        chains=_outcomes(step, Speculation.SEQUENCE),
     )
-    planner.observe(report)
+
+
+def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
+    return {
+        entry.request_id: (step.trees[entry.request_id], step.verdicts[entry.request_id].accepted)
+        for entry in step.entries
+        if entry.state.request.speculation is speculation and entry.request_id in step.verdicts
+    }
+
+
+def _line(step: FinishedStep, report: StepReport) -> str:
+    """What was chosen, what was expected of it and what came of it, in one line."""
+    choice = step.choice
+    accepted = sum(len(verdict.accepted) for verdict in step.verdicts.values())
+    return (
+        f"batch {report.batch}: {choice.reason}, speculators {sorted(choice.speculators)}, "
+        f"{report.tokens - report.batch} of {choice.step_nodes} nodes; tokens {report.batch + accepted} "
+        f"(expected {choice.tokens:.1f}), ms {1000 * step.seconds:.1f} (expected {1000 * choice.seconds:.1f})"
+    )

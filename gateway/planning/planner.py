@@ -1,55 +1,65 @@
-"""Decides per step which speculators are asked, and which nodes are worth verifying. Pure: told, never asks.
+"""The planner: per step, which speculators are asked and how many nodes are verified. Pure: told, never asks.
 
-The expected speed of asking the speculators S at batch size b is
+    tokens(S, n)  = batch + accepted(S, n)                          the acceptance model (`acceptance`)
+    seconds(S, n) = overhead + slowest service of S + pass(n)       the latency model (`latency`)
+    choice        = the speculator set S and the n with the most tokens per second
 
-    b * (1 + gain(S)) / (overhead + slowest service of S + pass(b * (1 + nodes of S that were verified)))
+Plain decoding is the empty set. The rest of a step follows from the speed of its choice: which single nodes
+are kept (`node_threshold`). What is not chosen teaches nothing, so now and then a step probes the whole pool
+or plain decoding, as often as that costs one per cent of the time.
 
-and every term is measured while serving (`costs`, `gains`). The empty set is plain decoding: hopeless
-text or a large batch ends there. What is not chosen teaches nothing, so now and then a step looks at it: at
-plain decoding, at the whole pool, at its quickest member. A look that costs much is taken rarely, one
-that costs little often, so that those that are due together slow decoding down by two per cent at most.
-
-How many nodes a tree gets is decided node by node, over the whole batch (`worth`).
-
-What is chosen depends only on committed tokens and on time, so it never biases the output.
+What is chosen depends on earlier steps and on time only, so it never biases the output.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from gateway.planning.acceptance import Gains, Outcomes, Part
-from gateway.planning.latency import BySize, DraftTime, StepCosts
-from gateway.planning.node_threshold import NodeWorth, judge_nodes
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.planning.acceptance import AcceptanceModel, Outcomes
+from gateway.planning.averages import BySize
+from gateway.planning.latency import DraftTime, LatencyModel, SpeculatorSet
+from gateway.planning.node_threshold import NO_NODES, NodeThreshold, node_threshold
 from gateway.planning.pass_times import PassCurve
+from gateway.requests.budget import NodeBudget
 
 _FIRST_OUTCOMES = 16
-"""Trees that are looked at in full, at whatever batch size, before gains are believed."""
-_LOOK_SHARE, _PLAIN_LOOK_SHARE = 0.01, 0.005
-"""Of the time, for looks at drafts of either kind, and at plain decoding, whose gain is known. Less for large
-batches: a look then tells about many texts."""
-_LEAST_WAIT, _LONGEST_WAIT = 4, 400
-"""Steps between two looks."""
-_PAUSE = 4
-"""Steps of plain decoding between two thoughts of anything else: thinking takes time, too."""
-_BEGIN, _GO_ON = 1.07, 1.02
-"""Speculation must promise so much of plain decoding's speed to begin and to go on: of several noisy promises
-the best one is more often too good."""
-_WHOLE = 1.03
-"""Times its promise counts the whole pool: a step of it tells about all parts, one of a part only about
-that, and copying comes in bursts that nobody foresees."""
+"""Trees that the whole pool drafts before the acceptance model is believed."""
+_MARGIN = 1.02
+"""Speculation must promise so much of plain decoding's speed: of several noisy promises the best is too
+good."""
+_PROBE_SHARE = 0.005
+"""Of the time, for probes of the whole pool, and as much for probes of plain decoding."""
+_PROBE_DISTANCE = 8
+"""Least steps between two probes of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one step does."""
+    """What one step does, and why."""
 
-    speculators: Part
-    nodes: int
+    speculators: SpeculatorSet = frozenset()
+    nodes: int = 0
     """Most nodes drafted per request; 0 with no speculators is plain decoding."""
+    step_nodes: int = 0
+    """Most nodes verified in the step."""
+    tokens: float = 0.0
+    """Expected."""
+    seconds: float = 0.0
+    """Expected."""
+    plain_speed: float = 0.0
+    """Tokens per second expected of plain decoding."""
+    reason: str = "no speculators"
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
 
-PLAIN = Choice(frozenset(), 0)
+PLAIN = Choice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,125 +76,124 @@ class StepReport:
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Outcomes
-    """Of the requests that wanted a tree."""
+    """Of the requests that had merged trees."""
+    chains: Outcomes = field(default_factory=dict)
+    """Of the requests that had one speculator's chain."""
 
 
 @dataclass(slots=True)
-class _Course:
-    """How things go at one batch size."""
+class _Probes:
+    """At one batch size: seconds that may be spent on each kind of probe, and steps since the last one."""
 
-    speculating: bool = True
-    steps: int = 0
-    looked: dict[Part, int] = field(default_factory=dict)
-    """Step of the last look at a part of the pool."""
-    plain_until: int = 0
-    """A look at plain decoding takes two steps: the first still feels the drafts before it."""
+    credit: dict[str, float] = field(default_factory=lambda: {"probe all": 0.0, "probe plain": 0.0})
+    waited: dict[str, int] = field(default_factory=lambda: {"probe all": 0, "probe plain": 0})
+    settling: bool = False
+    """A probe of plain decoding takes two steps: the first one's caches are cold from drafts."""
+
+    def due(self, kind: str, cost_s: float) -> bool:
+        """Whether a probe that loses this much time is paid for; counts it if so."""
+        if self.waited[kind] < _PROBE_DISTANCE or self.credit[kind] < cost_s:
+            return False
+        self.credit[kind] -= max(cost_s, 0.0)
+        self.waited[kind] = 0
+        return True
+
+    def count(self, seconds: float) -> None:
+        """Counts a step."""
+        for kind in self.credit:
+            self.credit[kind] += _PROBE_SHARE * seconds
+            self.waited[kind] += 1
 
 
 class Planner:
     """Chooses, and learns from what came of it."""
 
-    def __init__(self, passes: PassCurve, most_nodes: int, step_nodes: int, adaptive: bool = True) -> None:
-        self._most_nodes, self._step_nodes, self._adaptive = most_nodes, step_nodes, adaptive
-        self.costs, self.gains = StepCosts(passes), Gains()
-        self._services: Sequence[Part] = ()
-        self._courses: BySize[_Course] = BySize(_Course)
+    def __init__(self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True) -> None:
+        self._budget, self._adaptive = budget, adaptive
+        self.latency, self.acceptance = LatencyModel(curve), AcceptanceModel()
+        self._services: Sequence[SpeculatorSet] = ()
+        self._probes: BySize[_Probes] = BySize(_Probes)
 
-    def enrol(self, services: Sequence[Part]) -> None:
+    def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """From now on the pool has these speculators, by service: those of one draft one after another."""
         if services != self._services:
             self._services = services
-            self.gains.enrol(frozenset().union(*services))
+            self.acceptance.enrol(frozenset().union(*services))
 
     def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
-        """What the next step should do for a batch of this size, of which these requests want trees."""
-        everybody = self.gains.everybody
+        """What the next step does for a batch of this size, of which these requests want drafts."""
+        everybody = self.acceptance.everybody
         if not everybody or not wanting:
-            return PLAIN
+            return replace(PLAIN, reason="no speculators" if not everybody else "no request wants drafts")
         if not self._adaptive:
-            return self._asking(everybody, batch)
-        if self._room(batch) < batch:
-            return PLAIN  # not a node for every request: drafts cost more than that brings
-        self.gains.follow(wanting, self._asking(everybody, batch).nodes)
-        course = self._courses[batch]
-        course.steps += 1
-        if self.gains.outcomes < _FIRST_OUTCOMES:
-            return self._asking(everybody, batch)
-        if course.steps <= course.plain_until or (not course.speculating and course.steps % _PAUSE):
-            return PLAIN
-        best = self._best(batch, course)
-        look = self._look(batch, course, best)
-        return best if look is None else self._asking(look, batch)
+            return self._fixed(batch, len(wanting))
+        self.acceptance.follow(wanting)
+        plain, pool = (
+            self._expect(batch, len(wanting), frozenset()),
+            self._expect(batch, len(wanting), everybody),
+        )
+        if self.acceptance.outcomes < _FIRST_OUTCOMES:
+            return replace(pool, plain_speed=plain.speed, reason="first trees")
+        sets = [self._expect(batch, len(wanting), asked) for asked in self.acceptance.sets]
+        best = max(sets, key=lambda choice: choice.speed)
+        best = best if best.speed > _MARGIN * plain.speed else plain
+        return replace(self._probed(batch, best, pool, plain), plain_speed=plain.speed)
 
     def observe(self, report: StepReport) -> None:
         """Learns from a step."""
         if not self._adaptive:
             return
         if report.drafts or not report.choice.speculators:
-            self.costs.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
+            self.latency.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
         else:  # late, or reading what they missed: not what steps usually take
-            self.costs.observe_pass(report.batch, report.tokens, report.pass_s)
-        if report.choice.speculators and report.outcomes:
-            self.gains.observe(report.batch, report.choice.speculators, report.outcomes)
+            self.latency.observe_pass(report.batch, report.tokens, report.pass_s)
+        if report.choice.speculators:
+            self.acceptance.observe(report.choice.speculators, report.outcomes)
+            self.acceptance.observe(report.choice.speculators, report.chains, merged=False)
 
-    def expected_speed(self, batch: int, choice: Choice) -> float:
-        """Tokens per second expected of a choice."""
-        part = choice.speculators
-        return batch * (1 + self.gains.expected(batch, part)) / self._seconds(batch, part)
-
-    def worth(self, batch: int, choice: Choice) -> NodeWorth:
-        """Which nodes pay in this step.
-
-        A node does if it brings tokens at least as fast as the step does without it: its probability over
-        what it adds to the pass, against the expected speed. So confident requests get many nodes and
-        hopeless ones few, and the more a pass costs the choosier it gets.
-        """
+    def threshold(self, batch: int, choice: Choice) -> NodeThreshold:
+        """Which nodes are kept in a step of this choice."""
+        if not choice.speculators:
+            return NO_NODES
         if not self._adaptive:
-            return NodeWorth([0.0] * self._step_nodes)
-        speed = max(self.expected_speed(batch, PLAIN), self.expected_speed(batch, choice))
-        most = min(self._step_nodes, batch * self._most_nodes)
-        seconds = [self.costs.passes.seconds(batch, nodes) for nodes in range(most + 1)]
-        return judge_nodes(seconds, speed, batch)
+            return NodeThreshold([0.0] * choice.step_nodes)
+        seconds = self.latency.passes.seconds_by_nodes(batch, choice.step_nodes)
+        return node_threshold(seconds, max(choice.speed, choice.plain_speed), batch)
 
-    def _best(self, batch: int, course: _Course) -> Choice:
-        choices = [self._asking(part, batch) for part in self.gains.parts]
-        speeds = [self.expected_speed(batch, choice) for choice in choices]
-        speeds[-1] *= _WHOLE  # the parts come in order of size
-        least = _GO_ON if course.speculating else _BEGIN
-        course.speculating = max(speeds) > least * self.expected_speed(batch, PLAIN)
-        return choices[speeds.index(max(speeds))] if course.speculating else PLAIN
+    def _fixed(self, batch: int, requests: int) -> Choice:
+        """Everybody, and as many nodes as the budget allows."""
+        most = self._budget.of_step(batch, requests)
+        nodes = min(self._budget.per_request, max(1, most // requests))
+        return Choice(self.acceptance.everybody, nodes, most, reason="not adaptive")
 
-    def _look(self, batch: int, course: _Course, best: Choice) -> Part | None:
-        """The part of the pool that it is time to look at, if any. Thought of every few steps only."""
-        if course.steps % _LEAST_WAIT:
-            return None
-        members = [(frozenset({s}), service) for service in self._services for s in sorted(service)]
-        quickest, _ = min(members, key=lambda member: self.costs.draft_seconds(batch, *member))
-        for part in (PLAIN.speculators, self.gains.everybody, quickest):
-            if part == best.speculators or PLAIN.speculators < part < best.speculators:
-                course.looked[part] = course.steps  # the step tells about it anyway
-            elif course.steps - course.looked.setdefault(part, course.steps) >= self._wait(batch, part, best):
-                course.looked[part] = course.steps
-                if not part:
-                    course.plain_until = course.steps + 1
-                return part
-        return None
+    def _expect(self, batch: int, requests: int, asked: SpeculatorSet) -> Choice:
+        """The best number of nodes for a speculator set, with the tokens and seconds to expect of it."""
+        most = self._budget.of_step(batch, requests) if asked else 0
+        tokens = batch + self.acceptance.per_doubling(asked) * _doublings(most, requests)
+        seconds = self.latency.step_seconds(batch, asked, self._services, most)
+        total = int(np.argmax(tokens[1:] / seconds[1:])) + 1 if most else 0
+        # a batch shares its nodes unevenly: a predictable text gets up to twice its share
+        nodes = min(self._budget.per_request, total, max(1, -(-2 * total // requests)))
+        reason = "fastest" if asked else "plain is faster"
+        return Choice(asked, nodes, total, float(tokens[total]), float(seconds[total]), reason=reason)
 
-    def _wait(self, batch: int, part: Part, best: Choice) -> float:
-        """Steps over which a look is paid off that brings no more than plain decoding would."""
-        lost = self._seconds(batch, part) - batch / self.expected_speed(batch, best)
-        lost *= 1 if part else 2
-        share = (_LOOK_SHARE if part else _PLAIN_LOOK_SHARE) / math.sqrt(batch)
-        return min(max(lost / (share * self._seconds(batch, best.speculators)), _LEAST_WAIT), _LONGEST_WAIT)
+    def _probed(self, batch: int, best: Choice, pool: Choice, plain: Choice) -> Choice:
+        """The best choice, or a probe of another if one is due."""
+        probes = self._probes[batch]
+        probes.count(best.seconds)
+        if probes.settling:
+            probes.settling = False
+            return replace(plain, reason="probe plain")
+        for kind, probe in (("probe all", pool), ("probe plain", plain)):
+            told = best.speculators == probe.speculators  # the step tells about it anyway
+            cost_s = probe.seconds - probe.tokens / best.speed
+            if not told and probes.due(kind, cost_s if probe.speculators else 2 * cost_s):
+                probes.settling = not probe.speculators
+                return replace(probe, reason=kind)
+        return best
 
-    def _seconds(self, batch: int, part: Part) -> float:
-        return self.costs.step_seconds(batch, part, self._services, self.gains.nodes(batch, part))
 
-    def _asking(self, part: Part, batch: int) -> Choice:
-        if not part:
-            return PLAIN
-        return Choice(part, min(self._most_nodes, max(1, self._room(batch) // batch)))
-
-    def _room(self, batch: int) -> int:
-        """Nodes of a step for all requests: every further one has a token of its own in the pass."""
-        return self._step_nodes - (batch - 1)
+@lru_cache(maxsize=256)
+def _doublings(most: int, requests: int) -> NDArray[np.float64]:
+    """[1 + most] log2(1 + nodes / requests) for 0, 1, ... nodes in all."""
+    return np.log2(1 + np.arange(most + 1) / requests)

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.requests.budget import BudgetPolicy, split_budget
+from gateway.requests.budget import NodeBudget, split_budget
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
@@ -97,7 +97,7 @@ class Progress:
 class Scheduler:
     """Holds every request between submission and finish."""
 
-    def __init__(self, limits: SchedulerLimits, budget: BudgetPolicy) -> None:
+    def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
         self._limits, self._budget = limits, budget
         self._waiting: list[tuple[int, int, RequestState]] = []
         self._running: dict[str, RequestState] = {}
@@ -158,18 +158,17 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in cancelled]
 
     def admit(self, now: float) -> tuple[int, list[str]]:
-        """Admits waiting requests while there is room; how many run, and those of them that want trees."""
+        """Admits waiting requests while there is room; how many run, and those of them that want drafts."""
         self._admit(now)
         running = self._running.items()
-        trees = [name for name, state in running if state.request.speculation is Speculation.TREE]
-        return len(running), trees
+        wanting = [name for name, state in running if state.request.speculation is not Speculation.OFF]
+        return len(running), wanting
 
     def plan(self, now: float, most_nodes: int | None = None, least_reach: float = 0.0) -> list[StepEntry]:
         """The entries of the next step; empty if there is nothing to do.
 
         Args:
-            most_nodes: most nodes of one request's merged tree in this step; None leaves it to the
-                budget. Chains of sequence speculation keep their length.
+            most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
             least_reach: probability of a path below which following it is hardly worth it in this step.
         """
         self._admit(now)
@@ -179,10 +178,7 @@ class Scheduler:
         chunk = min(self._limits.prefill_chunk, room)
         wanted = [self._wanted_nodes(state) for state in states]
         if most_nodes is not None:
-            wanted = [
-                min(nodes, most_nodes) if state.request.speculation is Speculation.TREE else nodes
-                for nodes, state in zip(wanted, states, strict=True)
-            ]
+            wanted = [min(nodes, most_nodes) for nodes in wanted]
         entries: list[StepEntry] = []
         for state, nodes in zip(states, split_budget(self._budget, wanted), strict=True):
             pending = len(state.tokens) - state.verifier_len

@@ -157,7 +157,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class StatusReply(_message.Message):
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -184,7 +185,26 @@ class StatusReply(_message.Message):
     executor: str
     device: str
     weights: str
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
+    planner: PlannerState
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ...) -> None: ...
+
+class PlannerState(_message.Message):
+    __slots__ = ("speculators", "tree_nodes", "step_nodes", "expected_tokens", "expected_seconds", "plain_tokens_per_second", "reason")
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    STEP_NODES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    speculators: _containers.RepeatedScalarFieldContainer[str]
+    tree_nodes: int
+    step_nodes: int
+    expected_tokens: float
+    expected_seconds: float
+    plain_tokens_per_second: float
+    reason: str
+    def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
     __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed")
