@@ -16,18 +16,13 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
-from gateway.clients.verifier import VerifierClient
+from gateway.app import build_gateway
 from gateway.loop import GenerationLoop
-from gateway.metrics import GatewayMetrics
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import Planner
-from gateway.requests.budget import BudgetPolicy
-from gateway.requests.scheduler import Scheduler, SchedulerLimits
 from gateway.requests.store import RequestStore
-from gateway.servicer import GenerationServicer, TargetInfo
+from gateway.settings import GatewaySettings
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS
 from specinfer.service.channel import channel_options, open_channel
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
@@ -52,6 +47,14 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 
 EOS = 2
+DEFAULTS: dict[str, Any] = {
+    "max_batch": 8,
+    "tree_nodes": 8,
+    "step_nodes": 64,
+    "tree_depth": 4,
+    "sequence_length": 3,
+}
+"""Settings of the gateway, unless a test says otherwise."""
 FIRST_CHARACTER = 2
 VOCABULARY = 97
 CHAT_TEMPLATE = (
@@ -138,9 +141,7 @@ async def running_system(
     drafters: Mapping[str, Drafter] | None = None,
     *,
     model: Any = None,
-    limits: SchedulerLimits | None = None,
     engine_limits: EngineLimits | None = None,
-    budget: BudgetPolicy | None = None,
     acceptance: str = "multi_step",
     deadline_s: float = 10.0,
     hung_s: float = 5.0,
@@ -151,10 +152,12 @@ async def running_system(
     speculator_tokenizer: Tokenizer | None = None,
     one_service: bool = False,
     absent: AbstractSet[str] = frozenset(),
+    **options: Any,
 ) -> AsyncIterator[System]:
     """Starts verifier, speculators and gateway; ends them on leaving and checks the cache.
 
     Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
+    `options` are further settings of the gateway.
     """
     tokenizer = ascii_tokenizer()
     runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens, kv_window=kv_window)
@@ -178,6 +181,8 @@ async def running_system(
         max_nodes=engine_limits.max_nodes,
         max_step_tokens=engine_limits.max_step_tokens,
         kv_capacity_tokens=runner.cache.capacity_tokens,
+        kv_block_tokens=BLOCK_TOKENS,
+        pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
         eos_token_ids=[EOS],
         kv_window_tokens=kv_window,
     )
@@ -199,49 +204,31 @@ async def running_system(
         else:
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
-    channels = [(address, open_channel(address)) for address in addresses]
-    pool = SpeculatorPool(channels, PoolPolicy(deadline_s, VOCABULARY, tokenizer.fingerprint(), hung_s))
-    verifier_channel = open_channel(verifier_address)
-    store = RequestStore.connect(redis_url, retention_s=60)
-    budget = budget or BudgetPolicy(8, 64)
-    limits = limits or SchedulerLimits(
-        max_batch=8, tree_depth=4, sequence_length=3, kv_capacity_tokens=runner.cache.capacity_tokens
+    gateway_settings = GatewaySettings(
+        verifier=verifier_address,
+        speculators=",".join(addresses),
+        redis_url=redis_url,
+        draft_deadline_ms=1000 * deadline_s,
+        hung_seconds=hung_s,
+        verifier_patience_s=patience_s,
+        adaptive=adaptive,
+        retention_seconds=60,
+        **DEFAULTS | options,
     )
-    loop = GenerationLoop(
-        Scheduler(limits, budget),
-        pool,
-        VerifierClient(verifier_channel),
-        store,
-        tokenizer,
-        GatewayMetrics(CollectorRegistry()),
-        Planner(PassCurve([(1, 0.001), (64, 0.002)]), budget.per_request, budget.per_step, adaptive),
-        patience_s,
-    )
-    running: asyncio.Task[None] | None = None
     try:
-        await pool.connect()
-        running = asyncio.create_task(loop.run())
-        servicer = GenerationServicer(loop, tokenizer, TargetInfo.of(description))
+        async with build_gateway(gateway_settings, tokenizer, CollectorRegistry()) as gateway:
 
-        def add_gateway(server: ServiceServer, thread: EngineThread) -> None:
-            generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server.grpc)
+            def add_gateway(server: ServiceServer, thread: EngineThread) -> None:
+                generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
 
-        address = await serve("gateway", "specinfer.v1.Generation", add_gateway)
-        async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
-            stub = generation_pb2_grpc.GenerationStub(client)
-            yield System(stub, loop, engine, store, address, verifier_address, servers)
-            assert not running.done(), running
+            address = await serve("gateway", "specinfer.v1.Generation", add_gateway)
+            async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
+                stub = generation_pb2_grpc.GenerationStub(client)
+                yield System(stub, gateway.loop, engine, gateway.store, address, verifier_address, servers)
+                assert not gateway.running.done(), gateway.running
     finally:
-        if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        await pool.close()
         for server in reversed(servers.values()):
             await server.stop()
-        for _, channel in channels:
-            await channel.close()
-        await verifier_channel.close()
-        await store.close()
         for thread in threads:
             thread.stop()
         engine.release(list(engine._held))

@@ -36,7 +36,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "specinfer.service": ({"specinfer.errors", "specinfer.wire.status", "specinfer.service"}, SERVICE),
     "specinfer.model.native": (
-        {"specinfer.errors", "specinfer.processor", "specinfer.model.native"},
+        {"specinfer.errors", "specinfer.cache_directory", "specinfer.processor", "specinfer.model.native"},
         {"numpy"},
     ),
     "specinfer.model.cache": ({"specinfer.errors", "specinfer.model.cache"}, {"numpy"}),
@@ -70,7 +70,6 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.tree",
             "specinfer.sampling",
             "specinfer.errors",
-            "specinfer.cache_directory",
             "specinfer.processor",
             "specinfer.model",
         },

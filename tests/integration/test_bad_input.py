@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.requests.scheduler import SchedulerLimits
 from specinfer.service.channel import open_channel
 from specinfer.v1 import generation_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.oracle import first, greedy
@@ -91,8 +90,7 @@ async def test_message_over_the_size_limit(redis_url: str) -> None:
 
 
 async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=1, max_waiting=1, kv_capacity_tokens=2048)
-    async with running_system(redis_url, limits=limits) as system:
+    async with running_system(redis_url, max_batch=1, max_waiting=1) as system:
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=100))
         await until(lambda: system.loop.scheduler.running == 1)
         waiting = asyncio.create_task(system.tokens(PROMPT))
@@ -108,8 +106,7 @@ async def test_a_full_queue_refuses_with_a_hint(redis_url: str) -> None:
 
 
 async def test_a_request_larger_than_the_cache_is_refused_at_once(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=4, kv_capacity_tokens=64)
-    async with running_system(redis_url, limits=limits) as system:
+    async with running_system(redis_url, max_batch=4, kv_tokens=64) as system:
         error = await refusal(system, PROMPT, max_new_tokens=100)
         assert error.code() is EXHAUSTED
         assert "over the cache of 64 tokens" in (error.details() or "")

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gateway.requests.budget import BudgetPolicy
-from gateway.requests.scheduler import SchedulerLimits
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.oracle import always, greedy
@@ -185,14 +183,15 @@ async def test_two_drawing_services_and_one_of_points_follow_the_target(redis_ur
     target = markov(1)
     kinds = {"a": WITHOUT, "b": ProposalKind.WITH_REPLACEMENT, "c": ProposalKind.POINT}
     drafters = {name: table_drafter(seed, kind) for seed, (name, kind) in enumerate(kinds.items())}
-    limits = SchedulerLimits(max_batch=REQUESTS, tree_depth=3, kv_capacity_tokens=REQUESTS * 1024)
     async with running_system(
         redis_url,
         drafters,
         model=target,
-        limits=limits,
         engine_limits=EngineLimits(max_context_len=1024),
-        budget=BudgetPolicy(budget, budget * REQUESTS),
+        max_batch=REQUESTS,
+        tree_depth=3,
+        tree_nodes=budget,
+        step_nodes=budget * REQUESTS,
         kv_tokens=REQUESTS * 1024,
     ) as system:
         texts = await sampled(system)

@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
-from gateway.requests.scheduler import SchedulerLimits
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
 from specinfer.cli.show import status_table
@@ -305,7 +304,7 @@ async def test_a_client_may_hang_up_just_when_its_request_has_ended(
         try:
             await until(lambda: system.loop.steps > 0 and system.loop.scheduler.running == 0)
             call.cancel()
-            await until(lambda: not system.loop.subscribers._queues)
+            await until(lambda: not system.loop.deliveries.subscribers._queues)
             await asyncio.sleep(0.05)  # what the handler raises is logged after that
         finally:
             stored.set()
@@ -326,8 +325,7 @@ async def test_cancel_ends_the_stream_with_a_summary(redis_url: str) -> None:
 
 
 async def test_a_waiting_request_can_be_cancelled(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=1, kv_capacity_tokens=2048)
-    async with running_system(redis_url, limits=limits) as system:
+    async with running_system(redis_url, max_batch=1) as system:
         running = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=60))
         await until(lambda: system.loop.scheduler.running == 1)
         request = request_for(PROMPT)

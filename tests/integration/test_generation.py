@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from gateway.requests.scheduler import SchedulerLimits
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob
@@ -122,26 +121,23 @@ async def test_sequence_speculation_asks_for_one_branch(redis_url: str) -> None:
 async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(
     redis_url: str, chunk: int
 ) -> None:
-    limits = SchedulerLimits(max_batch=8, prefill_chunk=chunk, tree_depth=4, kv_capacity_tokens=2048)
-    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, limits=limits) as system:
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}, prefill_chunk=chunk) as system:
         answers = await asyncio.gather(*(system.tokens(prompt) for prompt in PROMPTS))
     assert answers == [greedy(prompt, 16) for prompt in PROMPTS]
 
 
 async def test_more_requests_than_fit_into_a_batch(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=2, tree_depth=4, kv_capacity_tokens=160)
     prompts = [[i + 3, 2 * i + 5, 40 + i] for i in range(9)]
-    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}, limits=limits) as system:
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}, max_batch=2, kv_tokens=160) as system:
         answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=12) for prompt in prompts))
     assert answers == [greedy(prompt, 12) for prompt in prompts]
 
 
 async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: str) -> None:
-    limits = SchedulerLimits(max_batch=6, tree_depth=4, kv_capacity_tokens=192)
     model = tiny_transformers("llama")
     prompts = [[3 + i] * (5 + 7 * i) for i in range(6)]
     drafters = {"a": ScriptedDrafter(first(1))}
-    async with running_system(redis_url, drafters, model=model, limits=limits, kv_tokens=192) as system:
+    async with running_system(redis_url, drafters, model=model, max_batch=6, kv_tokens=192) as system:
         requests = [
             system.generate(p, max_new_tokens=60, temperature=t, seed=1) for p in prompts for t in (0, 1)
         ]
@@ -268,8 +264,7 @@ async def test_summary_and_store_tell_the_same_story(redis_url: str) -> None:
 
 async def test_a_higher_priority_is_admitted_first(redis_url: str) -> None:
     order: list[str] = []
-    limits = SchedulerLimits(max_batch=1, kv_capacity_tokens=2048)
-    async with running_system(redis_url, limits=limits) as system:
+    async with running_system(redis_url, max_batch=1) as system:
 
         async def run(name: str, priority: int) -> None:
             await system.tokens(PROMPTS[0], priority=priority, max_new_tokens=30)
@@ -304,14 +299,11 @@ async def test_accepted_nodes_scattered_over_a_wide_tree(redis_url: str) -> None
 async def test_a_windowed_cache_goes_beyond_the_models_positions_and_says_it_is_lossy(redis_url: str) -> None:
     """600 tokens of a model with 128 positions, in a cache of 20 blocks, plain and with trees."""
     model = tiny_transformers("llama", max_position_embeddings=128)
-    limits = SchedulerLimits(
-        max_batch=8, tree_depth=4, kv_capacity_tokens=320, kv_window_tokens=48, prefill_chunk=16
-    )
     async with running_system(
         redis_url,
         {"a": NgramDrafter(1)},
         model=model,
-        limits=limits,
+        prefill_chunk=16,
         kv_tokens=320,
         kv_window=48,
         engine_limits=EngineLimits(max_context_len=4096, max_step_tokens=64),

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from specinfer.model.executor import EXECUTORS
 
 from specinfer import __version__
 from specinfer.cli.processes import free_ports
+from specinfer.model.executors.executor import EXECUTORS
 from specinfer.model.runner import DTYPES, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.budget import BudgetPolicy, split_budget
+from gateway.requests.budget import NodeBudget, split_budget
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
 from gateway.requests.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
@@ -22,7 +22,7 @@ def request(name: str, prompt: int = 1, new: int = 8, **fields: object) -> Gener
 
 
 def scheduler(limits: SchedulerLimits = LIMITS, nodes: int = 4) -> Scheduler:
-    return Scheduler(limits, BudgetPolicy(nodes, 64))
+    return Scheduler(limits, NodeBudget(nodes, 64))
 
 
 def answer(entry: StepEntry, bonus: int, accepted: tuple[int, ...] = ()) -> VerdictEntry:
@@ -142,7 +142,7 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
 
 
 def test_admission_by_priority_then_arrival() -> None:
-    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), BudgetPolicy(4, 64))
+    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), NodeBudget(4, 64))
     for name, priority in (("low", -1), ("a", 0), ("high", 3), ("b", 0)):
         s.submit(request(name, new=1, priority=priority), 0.0)
     assert [step(s)[0].request_id for _ in range(4)] == ["high", "a", "b", "low"]
@@ -186,7 +186,7 @@ def test_a_full_queue_and_a_duplicate_are_refused() -> None:
 
 
 def test_cancelling_ends_waiting_and_running_requests() -> None:
-    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), BudgetPolicy(4, 64))
+    s = Scheduler(SchedulerLimits(max_batch=1, kv_capacity_tokens=400), NodeBudget(4, 64))
     s.submit(request("a"), 0.0)
     s.submit(request("b"), 0.0)
     step(s)
@@ -234,7 +234,7 @@ def test_bad_requests_are_named() -> None:
 
 @given(st.lists(st.integers(0, 40), max_size=20), st.integers(0, 100), st.integers(0, 30))
 def test_budget_is_never_exceeded_nor_wasted(wanted: list[int], per_step: int, per_request: int) -> None:
-    shares = split_budget(BudgetPolicy(per_request, per_step), wanted)
+    shares = split_budget(NodeBudget(per_request, per_step), wanted)
     capped = [min(w, per_request) for w in wanted]
     assert sum(shares) <= per_step
     assert all(0 <= share <= most for share, most in zip(shares, capped, strict=True))
