@@ -23,7 +23,7 @@ from gateway.settings import GatewaySettings
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS
-from specinfer.service.channel import channel_options, open_channel
+from specinfer.service.channel import channel_options
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings

@@ -128,7 +128,9 @@ async def test_long_prompts_are_read_in_chunks_without_changing_the_answer(
 
 async def test_more_requests_than_fit_into_a_batch(redis_url: str) -> None:
     prompts = [[i + 3, 2 * i + 5, 40 + i] for i in range(9)]
-    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}, max_batch=2, kv_tokens=160) as system:
+    async with running_system(
+        redis_url, {"a": ScriptedDrafter(first(1))}, max_batch=2, kv_tokens=160
+    ) as system:
         answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=12) for prompt in prompts))
     assert answers == [greedy(prompt, 12) for prompt in prompts]
 
