@@ -61,14 +61,19 @@ class AcceptanceModel:
         known, usual = self._requests, self._usual.value
         self._requests = {name: known.get(name) or Ratio(usual * _PRIOR, _PRIOR) for name in names}
 
-    def observe(self, asked: SpeculatorSet, outcomes: Outcomes, merged: bool = True) -> None:
-        """Counts one step; not `merged`: each request has one speculator's chain, which tells nothing of
-        shares."""
-        share = self.share(asked) if merged else 1.0
+    def observe(self, asked: SpeculatorSet, nodes: float, outcomes: Outcomes, merged: bool = True) -> None:
+        """Counts one step.
+
+        Args:
+            nodes: planned for each request. That fewer were kept, because none promised enough, is part of
+            the outcome.
+            merged: whether trees hold what everybody asked proposed, so that they tell of shares; chains do
+            not.
+        """
+        doublings = log2(1 + nodes) * (self.share(asked) if merged else 1.0)
         for name, (tree, accepted) in outcomes.items():
-            doublings = share * log2(len(tree))
+            self.outcomes += 1
             if doublings > 0:
-                self.outcomes += 1
                 self._usual.add(len(accepted), doublings, _USUAL_MEMORY)
                 if name in self._requests:
                     self._requests[name].add(len(accepted), doublings, _REQUEST_MEMORY)

@@ -147,9 +147,11 @@ class Planner:
             self.latency.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
         else:  # late, or reading what they missed: not what steps usually take
             self.latency.observe_pass(report.batch, report.tokens, report.pass_s)
-        if report.choice.speculators:
-            self.acceptance.observe(report.choice.speculators, report.outcomes)
-            self.acceptance.observe(report.choice.speculators, report.chains, merged=False)
+        drafted = len(report.outcomes) + len(report.chains)
+        if report.choice.speculators and drafted:
+            asked, nodes = report.choice.speculators, report.choice.step_nodes / drafted
+            self.acceptance.observe(asked, nodes, report.outcomes)
+            self.acceptance.observe(asked, nodes, report.chains, merged=False)
 
     def threshold(self, batch: int, choice: Choice) -> NodeThreshold:
         """Which nodes are kept in a step of this choice."""

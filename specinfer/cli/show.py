@@ -103,6 +103,7 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     table.add_row("verifier", "ready" if status.verifier_ready else "not answering")
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
     table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")
+    table.add_row("latest step", planner_words(status.planner))
     for s in status.speculators:
         ready = "ready" if s.ready else "not answering"
         table.add_row(
@@ -110,6 +111,17 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
             f"{ready}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
         )
     return table
+
+
+def planner_words(planner: generation_pb2.PlannerState) -> str:
+    """What the planner chose for the latest step, and why."""
+    if not planner.speculators:
+        return f"plain decoding: {planner.reason}"
+    chosen = f"{' + '.join(planner.speculators)}, {planner.step_nodes} nodes: {planner.reason}"
+    if not planner.plain_tokens_per_second:
+        return chosen
+    speed = planner.expected_tokens / planner.expected_seconds
+    return f"{chosen}; expects {speed:.0f} tok/s, of plain decoding {planner.plain_tokens_per_second:.0f}"
 
 
 def answer_line(answer: Answer) -> str:

@@ -141,7 +141,17 @@ def test_bad_input_at_the_gateway_is_one_line(system: LocalSystem) -> None:
 def test_status_shows_the_system(system: LocalSystem) -> None:
     done = specinfer("status", "--address", system.address)
     assert done.returncode == 0, done.stderr
-    for word in ("smollm2-135m", "verifier", "ngram", "ssm", "ready", "float32", "executor", "0 failed"):
+    for word in (
+        "smollm2-135m",
+        "verifier",
+        "latest step",
+        "ngram",
+        "ssm",
+        "ready",
+        "float32",
+        "executor",
+        "0 failed",
+    ):
         assert word in done.stdout
 
 

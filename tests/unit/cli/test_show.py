@@ -10,7 +10,7 @@ from rich.console import Console
 from specinfer.cli import bench, demo, show
 from specinfer.cli.bench import Run, Turn, summarise
 from specinfer.cli.client import Answer
-from specinfer.cli.show import answer_line, print_runs
+from specinfer.cli.show import answer_line, planner_words, print_runs
 from specinfer.v1 import generation_pb2
 
 
@@ -83,3 +83,19 @@ def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
         assert f"Prompt {number} of 3: {prompt}" in " ".join(text.split())
     for mode in ("incremental", "sequence", "tree"):
         assert text.count(f"\n\n{mode}:\n") == 3
+
+
+def test_the_planners_choice_is_told_with_its_reason() -> None:
+    plain = generation_pb2.PlannerState(reason="plain is faster", plain_tokens_per_second=90)
+    assert planner_words(plain) == "plain decoding: plain is faster"
+    trees = generation_pb2.PlannerState(
+        speculators=["ngram", "ssm"],
+        step_nodes=11,
+        expected_tokens=3,
+        expected_seconds=0.02,
+        plain_tokens_per_second=90,
+        reason="fastest",
+    )
+    assert planner_words(trees) == "ngram + ssm, 11 nodes: fastest; expects 150 tok/s, of plain decoding 90"
+    fixed = generation_pb2.PlannerState(speculators=["ssm"], step_nodes=8, reason="not adaptive")
+    assert planner_words(fixed) == "ssm, 8 nodes: not adaptive"

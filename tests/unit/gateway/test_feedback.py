@@ -1,5 +1,6 @@
 """What steps teach: costs to the planner, outcomes to planner and calibration."""
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -9,6 +10,7 @@ from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import Choice, Planner, StepReport
+from gateway.requests.budget import NodeBudget
 from gateway.requests.request import GenerationRequest, RequestState, Speculation
 from gateway.requests.scheduler import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
@@ -24,7 +26,7 @@ class Listening(Planner):
     """A planner that keeps what it is told."""
 
     def __init__(self) -> None:
-        super().__init__(PassCurve([(1, 0.005)]), 8, 8)
+        super().__init__(PassCurve([(1, 0.005)]), NodeBudget(8, 8))
         self.told: list[StepReport] = []
 
     def observe(self, report: StepReport) -> None:
@@ -46,7 +48,7 @@ def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> Finis
     verdict = VerdictEntry(EntryStatus.OK, accepted=(1, 2))
     phases = StepTimes(began=1.0, started=1.002, drafted=1.005, merged=1.006, verified=1.018, done=1.020)
     return FinishedStep(
-        Choice(BOTH, 4),
+        Choice(BOTH, 4, 4, tokens=2.5, seconds=0.018, reason="fastest"),
         entries,
         drafts,
         trees,
@@ -74,11 +76,26 @@ def test_waiting_in_vain_for_drafts_is_nobodys_cost() -> None:
     assert planner.told[0].overhead_s == pytest.approx(0.020 - 0.010 - 0.003)
 
 
-@pytest.mark.parametrize("other", [{"speculation": Speculation.SEQUENCE}, {"delta": 2}])
-def test_prompts_and_chains_tell_the_planner_nothing(other: dict[str, object]) -> None:
+def test_steps_that_read_prompts_tell_the_planner_nothing() -> None:
     planner = Listening()
-    learn(step([entry("a", [4]), entry("b", [4], **other)]), planner, Calibration())  # type: ignore[arg-type]
+    learn(step([entry("a", [4]), entry("b", [4], delta=2)]), planner, Calibration())
     assert not planner.told
+
+
+def test_chains_are_told_apart_from_merged_trees() -> None:
+    planner = Listening()
+    learn(step([entry("a", [4]), entry("b", [4], Speculation.SEQUENCE)]), planner, Calibration())
+    (report,) = planner.told
+    assert (set(report.outcomes), set(report.chains)) == ({"a"}, {"b"})
+
+
+def test_the_log_says_what_was_expected_and_what_came(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    learn(step([entry("a", [4, 5, 8])]), Listening(), Calibration())
+    (line,) = [record.getMessage() for record in caplog.records if "batch 1" in record.getMessage()]
+    assert line == (
+        "batch 1: fastest, speculators [0, 1], 3 of 4 nodes; tokens 3 (expected 2.5), ms 20.0 (expected 18.0)"
+    )
 
 
 def test_drafts_are_counted_against_what_followed() -> None:

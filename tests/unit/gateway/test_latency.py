@@ -1,0 +1,107 @@
+"""What steps are believed to cost, from what they took."""
+
+import random
+
+import pytest
+
+from gateway.planning.averages import Average, BySize, Ratio
+from gateway.planning.latency import DraftTime, LatencyModel
+from gateway.planning.pass_times import PassCurve
+
+ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])
+APART = [ONE, OTHER]
+"""Each in a service of its own."""
+
+
+def test_one_outlier_moves_an_average_little() -> None:
+    average = Average()
+    for _ in range(30):
+        average.add(1.0)
+    average.add(1000.0)
+    assert 1.0 < average.value < 1.2
+
+
+def test_old_observations_of_a_ratio_fade() -> None:
+    ratio = Ratio(1.0, 2.0)
+    for _ in range(1000):
+        ratio.add(3.0, 4.0, memory=20)
+    assert ratio.value == pytest.approx(0.75)
+    assert ratio.denominator == pytest.approx(80)
+
+
+def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
+    known: BySize[list[int]] = BySize(list)
+    known[3].append(7)
+    assert known[4] == [7]
+    assert known[5] == []
+    assert known.nearest(16, lambda item: item[0] if item else None) == (7, 2)
+    assert known.nearest(1, lambda item: None) is None
+
+
+def test_a_step_latency_its_pass_the_slowest_draft_and_the_rest() -> None:
+    latency = LatencyModel(CURVE)
+    latency.observe(1, 1, 0.008, [], 0.001)
+    latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.001}, 0), DraftTime(OTHER, {1: 0.003}, 0.001)], 0.002)
+    assert latency.step_seconds(1, frozenset(), APART, 0)[0] == pytest.approx(0.009)
+    assert latency.step_seconds(1, ONE, APART, 8)[8] == pytest.approx(0.013)
+    assert latency.step_seconds(1, BOTH, APART, 8)[8] == pytest.approx(0.016)
+
+
+def test_speculators_of_one_service_take_turns_and_share_the_wire() -> None:
+    latency, both = LatencyModel(CURVE), ONE | OTHER
+    latency.observe(1, 9, 0.010, [DraftTime(both, {0: 0.001, 1: 0.004}, 0.002)], 0.002)
+    assert latency.draft_seconds(1, both, both) == pytest.approx(0.007)
+    assert latency.draft_seconds(1, ONE, both) == pytest.approx(0.003)
+    for _ in range(50):
+        latency.observe(1, 9, 0.010, [DraftTime(both, {1: 0.004}, 0.001)], 0.002)
+    assert latency.draft_seconds(1, both, both) == pytest.approx(0.006, rel=0.05), (
+        "what the one latency stays known"
+    )
+    assert latency.draft_seconds(1, frozenset(), both) == 0
+
+
+def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
+    latency = LatencyModel(CURVE)
+    latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.002)
+    assert 0.004 < latency.draft_seconds(4, ONE, ONE) < 0.016
+
+
+def test_trees_that_cost_more_or_less_than_was_said_are_found_out() -> None:
+    """The verifier said 8 and 10 ms; now and then two plain steps are looked at, the
+    first of them slowed down by cold caches, and trees take 14 or 8.5."""
+    for tree_ms in (14.0, 8.5):
+        latency, rng = LatencyModel(CURVE), random.Random(0)
+        for step in range(600):
+            noise = rng.lognormvariate(0, 0.05)
+            tokens, ms = (1, 8.0 + (step % 30 == 0)) if step % 30 < 2 else (9, tree_ms)
+            latency.observe(1, tokens, noise * ms / 1000, [], 0.001)
+        passes = latency.passes
+        assert passes.seconds_by_nodes(1, 8)[8] / passes.seconds_by_nodes(1, 0)[0] == pytest.approx(
+            tree_ms / 8, rel=0.08
+        )
+        by_nodes, said = passes.seconds_by_nodes(4, 5), CURVE.at(9) - CURVE.at(4)
+        at_pace = (by_nodes[5] - by_nodes[0]) / said / passes.pace
+        assert at_pace == pytest.approx((tree_ms - 8) / 2, abs=0.3), "the machine is the same at other sizes"
+
+
+def test_a_plain_pass_right_behind_a_draft_tells_nothing() -> None:
+    """Its caches are cold: 11 ms instead of 8."""
+    latency = LatencyModel(CURVE)
+    for _ in range(30):
+        for tokens, ms in (*[(9, 10.0)] * 20, (1, 11.0), (1, 8.0)):
+            latency.observe(1, tokens, ms / 1000, [], 0.001)
+    assert latency.passes.seconds_by_nodes(1, 8)[0] == pytest.approx(0.008, rel=0.02)
+    assert latency.passes.seconds_by_nodes(1, 8)[8] == pytest.approx(0.010, rel=0.02)
+
+
+def test_what_was_measured_on_a_slower_machine_is_compared_at_todays_pace() -> None:
+    """Plain passes were measured before the machine became half as fast; trees only since."""
+    latency = LatencyModel(CURVE)
+    for _ in range(50):
+        latency.observe(1, 1, 0.008, [], 0.001)
+        latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.001)
+    for _ in range(100):
+        latency.observe(1, 9, 0.020, [DraftTime(ONE, {0: 0.008}, 0)], 0.002)
+    assert latency.step_seconds(1, frozenset(), APART, 0)[0] == pytest.approx(0.018, rel=0.1)
+    assert latency.step_seconds(1, ONE, APART, 8)[8] == pytest.approx(0.030, rel=0.05)
