@@ -23,7 +23,7 @@ async def serve(settings: GatewaySettings) -> None:
     registry = CollectorRegistry()
     async with build_gateway(settings, tokenizer, registry) as gateway:
         gateway.running.add_done_callback(end_process_if_failed)
-        serve_metrics(registry, settings.metrics_port)
+        serve_metrics(registry, settings.metrics_host, settings.metrics_port)
         server = ServiceServer(settings, [SERVICE])
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)  # type: ignore[no-untyped-call]
         await run_until_signalled(server)

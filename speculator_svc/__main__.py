@@ -57,7 +57,7 @@ async def serve(settings: SpeculatorSettings) -> None:
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
     registry = CollectorRegistry()
-    serve_metrics(registry, settings.metrics_port)
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
     description = describe(engine, settings.names, settings.drafters)
     metrics = SpeculatorMetrics(registry, settings.names)

@@ -95,7 +95,7 @@ async def serve(settings: VerifierSettings) -> None:
     engine = await thread.call(build_engine, settings)
     pass_costs = await thread.call(measure_passes, engine.runner)
     registry = CollectorRegistry()
-    serve_metrics(registry, settings.metrics_port)
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
     description = describe(settings, engine, fingerprint, pass_costs)
     servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description)

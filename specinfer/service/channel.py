@@ -13,13 +13,20 @@ DEFAULT_MAX_MESSAGE = 64 * MEBIBYTE
 
 
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:
-    """Options that servers and channels share."""
+    """Options that servers and channels share.
+
+    Channels ping when nothing was said for 30 seconds, so that a dead peer is noticed. A server by default
+    counts pings without data as strikes and ends the connection with ENHANCE_YOUR_CALM after three: ours
+    allow them.
+    """
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
     ]

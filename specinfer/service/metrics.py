@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, start_http_server
 
 
-def serve_metrics(registry: CollectorRegistry, port: int) -> None:
-    """Serves `registry` at http://0.0.0.0:port/metrics from a thread; 0 does nothing."""
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
+    """Serves `registry` at http://host:port/metrics from a thread; port 0 does nothing."""
     if port:
-        start_http_server(port, registry=registry)
+        start_http_server(port, addr=host, registry=registry)

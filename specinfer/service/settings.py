@@ -33,6 +33,9 @@ class ServiceSettings(BaseSettings):
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
     )
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0 lets other machines read it."
+    )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )

@@ -10,7 +10,6 @@ proposed which children of a node and *how they were chosen*, because that decid
 test is lossless. Data only: nothing here drafts, verifies or knows a model.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,6 +26,9 @@ Float32 = NDArray[np.float32]
 _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 _SUM_TOLERANCE = 1e-3
+_CANDIDATES_PER_NODE, _SUPPORT_PER_NODE = 8, 1024
+"""Most candidates, and most tokens of all q, for every node that a tree may have: repeated draws, several
+speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not."""
 
 
 Candidate = tuple[int, int]
@@ -167,6 +169,7 @@ class TokenTree:
             MalformedTreeError: naming the first broken invariant.
         """
         _check_nodes(self, vocab_size, max_nodes)
+        _check_sizes(self, max_nodes)
         parents = self.parents.tolist()
         proposed: set[int] = set()
         for index, proposal in enumerate(self.proposals):
@@ -199,8 +202,22 @@ def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
             raise MalformedTreeError(f"tree.parents[{node}]", parent, "parents come before children")
     if len(set(zip(parents, token_ids, strict=True))) != n:
         raise MalformedTreeError("tree.token_ids", token_ids, "two siblings have the same token")
-    if not all(map(math.isfinite, tree.scores.tolist())):
-        raise MalformedTreeError("tree.scores", tree.scores.tolist(), "must be finite")
+    for node, score in enumerate(tree.scores.tolist()):
+        if not 0 <= score <= 1:  # a NaN makes this false
+            raise MalformedTreeError(f"tree.scores[{node}]", score, "must be in [0, 1]")
+
+
+def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
+    candidates = sum([len(proposal.children) for proposal in tree.proposals])
+    support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
+    for name, found, most in (
+        ("candidates", max(candidates, len(tree.proposals)), _CANDIDATES_PER_NODE * max_nodes),
+        ("q_token_ids", support, _SUPPORT_PER_NODE * max_nodes),
+    ):
+        if found > most:
+            raise MalformedTreeError(
+                f"tree.{name}", found, f"more than the {most} allowed for {max_nodes} nodes"
+            )
 
 
 def _check_order(tree: TokenTree) -> None:
@@ -222,6 +239,8 @@ def _check_order(tree: TokenTree) -> None:
 
 def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_size: int) -> None:
     name, proposal = f"tree.proposals[{index}]", tree.proposals[index]
+    if not proposal.children:
+        raise MalformedTreeError(f"{name}.children", proposal.parent, "proposes nothing below this node")
     for child in proposal.children:
         if not 0 < child < len(parents) or parents[child] != proposal.parent:
             raise MalformedTreeError(f"{name}.children", child, f"not a child of node {proposal.parent}")

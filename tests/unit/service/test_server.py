@@ -1,11 +1,17 @@
-"""What a service's server refuses before it serves."""
+"""What a service's server refuses before it serves, and what it bears."""
 
 import asyncio
+import socket
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SettingError
+from specinfer.service.channel import channel_options
+from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 
@@ -24,3 +30,28 @@ async def test_an_address_that_another_server_has_is_refused() -> None:
 
 def test_ports_are_different() -> None:
     assert len(set(free_ports(64))) == 64
+
+
+async def test_an_idle_stream_stays_open() -> None:
+    """A channel pings where nothing is said; a server that counts such pings as strikes ends the connection
+    after three (ENHANCE_YOUR_CALM). Here it pings every second, the least there is, instead of every 30."""
+    server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["idle"])
+    address = f"127.0.0.1:{await server.start()}"
+    options = [*channel_options(), ("grpc.keepalive_time_ms", 1000)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        stream = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await stream.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await asyncio.sleep(4.5)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        assert not stream.done()
+        stream.cancel()
+    await server.stop()
+
+
+def test_metrics_listen_where_they_are_told_to() -> None:
+    port = free_ports(1)[0]
+    serve_metrics(CollectorRegistry(), "127.0.0.2", port)
+    socket.create_connection(("127.0.0.2", port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    assert ServiceSettings().metrics_host == "127.0.0.1"

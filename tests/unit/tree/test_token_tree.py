@@ -66,7 +66,21 @@ MALFORMED = {
     "negative token": (_with(token_ids=_ints(THE, CAT, -7, RAN, DOG)), "token_ids[2] = -7"),
     "twin siblings": (_with(token_ids=_ints(THE, CAT, SAT, SAT, DOG)), "two siblings"),
     "lengths differ": (_with(parents=_ints(-1, 0, 1, 1)), "lengths must agree"),
-    "not a number": (_with(scores=np.full(5, np.nan, np.float32)), "must be finite"),
+    "not a number": (_with(scores=np.full(5, np.nan, np.float32)), "scores[0] = nan: must be in [0, 1]"),
+    "negative score": (_with(scores=np.array([1, 1, -0.5, 1, 1], np.float32)), "scores[2] = -0.5"),
+    "score above one": (_with(scores=np.array([1, 1, 1, 1, 1.5], np.float32)), "scores[4] = 1.5"),
+    "nothing proposed": (
+        _with(proposals=(*example_tree().proposals, Proposal(7, 0, POINT, ()))),
+        "children = 7: proposes nothing",
+    ),
+    "draws repeated without end": (
+        _with(proposals=(Proposal(0, 0, ProposalKind.WITH_REPLACEMENT, (1,) * 41, *Q),)),
+        "candidates = 41: more than the 40 allowed for 5 nodes",
+    ),
+    "a q of a whole vocabulary": (
+        _with(proposals=(Proposal(0, 0, WITHOUT, (1,), *distribution(range(6000), [1 / 6000] * 6000)),)),
+        "q_token_ids = 6000",
+    ),
     "unproposed node": (_with(proposals=example_tree().proposals[:1]), "node is in no proposal"),
     "foreign child": (_with(proposals=(Proposal(0, 0, POINT, (2,)),)), "children = 2: not a child of node 0"),
     "child out of range": (_with(proposals=(Proposal(0, 0, POINT, (9,)),)), "children = 9"),
