@@ -11,7 +11,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
-from gateway.clients.verifier import VerifierClient
+from gateway.clients.verifier import VerifierClient, pass_curve
 from gateway.loop import GenerationLoop
 from gateway.metrics import GatewayMetrics
 from gateway.planning.budget import derive_budget
@@ -86,7 +86,7 @@ async def _meet(
 ) -> tuple[VerifierClient, verifier_pb2.DescribeVerifierReply]:
     """Waits for the verifier, and refuses one with another tokenizer."""
     await wait_until_serving(channel, f"verifier at {settings.verifier}", settings.start_timeout_s)
-    verifier = VerifierClient(channel)
+    verifier = VerifierClient(channel, settings.hung_seconds)
     description = await verifier.describe()
     ours, theirs = tokenizer.fingerprint(), description.tokenizer_fingerprint
     if ours != theirs:
@@ -146,17 +146,6 @@ def scheduler_limits(
         kv_window_tokens=verifier.kv_window_tokens,
         max_tree_nodes=verifier.max_nodes - 1,
     )
-
-
-def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
-    """What the verifier's passes take.
-
-    Raises:
-        IncompatibleError: if it does not tell.
-    """
-    if not verifier.pass_costs:
-        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
-    return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
 def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:

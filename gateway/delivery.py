@@ -75,8 +75,7 @@ class Deliveries:
                 waiting.append(self._waiting.get_nowait())
             for _, step in waiting:
                 if step is not None:
-                    self._metrics.observe_step(step)
-                    self._learn(step)
+                    self._learn_from(step)
             found = [
                 (item, self._text(item) if text is None else text)
                 for progress, _ in waiting
@@ -84,6 +83,14 @@ class Deliveries:
             ]
             if found:
                 await self._store_and_publish(found)
+
+    def _learn_from(self, step: FinishedStep) -> None:
+        try:
+            self._metrics.observe_step(step)
+            self._learn(step)
+        except Exception:  # what is learnt makes steps faster, not right
+            log.exception("nothing is learnt from a step")
+            self._metrics.failed_steps.inc()
 
     async def _store_and_publish(self, found: list[tuple[Progress, str]]) -> None:
         try:

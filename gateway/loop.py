@@ -1,7 +1,8 @@
 """The main loop: draft, merge, verify, commit, deliver; once per iteration for the whole batch.
 
-An iteration that fails is repeated (the services resynchronise by themselves, see docs/protocol.md);
-only when the verifier stays away do its requests end with an error.
+An iteration that the verifier does not answer is repeated (the services resynchronise by themselves, see
+docs/protocol.md); only when it stays away do its requests end with an error. One that fails by a fault of
+ours is repeated request by request, so that only the culprit ends.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from gateway.delivery import Deliveries
 from gateway.metrics import GatewayMetrics
 from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
-from gateway.planning.node_threshold import NodeThreshold
+from gateway.planning.node_threshold import NO_NODES, NodeThreshold
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.planning.trees import trees_to_verify
 from gateway.requests.request import GenerationRequest
@@ -100,6 +101,26 @@ class GenerationLoop:
                 await self._iterate(step)
             except UnavailableError as error:
                 await self._bear_with_verifier(step, error)
+            except Exception:  # a fault of ours must not end everybody's requests
+                log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
+                self._metrics.failed_steps.inc()
+                await self._serve_one_by_one(step)
+
+    async def _serve_one_by_one(self, step: Step) -> None:
+        """Plain decoding, so that a fault in drafts or trees is avoided, too; who fails alone ends."""
+        for entry in step.entries:
+            if entry.state.finish is not None:
+                continue
+            try:
+                await self._iterate(Step(PLAIN, NO_NODES, [entry]))
+            except UnavailableError as error:
+                return await self._bear_with_verifier(step, error)
+            except Exception as error:
+                log.exception("request %s failed", entry.request_id)
+                message = f"internal error: {type(error).__name__}"
+                ended = self.scheduler.fail([entry.state], message, time.monotonic(), retryable=False)
+                await self.deliveries.put(ended)
+        return None
 
     async def _next_step(self) -> Step:
         """Waits until there is something to do, and plans it."""

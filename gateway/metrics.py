@@ -68,6 +68,11 @@ class GatewayMetrics:
         self.preemptions = Counter(
             "specinfer_gateway_preemptions", "Requests that had to wait for cache again.", registry=registry
         )
+        self.failed_steps = Counter(
+            "specinfer_gateway_failed_steps",
+            "Steps that failed by a fault of the gateway.",
+            registry=registry,
+        )
         self.verifier_failures = Counter(
             "specinfer_gateway_verifier_failures",
             "Iterations the verifier did not answer.",

@@ -86,7 +86,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 )
                 if update.final is not None:
                     if update.final.finish is FinishReason.ERROR:
-                        await abort(context, UnavailableError(update.final.error))
+                        kind = UnavailableError if update.final.retryable else SpecInferError
+                        await abort(context, kind(update.final.error))
                     reply.summary.CopyFrom(self._summary(update.final))
                 yield reply
         finally:

@@ -37,8 +37,8 @@ class PoolPolicy:
     vocab_size: int
     tokenizer_fingerprint: str
     """The verifier's; a service with another one is refused."""
-    hung_s: float = 5.0
-    """Time after which a service is taken for dead in a step without a deadline."""
+    hung_s: float = 10.0
+    """Silence after which a service is taken for dead."""
 
 
 class Drafts(NamedTuple):
@@ -101,8 +101,7 @@ class SpeculatorPool:
             if (asked := service.asked(entries, chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
-        hung_s = self._policy.hung_s if drawn else None
-        running = [self._spawn(self._ask(s, asked, trees, times, hung_s)) for s, asked in questions]
+        running = [self._spawn(self._ask(service, asked, trees, times)) for service, asked in questions]
         if running:
             await asyncio.wait(running, timeout=None if drawn else self._policy.deadline_s)
         late = [task for task in running if not task.done()]
@@ -130,7 +129,6 @@ class SpeculatorPool:
         asked: Mapping[str, Asked],
         trees: dict[str, list[tuple[int, TokenTree]]],
         times: list[DraftTime],
-        hung_s: float | None,
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
@@ -138,7 +136,7 @@ class SpeculatorPool:
         service.busy = True
         try:
             request = speculator_pb2.DraftRequest(step_id=step, entries=entries)
-            reply = await service.stream.exchange(request, hung_s)
+            reply = await service.stream.exchange(request, self._policy.hung_s)
         except UnavailableError as error:
             log.warning("%s", error)
             service.counters.missed += 1

@@ -5,14 +5,18 @@ from typing import NamedTuple
 
 import grpc
 
+from gateway.planning.pass_times import PassCurve
 from gateway.requests.scheduler import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import UnavailableError
+from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import encode_tree
+
+_SLOW = 20
+"""Times its measured duration that a pass may take: other processes may want the machine for a while."""
 
 
 class Verdicts(NamedTuple):
@@ -26,7 +30,9 @@ class Verdicts(NamedTuple):
 class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, hung_s: float = 10.0) -> None:
+        """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead."""
+        self._hung_s, self._pass_curve = hung_s, PassCurve([(1, 0.0)])
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
             "verifier", lambda: self._stub.Verify()
@@ -45,6 +51,7 @@ class VerifierClient:
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
+        self._pass_curve = pass_curve(reply)
         return reply
 
     async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
@@ -57,7 +64,9 @@ class VerifierClient:
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps, entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries]
         )
-        reply = await self._stream.exchange(request)
+        tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
+        patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
+        reply = await self._stream.exchange(request, patience_s)
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
@@ -74,6 +83,17 @@ class VerifierClient:
             await self._stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids), timeout=5.0)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
+
+
+def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
+    """What the verifier's passes take.
+
+    Raises:
+        IncompatibleError: if it does not tell.
+    """
+    if not verifier.pass_costs:
+        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
+    return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
 def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntry:

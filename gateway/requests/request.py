@@ -144,6 +144,8 @@ class RequestState:
     finished_at: float | None = None
     finish: FinishReason | None = None
     error: str = ""
+    retryable: bool = True
+    """Whether the same request may succeed later, if it ended with an error."""
     retries: int = 0
     """Consecutive steps in which the verifier had no room."""
     cancelled: bool = False

@@ -224,10 +224,12 @@ class Scheduler:
         progress.final = True
         self.finish(progress.state, FinishReason.STOP_STRING, now)
 
-    def fail(self, states: Sequence[RequestState], message: str, now: float) -> list[Progress]:
-        """Ends requests with an error."""
+    def fail(
+        self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
+    ) -> list[Progress]:
+        """Ends requests with an error; says whether the same request may succeed later."""
         for state in states:
-            state.error = message
+            state.error, state.retryable = message, retryable
             self.finish(state, FinishReason.ERROR, now)
         return [Progress(state, [], [], state.new_tokens, True) for state in states]
 
@@ -309,14 +311,15 @@ class Scheduler:
             state.retries += 1
             return None
         if verdict.status is not EntryStatus.OK:
-            return self.fail([state], verdict.message, now)[0]
+            retryable = verdict.status is EntryStatus.EXHAUSTED
+            return self.fail([state], verdict.message, now, retryable)[0]
         state.retries = 0
         state.verifier_len = verdict.held_len
         if tree is None:
             return None
         if not all(0 < node < len(tree) for node in verdict.accepted):
             message = f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {len(tree)}"
-            return self.fail([state], message, now)[0]
+            return self.fail([state], message, now, retryable=False)[0]
         state.stats.record(tree, verdict.accepted)
         drafted = [int(tree.token_ids[node]) for node in verdict.accepted]
         return self._extend(state, [*drafted, verdict.bonus], list(verdict.logprobs), now)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import gateway.loop
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
@@ -427,3 +428,58 @@ async def test_reflection_lists_the_services(redis_url: str) -> None:
         call.cancel()
     names = {service.name for service in reply.list_services_response.service}
     assert {"specinfer.v1.Generation", "grpc.health.v1.Health"} <= names
+
+
+def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """From now on a function of the loop raises in every step that holds the request "poison"."""
+    original = getattr(gateway.loop, where)
+
+    def raises(entries: Any, *rest: Any) -> Any:
+        if any(entry.request_id == "poison" for entry in entries):
+            raise IndexError("a fault of ours")
+        return original(entries, *rest)
+
+    monkeypatch.setattr(gateway.loop, where, raises)
+
+
+async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _poisoned(monkeypatch, "trees_to_verify")
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        poison = asyncio.create_task(system.tokens(PROMPT, request_id="poison", max_new_tokens=40))
+        others = [system.tokens([3 + i, 5], max_new_tokens=24) for i in range(3)]
+        assert await asyncio.gather(*others) == [greedy([3 + i, 5], 24) for i in range(3)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await poison
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the loop goes on"
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "internal error: IndexError" in (caught.value.details() or "")
+    assert any("request poison failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_fault_in_what_is_learnt_costs_no_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(gateway.loop, "learn", raises)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+
+
+async def test_a_hung_verifier_is_given_up_and_found_again(redis_url: str) -> None:
+    """It is silent in the middle of a request; the stream is dropped, a new one resynchronises."""
+    async with running_system(redis_url, hung_s=0.3, patience_s=20.0) as system:
+        original, hang, hung = system.verifier.verify, threading.Event(), threading.Event()
+
+        def verify(jobs: Any) -> Any:
+            if len(jobs[0].delta) == 1 and not hung.is_set():
+                hung.set()
+                hang.wait(2.0)
+            return original(jobs)
+
+        system.verifier.verify = verify  # type: ignore[method-assign]
+        assert await system.tokens(PROMPT, max_new_tokens=24) == greedy(PROMPT, 24)
+        assert hung.is_set()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from gateway.app import pass_curve
+from gateway.clients.verifier import pass_curve
 from gateway.planning.pass_times import PassCurve, PassTimes
 from specinfer.errors import IncompatibleError
 from specinfer.v1 import verifier_pb2
