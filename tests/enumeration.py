@@ -154,8 +154,7 @@ def joint(
 
     Args:
         draft: the cut trees of one step, one per request. Tokens that the step does not commit come from the
-        target: the
-            next step's drafts are independent of this one's.
+            target, since the drafts of the next step are independent of this one's.
         targets: of every request.
     """
     found: Any = 0.0

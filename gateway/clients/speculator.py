@@ -63,6 +63,8 @@ class SpeculatorService:
     """Context tokens it holds, by request."""
     refused: set[tuple[str, int]] = field(default_factory=set)
     """Requests and speculators that do not go together: the answer was an error."""
+    losses: int = 0
+    """How often it was lost since it last answered."""
     busy: bool = False
     last_seconds: float = 0.0
     """How long its last answer took."""
@@ -77,7 +79,7 @@ class SpeculatorService:
         found = {}
         for entry in entries:
             wanted = everybody & chosen
-            if not (entry.state.draws or entry.state.sampling.greedy):
+            if not (entry.state.drawn_for or entry.state.sampling.greedy):
                 wanted -= self.drawing  # it began before they came: its noise has been shown
             willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)
             if entry.drafts and willing:
@@ -85,8 +87,13 @@ class SpeculatorService:
         return found
 
     def will_draw(self, asked: Iterable[Asked]) -> bool:
-        """Whether anything may be drawn for any of these."""
-        return any(item.entry.state.draws and item.speculators & self.drawing for item in asked)
+        """Whether anything may be drawn for any of these; not where it only reads what it lacks."""
+        return any(
+            entry.state.drawn_for
+            and bool(speculators & self.drawing)
+            and self.held.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
+            for entry, speculators in asked
+        )
 
     def encode(self, asked: Asked) -> speculator_pb2.DraftEntry:
         """The message that asks it."""
@@ -106,7 +113,7 @@ class SpeculatorService:
             node_budget=min(entry.limits.nodes, most) if complete else 0,
             max_depth=entry.limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
-            sampling=encode_sampling(sampling, with_seed=not entry.state.draws),
+            sampling=encode_sampling(sampling, with_seed=not entry.state.drawn_for),
             speculators=sorted(s - self.members.start for s in speculators),
             least_reach=entry.limits.least_reach,
             draw_seed=draft_seed(sampling.seed, self.members.start),
@@ -139,13 +146,18 @@ class SpeculatorService:
                 if speculator not in asked[name].speculators or speculator in found:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
                 tree = _sound_tree(draft, speculator, asked[name].entry, vocab_size)
-                if tree.has_draws and speculator not in self.drawing:
+                if tree.has_draws and not self._may_draw(speculator, asked[name].entry):
                     raise MalformedTreeError("tree.proposals", "drawn", "it says that it does not draw")
                 found[speculator] = tree
             except MalformedTreeError as error:
                 self._fail(speculator, f"malformed tree: {error}")
                 self.counters.malformed += 1
         return list(found.items())
+
+    def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
+        """Greedy requests are verified without q, so for them draws do no harm."""
+        state = entry.state
+        return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
     def _fail(self, speculator: int, why: str) -> None:
         """Counts a draft that failed; logs the first, then the latest one at times."""

@@ -24,7 +24,8 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-_RETRY_DESCRIBE_S = 1.0
+_RETRY_DESCRIBE_S = 0.5
+_LONGEST_RETRY_S = 30.0
 _USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 
@@ -141,10 +142,12 @@ class SpeculatorPool:
             log.warning("%s", error)
             service.counters.missed += 1
             service.description = None
+            service.losses += 1
             self._spawn(self._keep_describing(service))
             return
         finally:
             service.busy = False
+        service.losses = 0
         in_time = step == self._steps
         service.counters.answered += in_time
         service.counters.missed += not in_time
@@ -166,6 +169,13 @@ class SpeculatorPool:
             raise IncompatibleError(
                 f"the speculators at {service.address} have tokenizer {theirs}, the verifier has {ours}"
             )
+        for each in description.speculators:
+            if each.draws and each.vocab_size > self._policy.vocab_size:
+                # its draws of the tokens that the target lacks would be dropped, which selects by token
+                raise IncompatibleError(
+                    f"speculator {each.name} at {service.address} draws from {each.vocab_size} tokens, "
+                    f"the target has {self._policy.vocab_size}"
+                )
         self._enrol(service, [speculator.name for speculator in description.speculators])
         drawing = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
         service.drawing = frozenset(drawing)
@@ -186,8 +196,9 @@ class SpeculatorPool:
             raise IncompatibleError(f"{service.address} came back with speculators {names}, not {known}")
 
     async def _keep_describing(self, service: SpeculatorService) -> None:
+        """Tries again and again; a service that was lost several times in a row is left alone for longer."""
         while service.description is None:
-            await asyncio.sleep(_RETRY_DESCRIBE_S)
+            await asyncio.sleep(min(_RETRY_DESCRIBE_S * 2**service.losses, _LONGEST_RETRY_S))
             try:
                 await self._describe(service)
             except UnavailableError:

@@ -134,7 +134,7 @@ class RequestState:
     """How the target chooses: the request's, with a seed of its own if speculators may draw."""
     tokens: list[int]
     """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
-    draws: bool = False
+    drawn_for: bool = False
     """Whether speculators may draw for it. Then none of them is shown the noise by which the target
     chooses."""
     verifier_len: int = 0

@@ -37,7 +37,11 @@ class TreeBuilder:
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
-        """The child of `parent` with this token, made if missing; the higher score is kept."""
+        """The child of `parent` with this token, made if missing; the higher score is kept.
+
+        `propose_points` and `propose_samples` leave the score of a node that is there already: what is
+        proposed later may follow from a draw, and a candidate's score must not hang on what comes after it.
+        """
         node = self._index.get((parent, token_id))
         if node is not None:
             self.scores[node] = max(self.scores[node], score)
@@ -49,6 +53,10 @@ class TreeBuilder:
         self.scores.append(score)
         return node
 
+    def _first(self, parent: int, token_id: int, score: float) -> int:
+        node = self.find(parent, token_id)
+        return self.add(parent, token_id, score) if node is None else node
+
     def propose(self, proposal: Proposal) -> None:
         """Records who proposed children; its indices are the builder's."""
         self._proposals.append(proposal)
@@ -57,7 +65,7 @@ class TreeBuilder:
         self, parent: int, token_ids: Sequence[int], scores: Sequence[float], speculator: int = 0
     ) -> list[int]:
         """Adds deterministic children of `parent` and their proposal; returns their nodes."""
-        nodes = [self.add(parent, token, score) for token, score in zip(token_ids, scores, strict=True)]
+        nodes = [self._first(parent, token, score) for token, score in zip(token_ids, scores, strict=True)]
         if nodes:
             self.propose(Proposal(parent, speculator, ProposalKind.POINT, tuple(dict.fromkeys(nodes))))
         return nodes
@@ -77,7 +85,7 @@ class TreeBuilder:
         probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
         left, nodes = Draws(q[1].tolist(), kind), []
         for token in draws:
-            nodes.append(self.add(parent, token, left.chance))
+            nodes.append(self._first(parent, token, left.chance))
             left.take(probability[token])
         self.propose(Proposal(parent, speculator, kind, tuple(nodes), *q))
         return list(dict.fromkeys(nodes))

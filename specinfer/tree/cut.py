@@ -9,8 +9,10 @@ on its own token or on what is tried after it. Three rules keep that:
 2. A draw's priority is fixed before its token is looked at (`specinfer.tree.draws`), and so is the decision
    to go on: the cut stops when the budget is used up, even if the next draw would repeat a kept node.
 3. The candidates of a speculator that draws are taken in the order in which it lists them: a candidate may
-   exist only because of the tokens listed before it, so it must not be kept before them. The cut chooses
-   between speculators. Those that only send points are ranked freely, since nothing they send is drawn.
+exist,
+   or have its score, only because of the tokens listed before it, so it must not be kept before them. The
+   cut chooses between speculators. Those that only send points are ranked freely, by their own scores:
+   nothing they send hangs on a draw.
 
 Then the kept candidates form a sequence in which each is chosen by a function of the tokens before it, and
 each draw is independent of all that comes before it. The proof by enumeration is
@@ -174,8 +176,7 @@ class _Cut:
         """That a candidate is accepted if its parent is; blind to the token of a draw."""
         proposal = self._tree.proposals[index]
         if proposal.kind is ProposalKind.POINT:
-            score: float = self._scores[proposal.children[draw]]
-            return score
+            return proposal.scores[draw] if proposal.scores else float(self._scores[proposal.children[draw]])
         if index not in self._chances:
             belief = self._beliefs.get(proposal.speculator, take_at_word)
             self._chances[index] = [d.chance for _, d in draws_of(proposal, self._token_ids, belief)]

@@ -21,7 +21,9 @@ def merge_trees(
     """Merges (speculator index, tree) pairs that share their root.
 
     The candidates of the first tree come first, then those of the second, each in their own order;
-    `cut_trees` interleaves them.
+    `cut_trees` interleaves them. A node's score is the highest that any speculator gave it. Only where
+    somebody draws each point keeps the score of its own speculator: another's may follow from a token that
+    was drawn.
 
     Args:
         trees: at least one; proposals are relabelled with the speculator's index.
@@ -33,16 +35,16 @@ def merge_trees(
     """
     if max_nodes is None and len(trees) == 1 and _all_by(*trees[0]):
         return trees[0][1]
-    builder, order, drawn = TreeBuilder(trees[0][1].root_token_id), list[int](), False
+    builder, order = TreeBuilder(trees[0][1].root_token_id), list[int]()
+    drawn = any(tree.has_draws for _, tree in trees)
     for speculator, tree in trees:
         if tree.root_token_id != builder.token_ids[0]:
             raise MalformedTreeError(
                 "tree.token_ids[0]", tree.root_token_id, f"the root must be {builder.token_ids[0]}"
             )
         before = builder.proposals
-        _graft(builder, speculator, tree)
+        _graft(builder, speculator, tree, drawn)
         order += [before + index for index, _ in tree.candidates()]
-        drawn = drawn or tree.has_draws
     merged = builder.build(order if drawn else ())
     return merged if max_nodes is None else truncate(merged, max_nodes, beliefs)
 
@@ -51,7 +53,7 @@ def _all_by(speculator: int, tree: TokenTree) -> bool:
     return all(proposal.speculator == speculator for proposal in tree.proposals)
 
 
-def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:
+def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree, own_scores: bool) -> None:
     place = [0]
     tokens, parents, scores = tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist()
     points = {c for p in tree.proposals if p.kind is ProposalKind.POINT for c in p.children}
@@ -59,4 +61,7 @@ def _graft(builder: TreeBuilder, speculator: int, tree: TokenTree) -> None:
         score = scores[node] if node in points else 0.0
         place.append(builder.add(place[parents[node]], tokens[node], score))
     for p in tree.proposals:
-        builder.propose(p.moved(place, speculator))
+        moved = p.moved(place, speculator)
+        if own_scores and p.kind is ProposalKind.POINT:
+            moved = moved._replace(scores=tuple([scores[child] for child in p.children]))
+        builder.propose(moved)

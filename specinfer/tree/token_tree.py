@@ -49,9 +49,10 @@ class ProposalKind(IntEnum):
 class Proposal(NamedTuple):
     """What one speculator proposed as continuations of node `parent`.
 
-    `children` are node indices in draw order, repeats kept. `q_token_ids` and `q_probabilities`
-    (each [K], empty for POINT) are the distribution that was really sampled from. A tuple because every
-    step makes some sixty of them: dataclasses take four times as long.
+    `children` are node indices in draw order, repeats kept. `q_token_ids` and `q_probabilities` (each [K],
+    empty for POINT) are the distribution that was really sampled from. `scores` are those of a merged
+    tree's points by this speculator, where they differ from the tree's (see `merge_trees`). A tuple because
+    every step makes some sixty of them: dataclasses take four times as long.
     """
 
     parent: int
@@ -60,6 +61,7 @@ class Proposal(NamedTuple):
     children: tuple[int, ...]
     q_token_ids: Int32 = _NO_TOKENS
     q_probabilities: Float32 = _NO_PROBABILITIES
+    scores: tuple[float, ...] = ()
 
     def moved(
         self,
@@ -74,7 +76,7 @@ class Proposal(NamedTuple):
             speculator: whose it is from now on; None leaves that.
             count: how many of the children are kept; None keeps all.
         """
-        parent, own, kind, children, q_token_ids, q_probabilities = self
+        parent, own, kind, children, q_token_ids, q_probabilities, scores = self
         return Proposal(
             place[parent],
             own if speculator is None else speculator,
@@ -82,6 +84,7 @@ class Proposal(NamedTuple):
             tuple([place[child] for child in children[:count]]),
             q_token_ids,
             q_probabilities,
+            scores[:count],
         )
 
 
@@ -224,7 +227,7 @@ def _check_order(tree: TokenTree) -> None:
     """Every candidate stands in it once, behind one that leads to its parent."""
     counts = [0] * len(tree.proposals)
     for index in tree.order:
-        if index >= len(counts):
+        if not 0 <= index < len(counts):
             raise MalformedTreeError("tree.order", index, f"there are {len(counts)} proposals")
         counts[index] += 1
     if tree.order and counts != [len(proposal.children) for proposal in tree.proposals]:

@@ -20,7 +20,7 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
         scores=tree.scores.tolist(),
         order=tree.order,
     )
-    for parent, speculator, kind, children, q_token_ids, q_probabilities in tree.proposals:
+    for parent, speculator, kind, children, q_token_ids, q_probabilities, _ in tree.proposals:
         number: Any = int(kind)  # the enums share their numbers; a test compares them
         added = message.proposals.add(parent=parent, speculator=speculator, kind=number, children=children)
         if len(q_token_ids) or len(q_probabilities):

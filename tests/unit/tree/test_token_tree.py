@@ -100,6 +100,7 @@ MALFORMED = {
         "must be distinct",
     ),
     "order of no proposal": (_with(order=(0, 0, 1, 2)), "order = 2: there are 2 proposals"),
+    "negative order": (_with(order=(0, 0, 1, -1)), "order = -1"),
     "order too short": (_with(order=(0, 0, 1)), "every child of every proposal"),
     "order too long": (_with(order=(0, 0, 1, 1, 1)), "every child of every proposal"),
     "children first": (_with(order=(1, 1, 0, 0)), "children before node 1"),

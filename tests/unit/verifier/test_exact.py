@@ -97,6 +97,8 @@ def mixed(tables: Tables, kind: ProposalKind) -> Draft:
         builder = TreeBuilder(ROOT)
         (first,) = drawn(branches, builder, 0, kind, tables[0], 1)
         below = after(tables, path_of(builder, first))
+        if builder.token_ids[first] != 1:
+            builder.propose_points(0, [1], [0.7])
         if builder.token_ids[first] == 0:
             builder.propose_points(first, [int(below.argmin())], [0.9])
             drawn(branches, builder, 0, WITH, tables[0], 1)
@@ -423,3 +425,37 @@ def test_a_speculator_is_cut_in_the_order_of_its_list(listed: bool, monkeypatch:
     found = joint(step([[grows_by_its_draws]], to(2, beliefs=believed)), [P2], 2)
     error = np.abs(found - exact([P2], 2)).max()
     assert error < EXACT if listed else error > BIASED
+
+
+def shares_a_node(first: bool) -> Draft:
+    """A point whose token the draw behind it may repeat, or a point that follows from what was drawn."""
+
+    def draft(branches: Branches) -> TokenTree:
+        builder = TreeBuilder(ROOT)
+        if first:
+            builder.propose_points(0, [2], [0.05])
+        (node,) = drawn(branches, builder, 0, WITHOUT, P3[0], 1)
+        if not first and builder.token_ids[node] == 0:
+            builder.propose_points(0, [1], [0.99])
+        return builder.build()
+
+    return draft
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("swapped", [True, False])
+def test_the_score_of_a_point_does_not_hang_on_a_draw(budget: int, first: bool, swapped: bool) -> None:
+    """Neither on a later draw of the same token, nor on a point of another speculator that follows from its
+    draw."""
+
+    def blind(branches: Branches) -> TokenTree:
+        builder = TreeBuilder(ROOT)
+        builder.propose_points(0, [1], [0.1])
+        return builder.build()
+
+    drafts = [shares_a_node(first), blind, draws(A3, WITH, (1,))]
+    for worth in (0.0, 0.2):
+        cut = to(budget, worth=lambda kept, chance, least=worth: chance > least)
+        program = step([drafts[::-1] if swapped else drafts], cut)
+        np.testing.assert_allclose(joint(program, [P3], 1), P3[0], atol=EXACT)
