@@ -28,7 +28,7 @@ demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
 
-torch.set_num_threads(2)
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
 
 
 def _why_not_native() -> str | None:
