@@ -13,7 +13,8 @@ from typing import NamedTuple
 from gateway.metrics import GatewayMetrics
 from gateway.planning.feedback import FinishedStep
 from gateway.requests.request import GenerationRequest, RequestState
-from gateway.requests.scheduler import Progress, Scheduler
+from gateway.requests.scheduler import Scheduler
+from gateway.requests.step import Progress
 from gateway.requests.store import RequestStore
 from gateway.requests.subscribers import Subscribers, Update
 from gateway.requests.text import TextStream

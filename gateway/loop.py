@@ -21,7 +21,8 @@ from gateway.planning.node_threshold import NO_NODES, NodeThreshold
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.planning.trees import trees_to_verify
 from gateway.requests.request import GenerationRequest
-from gateway.requests.scheduler import Scheduler, StepEntry
+from gateway.requests.scheduler import Scheduler
+from gateway.requests.step import StepEntry
 from gateway.requests.store import RequestStore
 from gateway.requests.subscribers import Update
 from specinfer.errors import SpecInferError, UnavailableError

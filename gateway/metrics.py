@@ -6,7 +6,7 @@ from itertools import pairwise
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.planning.feedback import FinishedStep
-from gateway.requests.scheduler import Progress
+from gateway.requests.step import Progress
 
 _PHASES = ("draft", "merge", "verify", "commit")
 _NODES = [0, *(2**i for i in range(12))]

@@ -99,7 +99,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch"},
     ),
     "gateway.requests.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
-    "gateway.requests.budget": (set(), {"numpy"}),
+    "gateway.requests.budget": (set(), set()),
+    "gateway.requests.step": (
+        {"gateway.requests.request", "specinfer.entry_status", "specinfer.tree"},
+        set(),
+    ),
     "gateway.planning": (
         {"specinfer.tree", "specinfer.entry_status", "gateway.planning", "gateway.requests"},
         {"numpy"},
@@ -111,6 +115,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.entry_status",
             "gateway.requests.request",
             "gateway.requests.budget",
+            "gateway.requests.step",
         },
         {"numpy"},
     ),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.clients.outage import LogPace
 from gateway.planning.latency import DraftTime, SpeculatorSet
-from gateway.requests.scheduler import StepEntry
+from gateway.requests.step import StepEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.sampling import draft_seed

@@ -16,7 +16,7 @@ import grpc
 
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.planning.latency import DraftTime, SpeculatorSet
-from gateway.requests.scheduler import StepEntry
+from gateway.requests.step import StepEntry
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree

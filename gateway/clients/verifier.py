@@ -6,7 +6,7 @@ from typing import NamedTuple
 import grpc
 
 from gateway.planning.pass_times import PassCurve
-from gateway.requests.scheduler import StepEntry, VerdictEntry
+from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.stream import MessageStream

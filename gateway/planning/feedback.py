@@ -14,7 +14,7 @@ from gateway.planning.calibration import Calibration
 from gateway.planning.latency import DraftTime
 from gateway.planning.planner import Choice, Planner, StepReport
 from gateway.requests.request import Speculation
-from gateway.requests.scheduler import StepEntry, VerdictEntry
+from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
 

@@ -6,7 +6,7 @@ from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import Drafts
 from gateway.planning.node_threshold import NodeThreshold
 from gateway.requests.request import Speculation
-from gateway.requests.scheduler import StepEntry
+from gateway.requests.step import StepEntry
 from specinfer.tree import TokenTree, cut_trees, merge_trees
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from gateway.requests.budget import NodeBudget, split_budget
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
+from gateway.requests.step import Progress, StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
 from specinfer.tree import TokenTree, TreeLimits
@@ -44,54 +45,6 @@ class SchedulerLimits:
     """Context tokens the verifier keeps per request; 0 for all."""
     max_tree_nodes: int = 127
     """Most nodes the verifier accepts in one tree, root excluded."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepEntry:
-    """One request's part of a step."""
-
-    state: RequestState
-    base_len: int
-    delta: tuple[int, ...]
-    final: bool
-    """Whether the delta reaches the end of the committed tokens, so that a tree can follow."""
-    limits: TreeLimits
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.state.request.request_id
-
-    @property
-    def drafts(self) -> bool:
-        """Whether speculators should be asked."""
-        return self.final and not self.limits.empty
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictEntry:
-    """What the verifier answered for one entry."""
-
-    status: EntryStatus
-    message: str = ""
-    accepted: tuple[int, ...] = ()
-    bonus: int = 0
-    logprobs: tuple[float, ...] = ()
-    held_len: int = 0
-
-
-@dataclass(slots=True)
-class Progress:
-    """New tokens of one request, and its end if this is it. Complete by itself: the request may have
-    moved on by the time it is stored."""
-
-    state: RequestState
-    tokens: list[int]
-    logprobs: list[float]
-    start: int
-    """Generated tokens before these."""
-    final: bool
-    """Whether the request ends with them."""
 
 
 class Scheduler:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.requests.request import GenerationRequest
-from gateway.requests.scheduler import Progress
+from gateway.requests.step import Progress
 from specinfer.errors import AlreadyExistsError, SettingError, UnavailableError
 
 _RUNNING_TTL_S = 24 * 3600

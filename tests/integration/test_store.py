@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
-from gateway.requests.scheduler import Progress
+from gateway.requests.step import Progress
 from gateway.requests.store import RequestStore
 from specinfer.errors import AlreadyExistsError, UnavailableError
 from specinfer.sampling import SamplingParams

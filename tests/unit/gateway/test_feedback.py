@@ -12,7 +12,7 @@ from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import Choice, Planner, StepReport
 from gateway.requests.budget import NodeBudget
 from gateway.requests.request import GenerationRequest, RequestState, Speculation
-from gateway.requests.scheduler import StepEntry, VerdictEntry
+from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TreeLimits, merge_trees

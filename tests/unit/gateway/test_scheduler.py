@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gateway.requests.budget import NodeBudget, split_budget
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
-from gateway.requests.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits, StepEntry, VerdictEntry
+from gateway.requests.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits
+from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams

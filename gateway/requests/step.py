@@ -1,0 +1,56 @@
+"""One request's part of a step: what is asked of the services, what the verifier answers, what came of it.
+Pure data."""
+
+from dataclasses import dataclass
+
+from gateway.requests.request import RequestState
+from specinfer.entry_status import EntryStatus
+from specinfer.tree import TreeLimits
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """One request's part of a step."""
+
+    state: RequestState
+    base_len: int
+    delta: tuple[int, ...]
+    final: bool
+    """Whether the delta reaches the end of the committed tokens, so that a tree can follow."""
+    limits: TreeLimits
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.state.request.request_id
+
+    @property
+    def drafts(self) -> bool:
+        """Whether speculators should be asked."""
+        return self.final and not self.limits.empty
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictEntry:
+    """What the verifier answered for one entry."""
+
+    status: EntryStatus
+    message: str = ""
+    accepted: tuple[int, ...] = ()
+    bonus: int = 0
+    logprobs: tuple[float, ...] = ()
+    held_len: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """New tokens of one request, and its end if this is it. Complete by itself: the request may have
+    moved on by the time it is stored."""
+
+    state: RequestState
+    tokens: list[int]
+    logprobs: list[float]
+    start: int
+    """Generated tokens before these."""
+    final: bool
+    """Whether the request ends with them."""
