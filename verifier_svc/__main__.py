@@ -86,6 +86,10 @@ def describe(
     )
 
 
+def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
+    return measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+
+
 async def serve(settings: VerifierSettings) -> None:
     """Serves until signalled."""
     if settings.threads:
@@ -93,7 +97,7 @@ async def serve(settings: VerifierSettings) -> None:
     fingerprint = Tokenizer.load(resolve_model(settings.model)).fingerprint()
     thread = EngineThread("verifier-engine")
     engine = await thread.call(build_engine, settings)
-    pass_costs = await thread.call(measure_passes, engine.runner)
+    pass_costs = await thread.call(_pass_costs, engine)
     registry = CollectorRegistry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])

@@ -15,15 +15,22 @@ _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
 _CONTEXT = 256
 _MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 15, 32, 2
 """Passes over many tokens take long, and steps are rarely that large."""
+_CHEAP = 2.0
+"""Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
+one."""
 
 
 def measure_passes(
-    runner: ModelRunner, budget_s: float = 2.0, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner,
+    budget_s: float = 2.0,
+    clock: Callable[[], float] = time.perf_counter,
+    most_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
     """(tokens, seconds) of passes behind a context of 256 tokens, or what fits a smaller model or cache.
 
     The sizes take turns, so that a slow moment of the machine hits all of them; the median of each counts. At
-    least one round is run, and no further one once the time is up.
+    least one round is run, and no further one once the time is up. Beyond 64 tokens sizes are doubled up to
+    `most_tokens`, the most that the verifier accepts in a step, as long as passes stay cheap.
     """
     sequence = runner.open()
     try:
@@ -39,6 +46,12 @@ def measure_passes(
             for size, times in found.items():
                 if size < _LARGE or number < _ROUNDS_OF_LARGE:
                     times.append(_one_pass(runner, Segment(sequence, (), [1] * size, [-1] * size), clock))
+        size, largest = 2 * most, min(most_tokens, positions - context)
+        while size <= largest and min(found[size // 2]) < _CHEAP * median(found[1]):
+            found[size] = [
+                _one_pass(runner, Segment(sequence, (), [1] * size, [-1] * size), clock) for _ in range(2)
+            ]
+            size *= 2
     finally:
         runner.cache.release(sequence)
     costs = [(size, median(times)) for size, times in found.items()]

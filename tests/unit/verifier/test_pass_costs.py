@@ -41,3 +41,13 @@ def test_when_the_time_is_up_one_round_has_to_do() -> None:
     looks = 0
     measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1e9, clock=clock)
     assert looks == 1 + 2 * (15 * 13 + 2 * 3) + 14, "fifteen rounds at most, two of large passes"
+
+
+def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_hold() -> None:
+    """By this clock every pass takes as long, as on a GPU."""
+    ticks = iter(range(10**6))
+    runner = runner_of(MODEL, kv_tokens=2048)
+    flat = measure_passes(runner, budget_s=0, clock=lambda: float(next(ticks)), most_tokens=300)
+    assert [tokens for tokens, _ in flat][-3:] == [64, 128, 256]
+    runner.cache.check()
+    assert runner.cache.free_tokens == runner.cache.capacity_tokens
