@@ -14,7 +14,7 @@ from scipy import stats
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.oracle import always, greedy
-from tests.system import ScriptedDrafter, System, running_system
+from tests.system import ScriptedDrafter, System, running_system, until
 from tests.tiny_models import reference_logits, silence_attention, tiny_transformers
 from verifier_svc.engine import EngineLimits
 
@@ -76,6 +76,7 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
         drawing_members, service.drawing = service.drawing, frozenset()
         early = asyncio.create_task(system.tokens(PROMPT, temperature=0.7, seed=5, request_id="early"))
         await asyncio.to_thread(reached.wait, 10)
+        await until(lambda: not service.busy)  # of the same step: it was asked before it began to draw
         service.drawing = drawing_members
         asked_before = len(late.jobs)
         go_on.set()

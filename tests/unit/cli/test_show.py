@@ -72,7 +72,10 @@ def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
 
     monkeypatch.setattr(demo, "GatewayClient", Gateway)
     monkeypatch.setattr(bench, "GatewayClient", Gateway)
-    monkeypatch.setenv("COLUMNS", str(width))
+    # a console keeps the width that the environment named when it was made, which was in another test
+    narrow = Console(width=width)
+    monkeypatch.setattr(show, "output", narrow)
+    monkeypatch.setattr(demo, "output", narrow)
     demo.print_demo(demo.run_demo("", 3))
     text, errors = capsys.readouterr()
     assert errors == ""
