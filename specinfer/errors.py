@@ -9,6 +9,10 @@
     +- IncompatibleError          tokenizer or model do not match        FAILED_PRECONDITION
     +- ExhaustedError             queue or cache full                    RESOURCE_EXHAUSTED
     +- UnavailableError           a service cannot be reached            UNAVAILABLE
+    |  +- ServiceChangedError     another process answers there now      UNAVAILABLE
+    +- FencedError                somebody else holds the lease          ABORTED
+    +- UnauthenticatedError       no key, or one nobody knows            UNAUTHENTICATED
+    +- DeniedError                the key does not allow it              PERMISSION_DENIED
 
 `assert` is for bugs of ours; these are for everybody else's mistakes.
 """
@@ -56,6 +60,22 @@ class ExhaustedError(SpecInferError):
 
 class UnavailableError(SpecInferError):
     """A service that is needed cannot be reached."""
+
+
+class ServiceChangedError(UnavailableError):
+    """Another process answers at a service's address than the one that was described."""
+
+
+class FencedError(SpecInferError):
+    """A lease was lost: somebody else holds it, under a higher number."""
+
+
+class UnauthenticatedError(SpecInferError):
+    """A call without a key, or with one that is not known."""
+
+
+class DeniedError(SpecInferError):
+    """The caller's key does not allow this."""
 
 
 def _shorten(value: object, limit: int = 120) -> str:

@@ -23,6 +23,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_DEADLINE: _ClassVar[FinishReason]
 SPECULATION_UNSPECIFIED: Speculation
 SPECULATION_TREE: Speculation
 SPECULATION_SEQUENCE: Speculation
@@ -33,6 +34,7 @@ FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_DEADLINE: FinishReason
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -55,7 +57,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs")
+    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +70,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatMessages
@@ -80,21 +83,32 @@ class GenerateRequest(_message.Message):
     priority: int
     speculation: Speculation
     logprobs: bool
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ...) -> None: ...
+    deadline_seconds: float
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "from_token")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    from_token: int
+    def __init__(self, request_id: _Optional[str] = ..., from_token: _Optional[int] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary")
+    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     summary: Summary
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    position: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed")
@@ -157,7 +171,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +186,11 @@ class StatusReply(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PLANNER_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    REDIS_READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -186,7 +205,26 @@ class StatusReply(_message.Message):
     device: str
     weights: str
     planner: PlannerState
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ...) -> None: ...
+    gateway_id: str
+    gateways: int
+    redis_ready: bool
+    draining: bool
+    verifiers: _containers.RepeatedCompositeFieldContainer[VerifierState]
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ...) -> None: ...
+
+class VerifierState(_message.Message):
+    __slots__ = ("address", "ready", "gateway_id", "running", "waiting")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    ready: bool
+    gateway_id: str
+    running: int
+    waiting: int
+    def __init__(self, address: _Optional[str] = ..., ready: bool = ..., gateway_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class PlannerState(_message.Message):
     __slots__ = ("speculators", "tree_nodes", "step_nodes", "expected_tokens", "expected_seconds", "plain_tokens_per_second", "reason")

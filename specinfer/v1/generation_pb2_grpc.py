@@ -39,6 +39,11 @@ class GenerationStub(object):
                 request_serializer=specinfer_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=specinfer_dot_v1_dot_generation__pb2.GenerateReply.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/specinfer.v1.Generation/Attach',
+                request_serializer=specinfer_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
+                response_deserializer=specinfer_dot_v1_dot_generation__pb2.GenerateReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/specinfer.v1.Generation/Cancel',
                 request_serializer=specinfer_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
@@ -55,7 +60,15 @@ class GenerationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates text; ends with one message that carries `summary`.
+        """Generates text; ends with one message that carries `summary`. A request id that is known already, with the same
+        content, is attached to from its first token; with other content it is refused (ALREADY_EXISTS).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with the stream of a request, on any gateway, whoever runs it. NOT_FOUND if no gateway knows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +94,11 @@ def add_GenerationServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=specinfer_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=specinfer_dot_v1_dot_generation__pb2.GenerateReply.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=specinfer_dot_v1_dot_generation__pb2.AttachRequest.FromString,
                     response_serializer=specinfer_dot_v1_dot_generation__pb2.GenerateReply.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -120,6 +138,33 @@ class Generation(object):
             target,
             '/specinfer.v1.Generation/Generate',
             specinfer_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            specinfer_dot_v1_dot_generation__pb2.GenerateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/specinfer.v1.Generation/Attach',
+            specinfer_dot_v1_dot_generation__pb2.AttachRequest.SerializeToString,
             specinfer_dot_v1_dot_generation__pb2.GenerateReply.FromString,
             options,
             channel_credentials,

@@ -19,12 +19,14 @@ TREE_SHAPE_TREE: TreeShape
 TREE_SHAPE_SEQUENCE: TreeShape
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step_id", "entries")
+    __slots__ = ("step_id", "entries", "client")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftEntry]
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ...) -> None: ...
+    client: str
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
     __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach", "draw_seed")
@@ -55,16 +57,18 @@ class DraftEntry(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., least_reach: _Optional[float] = ..., draw_seed: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us", "speculator_us")
+    __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     SPECULATOR_US_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftResult]
     compute_us: int
     speculator_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftResult, _Mapping]]] = ..., compute_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class DraftResult(_message.Message):
     __slots__ = ("request_id", "status", "message", "drafts", "held_len")
@@ -97,7 +101,7 @@ class DescribeSpeculatorRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "needs_target_features", "needs_target_top_k")
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "needs_target_features", "needs_target_top_k", "instance_id")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +109,7 @@ class DescribeSpeculatorReply(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TARGET_FEATURES_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
     tokenizer_fingerprint: str
     max_context_len: int
@@ -112,7 +117,8 @@ class DescribeSpeculatorReply(_message.Message):
     max_nodes: int
     needs_target_features: bool
     needs_target_top_k: int
-    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
     __slots__ = ("name", "drafter", "model", "vocab_size", "draws")

@@ -9,12 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("step_id", "entries")
+    __slots__ = ("step_id", "entries", "fence")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[VerifyEntry]
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ...) -> None: ...
+    fence: int
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
     __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "return_features", "return_top_k")
@@ -37,14 +39,20 @@ class VerifyEntry(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., return_features: bool = ..., return_top_k: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us")
+    __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[Verdict]
     compute_us: int
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    fenced: bool
+    instance_id: str
+    model_fingerprint: str
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k")
@@ -73,7 +81,7 @@ class DescribeVerifierRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeVerifierReply(_message.Message):
-    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights")
+    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +99,9 @@ class DescribeVerifierReply(_message.Message):
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -108,7 +119,10 @@ class DescribeVerifierReply(_message.Message):
     executor: str
     device: str
     weights: str
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
+    instance_id: str
+    model_fingerprint: str
+    text_fingerprint: str
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("tokens", "microseconds")

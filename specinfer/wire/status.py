@@ -6,11 +6,14 @@ import grpc
 
 from specinfer.errors import (
     AlreadyExistsError,
+    DeniedError,
     ExhaustedError,
+    FencedError,
     IncompatibleError,
     InvalidInputError,
     NotFoundError,
     SpecInferError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -24,6 +27,9 @@ _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     IncompatibleError: grpc.StatusCode.FAILED_PRECONDITION,
     ExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    FencedError: grpc.StatusCode.ABORTED,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    DeniedError: grpc.StatusCode.PERMISSION_DENIED,
 }
 
 
