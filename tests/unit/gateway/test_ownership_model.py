@@ -1,0 +1,99 @@
+"""Every state of the ownership protocol, small: invariants hold, and the lack of a rule is found."""
+
+from functools import partial
+
+import pytest
+
+from tests.unit.gateway.ownership_actions import holds, successors
+from tests.unit.gateway.ownership_model import Rules, State, finished, first
+from tests.unit.gateway.state_search import Found, search
+
+AT_ONCE = {"steps_travel": False, "writes_travel": False}
+"""Messages arrive when they are sent: for searches that are about something else."""
+SEARCHES = {
+    "leases that end, writes that arrive late": Rules(
+        drawn=True, steps_travel=False, expiries=2, crashes=0, late=0
+    ),
+    "writes nobody waits for": Rules(
+        drawn=True, steps_travel=False, tokens=1, expiries=1, crashes=0, drains=1
+    ),
+    "steps that arrive late": Rules(drawn=True, writes_travel=False, expiries=1, late=0),
+    "steps nobody waits for": Rules(drawn=True, writes_travel=False, tokens=1, expiries=1),
+    "Redis loses its data": Rules(**AT_ONCE, losses=1, tokens=1, expiries=1, crashes=0),
+    "two requests": Rules(**AT_ONCE, requests=2, tokens=1, expiries=1, crashes=0),
+    "three gateways": Rules(**AT_ONCE, gateways=3, tokens=1, expiries=0, crashes=2),
+}
+MISTAKES = {
+    "writes are not checked against the owner": (
+        Rules(drawn=True, steps_travel=False, expiries=1, late=0, writes_name_their_writer=False),
+        "writes what B owns",
+    ),
+    "writes do not say of which adoption they are": (
+        Rules(drawn=True, steps_travel=False, expiries=1, drains=1, writes_name_their_adoption=False),
+        "under an adoption that is over",
+    ),
+    "the verifier does not check fences": (
+        Rules(drawn=True, writes_travel=False, expiries=1, late=0, verifier_checks_fences=False),
+        "the verifier serves",
+    ),
+    "tokens are published before they are written": (
+        Rules(drawn=True, steps_travel=False, late=0, publishes_after_writes=False),
+        "is shown, () was stored",
+    ),
+    "requests are adopted without a look at the lease": (
+        Rules(drawn=True, steps_travel=False, expiries=1, late=0, adopts_only_what_is_free=False),
+        "whose lease goes on",
+    ),
+    "fences begin anew when Redis has lost its data": (
+        Rules(**AT_ONCE, losses=1, expiries=1, fences_go_on_rising=False),
+        "the verifier serves B after A",
+    ),
+}
+
+
+def explored(rules: Rules) -> Found[State]:
+    return search(first(rules), partial(successors, rules=rules), holds)
+
+
+def complaint(found: Found[State], index: int | None) -> str:
+    """What is wrong with a state and the shortest way to it; nothing if there is no state."""
+    if index is None:
+        return ""
+    why = found.states[index].broken or "some client can never get everything"
+    return "\n".join([f"{why}, after:", *(f"{n:3} {action}" for n, action in enumerate(found.way(index), 1))])
+
+
+@pytest.mark.parametrize("rules", SEARCHES.values(), ids=SEARCHES)
+def test_the_invariants_hold_in_every_state_and_every_request_can_still_finish(rules: Rules) -> None:
+    found = explored(rules)
+    assert not complaint(found, found.broken)
+    assert not complaint(found, found.stuck(partial(finished, rules=rules)))
+    assert len(found.states) > 500, "hardly anything can happen"
+
+
+@pytest.mark.parametrize(("rules", "why"), MISTAKES.values(), ids=MISTAKES)
+def test_a_protocol_without_one_of_its_rules_is_found_broken(rules: Rules, why: str) -> None:
+    found = explored(rules)
+    assert why in complaint(found, found.broken)
+
+
+def test_a_request_whose_owner_can_never_be_followed_is_found_stuck() -> None:
+    """The negative control of what must stay reachable: leases that never end keep a dead owner's request."""
+    rules = Rules(**AT_ONCE, tokens=1, expiries=0, crashes=1)
+
+    def without_ends(state: State) -> list[tuple[str, State]]:
+        return [(a, s) for a, s in successors(state, rules) if not a.endswith("lease ends")]
+
+    found = search(first(rules), without_ends, holds)
+    assert "crashes" in complaint(found, found.stuck(partial(finished, rules=rules)))
+
+
+def test_the_way_to_a_state_is_a_shortest_one() -> None:
+    found = search(0, lambda n: [("+1", n + 1), ("*3", n * 3)] if n < 20 else [], lambda n: n != 10)
+    assert found.broken is not None
+    assert found.way(found.broken) == ["+1", "*3", "*3", "+1"]
+
+
+def test_a_search_that_was_cut_proves_nothing() -> None:
+    with pytest.raises(AssertionError, match="more than 10 states"):
+        search(0, lambda n: [("+1", n + 1)], lambda n: True, most=10)
