@@ -18,7 +18,8 @@ from gateway.planning.budget import derive_budget
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import Planner
 from gateway.requests.budget import NodeBudget
-from gateway.requests.scheduler import Scheduler, SchedulerLimits
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.scheduler import Scheduler
 from gateway.requests.store import RequestStore
 from gateway.servicer import GenerationServicer, TargetInfo
 from gateway.settings import GatewaySettings
