@@ -12,6 +12,7 @@ from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.requests.step import Progress
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
+from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ class Lanes:
     def known(self) -> int:
         """Verifiers that could be driven, by whomever."""
         return sum(link.description is not None for link in self.links.values())
+
+    @property
+    def target(self) -> verifier_pb2.DescribeVerifierReply:
+        """What a verifier that this gateway has met says of itself."""
+        return next(link.description for link in self.links.values() if link.description is not None)
 
     def of_request(self, request_id: str) -> Lane | None:
         """The lane that runs a request."""

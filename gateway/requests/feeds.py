@@ -53,6 +53,17 @@ class Feed:
         self.failure = error
         self._wake()
 
+    async def reach(self, position: int) -> None:
+        """Waits until so many tokens are durable, or the request has ended.
+
+        Raises:
+            SpecInferError: if this gateway cannot go on telling of it.
+        """
+        while len(self.tokens) < position and self.ending is None:
+            if self.failure is not None:
+                raise self.failure
+            await self._changed.wait()
+
     async def pieces(self, position: int) -> AsyncIterator[Piece]:
         """The request from a position on; the last piece has the ending.
 
@@ -60,10 +71,7 @@ class Feed:
             SpecInferError: if this gateway cannot go on telling of it.
         """
         while True:
-            while len(self.tokens) <= position and self.ending is None:
-                if self.failure is not None:
-                    raise self.failure
-                await self._changed.wait()
+            await self.reach(position + 1)
             piece = Piece(position, self.tokens[position:], self.logprobs[position:], self.ending)
             yield piece
             if piece.ending is not None:
@@ -83,6 +91,11 @@ class Feeds:
 
     def __len__(self) -> int:
         return len(self._feeds)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that somebody reads or that run here, and that have not ended."""
+        return sum(feed.ending is None and (feed.local or feed.readers > 0) for feed in self._feeds.values())
 
     def get(self, request_id: str) -> Feed | None:
         """The feed of a request."""

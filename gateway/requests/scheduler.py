@@ -129,6 +129,11 @@ class Scheduler:
         """Takes all requests out without finishing them."""
         return [self.drop(request_id) for request_id in list(self._states)]
 
+    def last_waiting(self, most: int) -> list[str]:
+        """Up to so many waiting requests that would be admitted last: lowest priority, then latest arrival."""
+        ranked = sorted(self._batch.queue, key=lambda state: (state.request.priority, *_later_first(state)))
+        return [state.request.request_id for state in ranked[:most]]
+
     def reap(self, now: float) -> list[Progress]:
         """Finishes requests that were cancelled or whose time is over; call before each plan."""
         ended = [state for state in self._cancelled if self._holds(state)]
@@ -243,3 +248,8 @@ class Scheduler:
         del self._states[request_id]
         self._deadlines.remove(request_id)
         self._batch.remove(state)
+
+
+def _later_first(state: RequestState) -> tuple[float, int]:
+    came, number = state.place
+    return -came, -number
