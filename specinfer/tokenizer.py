@@ -57,8 +57,8 @@ class Tokenizer:
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
 
     def text_fingerprint(self) -> str:
-        """Equal for tokenizers that make the same tokens of the same text and the same conversation: hash over
-        vocabulary, merges, normalisation and all other stages, special tokens and chat template."""
+        """Equal for tokenizers that make the same tokens of the same text and the same conversation: hash
+        over vocabulary, merges, normalisation and all other stages, special tokens and chat template."""
         stages = json.loads(self._fast.to_str())
         parts = json.dumps([stages, self._chat_template, self._specials], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]

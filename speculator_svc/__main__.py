@@ -34,7 +34,8 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 def describe(
     engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """What `Describe` answers for speculators of these names and drafting methods, in the process of this id."""
+    """What `Describe` answers for speculators of these names and drafting methods, in the process of this
+    id."""
     speculators = [
         speculator_pb2.SpeculatorDescription(
             name=name,

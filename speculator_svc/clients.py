@@ -1,4 +1,5 @@
-"""Clients told apart: the contexts of two gateways differ even where both call a request by the same id. Pure."""
+"""Clients told apart: the contexts of two gateways differ even where both call a request by the same id.
+Pure."""
 
 
 def own_id(client: str, request_id: str) -> str:

@@ -152,7 +152,9 @@ class SpeculatorEngine:
             if len(found) != len(jobs):
                 raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
             return found
-        except Exception as error:  # drafters are extensions: whatever they raise is their requests' matter only
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
             log.exception("drafting failed for a batch of %d", len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)

@@ -30,7 +30,9 @@ class SpeculatorMetrics:
             registry=registry,
         )
         self.failed_steps = Counter(
-            "specinfer_speculator_failed_steps", "Steps that failed by a fault of the service.", registry=registry
+            "specinfer_speculator_failed_steps",
+            "Steps that failed by a fault of the service.",
+            registry=registry,
         )
         self._held = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -91,9 +91,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return common_pb2.ReleaseReply(released=released)
 
 
-def _decode_all(
-    client: str, entries: Iterable[speculator_pb2.DraftEntry]
-) -> list[DraftEntry | DraftOutcome]:
+def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
     """One per entry; of entries with the same id only the first is served."""
     found: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()

@@ -65,8 +65,8 @@ class VerifierEngine:
         self._clock = clock
 
     def admit(self, fence: int) -> bool:
-        """Whether the holder of the lease with this number is served; a later lease than all before it forgets every
-        request, as its holder knows nothing of them. Prefix blocks stay."""
+        """Whether the holder of the lease with this number is served; a later lease than all before it
+        forgets every request, as its holder knows nothing of them. Prefix blocks stay."""
         standing = self._fence.admit(fence)
         if standing is Standing.NEW and self._held:
             log.info("lease %d: forgetting %d requests", fence, self.release(list(self._held)))

@@ -1,9 +1,9 @@
 """Which lease drives a verifier: the highest number that it has seen. Pure.
 
-A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Its leases are numbered, every later one
-higher than all before it, and every message carries the number of its sender's. So a gateway that was paused while
-its lease ended cannot reach the caches of the one that holds the verifier now. Number 0 stands for no lease: it is
-served as long as nobody came with one.
+A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Its leases are numbered, every later
+one higher than all before it, and every message carries the number of its sender's. So a gateway that was
+paused while its lease ended cannot reach the caches of the one that holds the verifier now. Number 0 stands
+for no lease: it is served as long as nobody came with one.
 """
 
 from enum import Enum

@@ -1,8 +1,9 @@
-"""A short name for a model's weights and configuration: equal for equal files, another one as soon as they differ.
+"""A short name for a model's weights and configuration: equal for equal files, another one as soon as they
+differ.
 
 A model of 140 GB must not take minutes, so of the data of every tensor only three samples are read: another
-checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of single
-numbers outside the samples is not noticed.
+checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of
+single numbers outside the samples is not noticed.
 """
 
 import json
@@ -64,7 +65,9 @@ def _configuration(path: Path) -> str:
         values = json.loads(path.read_text())
     except ValueError as error:
         raise IncompatibleError(f"{path}: {error}") from error
-    return json.dumps({key: value for key, value in values.items() if key not in _ABOUT_THE_FILE}, sort_keys=True)
+    return json.dumps(
+        {key: value for key, value in values.items() if key not in _ABOUT_THE_FILE}, sort_keys=True
+    )
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
@@ -75,7 +78,9 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
         return
     start = 8 + int.from_bytes(file.read(8), "little")
     if not 8 < start <= min(size, _LONGEST_HEADER):
-        raise IncompatibleError(f"{path}: not a safetensors file (its header would end at byte {start} of {size})")
+        raise IncompatibleError(
+            f"{path}: not a safetensors file (its header would end at byte {start} of {size})"
+        )
     yield 0, start
     for first, last in _tensors(path, file.read(start - 8)):
         yield from _spread((start + first, start + last), _SAMPLES_OF_A_TENSOR)
@@ -86,7 +91,9 @@ def _tensors(path: Path, header: bytes) -> list[Span]:
         described = json.loads(header)
         return sorted(
             (int(first), int(last))
-            for first, last in (value["data_offsets"] for name, value in described.items() if name != "__metadata__")
+            for first, last in (
+                value["data_offsets"] for name, value in described.items() if name != "__metadata__"
+            )
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise IncompatibleError(f"{path}: not a safetensors header: {error}") from error
