@@ -1,23 +1,20 @@
-"""TLS on every hop: which files, whether they fit together, and the credentials for gRPC and Redis made of them.
+"""TLS on every hop: which files, whether they fit together, and credentials of gRPC and Redis made of them.
 
 All files are PEM. Without any file a connection is plaintext. This is the only place that makes credentials.
 """
 
 import logging
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
 from specinfer.errors import SettingError
+from specinfer.service.file_stamp import stamp_of
 
 log = logging.getLogger(__name__)
-
-Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
-"""Of each file its inode, time of change and size; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +137,13 @@ class ServerCertificates:
     """The files of a server, as gRPC asks for them at every connection."""
 
     def __init__(self, tls: ServerTls) -> None:
-        self._tls, self._seen = tls, _stamp(tls.files)
+        self._tls, self._seen = tls, [stamp_of(path) for path in tls.files]
         self.configuration = _configuration(tls)
         """What was last read and fitted together."""
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
         """The new files; None, which keeps the old ones, where nothing changed or the new ones do not fit."""
-        now = _stamp(self._tls.files)
+        now = [stamp_of(path) for path in self._tls.files]
         if now == self._seen:
             return None
         self._seen = now
@@ -202,16 +199,3 @@ def _read(setting: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SettingError(setting, str(path), error.strerror or "cannot be read") from error
-
-
-def _stamp(paths: Sequence[Path]) -> Stamp:
-    """What is different after any of the files was written or replaced."""
-    return tuple(_stamp_of(path) for path in paths)
-
-
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
