@@ -74,8 +74,8 @@ async def build_gateway(
     """
     gateway_id = secrets.token_hex(8)
     metrics, feeds = GatewayMetrics(registry), Feeds()
-    callers = Callers.load(settings.api_keys_path)
-    connection = RedisConnection.open(settings.redis_url, settings.redis_tls)
+    callers = Callers.load(settings.key_file)
+    connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
     lanes = Lanes(Shared(settings, tokenizer, metrics, store, feeds), leases)

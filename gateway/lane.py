@@ -143,8 +143,11 @@ class Lane:
             description.vocab_size,
             description.tokenizer_fingerprint,
             settings.hung_seconds,
+            trust_draws=settings.trust_draws,
+            max_nodes=description.max_nodes,
         )
-        self._channels = [(address, open_channel(address)) for address in settings.speculator_addresses]
+        tls = settings.services_tls
+        self._channels = [(entry, open_channel(target_of(entry), tls)) for entry in settings.speculator_entries]
         pool = SpeculatorPool(self._channels, policy)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)

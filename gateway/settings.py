@@ -19,7 +19,11 @@ class GatewaySettings(SecuritySettings):
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a name, which "
         "is looked up again every second.",
     )
-    speculators: str = Field("", description="Addresses of the speculator services, separated by commas.")
+    speculators: str = Field(
+        "",
+        description="Speculator services, separated by commas: host:port, several replicas of one as "
+        "host:port|host:port, or dns:///name:port.",
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
     start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
     lease_seconds: float = Field(
@@ -39,7 +43,14 @@ class GatewaySettings(SecuritySettings):
         ge=0,
         description="Time that a request goes on after its last client has left, for the client to come back.",
     )
-    draft_deadline_ms: float = Field(500.0, gt=0, description="Time the speculators get per iteration.")
+    draft_deadline_ms: float = Field(
+        0.0, ge=0, description="Time the speculators get per iteration; 0: in proportion to what the verifier takes."
+    )
+    trust_draws: bool = Field(
+        True,
+        description="Let speculators draw for sampled requests. One that lies about what it drew from biases the "
+        "output; --no-trust-draws takes only points.",
+    )
     hung_seconds: float = Field(
         5.0,
         gt=0,
@@ -71,6 +82,6 @@ class GatewaySettings(SecuritySettings):
         return [address.strip() for address in self.verifiers.split(",") if address.strip()]
 
     @property
-    def speculator_addresses(self) -> list[str]:
-        """The speculator services, in order of preference."""
-        return [address.strip() for address in self.speculators.split(",") if address.strip()]
+    def speculator_services(self) -> list[str]:
+        """The speculator services, in order of preference; see `gateway.clients.addresses`."""
+        return speculator_targets(self.speculators)

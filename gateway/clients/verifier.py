@@ -56,9 +56,17 @@ class VerifierClient:
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
-        self._pass_curve = pass_curve(reply)
-        self.instance_id, self.model_fingerprint = reply.instance_id, reply.model_fingerprint
+        self.expect(reply)
         return reply
+
+    def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
+        """From now on replies are expected of this process with this model.
+
+        Raises:
+            IncompatibleError: if it does not tell what its passes take.
+        """
+        self._pass_curve = pass_curve(description)
+        self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
     async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
         """Verifies one step.

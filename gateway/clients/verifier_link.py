@@ -8,6 +8,7 @@ import grpc
 from gateway.clients.verifier import VerifierClient
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.channel import open_channel
+from specinfer.service.tls import ClientTls
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -16,10 +17,12 @@ log = logging.getLogger(__name__)
 class VerifierLink:
     """A verifier at one address."""
 
-    def __init__(self, address: str, fingerprints: tuple[str, str], hung_s: float) -> None:
+    def __init__(
+        self, address: str, fingerprints: tuple[str, str], hung_s: float, tls: ClientTls | None = None
+    ) -> None:
         """`fingerprints` are the gateway's: of its vocabulary, and of all that turns text into tokens."""
         self.address, self._fingerprints, self._hung_s = address, fingerprints, hung_s
-        self.channel: grpc.aio.Channel = open_channel(address)
+        self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.description: verifier_pb2.DescribeVerifierReply | None = None
         """None until it was reached, and while it is incompatible."""
         self.holder = ""

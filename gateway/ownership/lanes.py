@@ -172,9 +172,9 @@ class Lanes:
         log.info("driving the verifier at %s, fence %d", link.address, lease.fence)
 
     def _link(self, address: str) -> VerifierLink:
-        tokenizer = self._shared.tokenizer
+        tokenizer, settings = self._shared.tokenizer, self._shared.settings
         fingerprints = (tokenizer.fingerprint(), tokenizer.text_fingerprint())
-        return VerifierLink(address, fingerprints, self._shared.settings.hung_seconds)
+        return VerifierLink(address, fingerprints, settings.hung_seconds, settings.services_tls)
 
 
 def models_of(lanes: Iterable[Lane]) -> list[str]:
