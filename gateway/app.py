@@ -47,8 +47,8 @@ class Gateway:
     """What keeps leases and follows requests; it ends only by a fault."""
 
     async def drain(self) -> None:
-        """Takes no new requests, lets other gateways go on with those that it has or finishes them, and lets its
-        streams end; returns after the drain time at the latest."""
+        """Takes no new requests, lets other gateways go on with those that it has or finishes them, and
+        lets its streams end; returns after the drain time at the latest."""
         deadline = time.monotonic() + self.settings.drain_seconds
         self.keeper.draining = True
         try:
@@ -56,7 +56,7 @@ class Gateway:
                 log.info("another gateway goes on with the requests of this one")
         except UnavailableError as error:
             log.warning("nothing is handed over: %s", error)
-        while self.feeds.unfinished and time.monotonic() < deadline:
+        while self.feeds.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # many things end them
             await asyncio.sleep(_DRAIN_POLL_S)
         self.feeds.fail_all(UnavailableError("this gateway ends; attach to the request at another one"))
 
@@ -84,9 +84,7 @@ async def build_gateway(
     try:
         await keeper.start()
         target = lanes.target
-        decoder = RequestDecoder(
-            tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids
-        )
+        decoder = RequestDecoder(tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids)
         status = StatusReporter(gateway_id, lanes, keeper, target)
         servicer = GenerationServicer(desk, decoder, tokenizer, callers, status)
         async with _running(keeper, Follower(feeds, store)) as task:

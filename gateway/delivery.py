@@ -1,8 +1,8 @@
 """What happens to a step beside the next one: it is learnt from, stored, and published. In this order of
 steps.
 
-Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps gather here up
-to a bound, then the loop waits.
+Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps
+gather here up to a bound, then the loop waits.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ class Deliveries:
         model: str = "",
         redis_patience_s: float = 300.0,
     ) -> None:
-        """`learn` is told every finished step, `release` the requests that have ended; `names` are those of the
-        speculators, which the pool goes on filling."""
+        """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
+        the speculators, which the pool goes on filling."""
         self._scheduler, self._store, self._feeds, self._tokenizer = scheduler, store, feeds, tokenizer
         self._metrics, self._names, self._learn, self._release = metrics, names, learn, release
         self._model, self._patience_s = model, redis_patience_s

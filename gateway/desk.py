@@ -1,4 +1,5 @@
-"""Where requests come in: recorded first, then run by a lane of this gateway or left to others, and read by clients.
+"""Where requests come in: recorded first, then run by a lane of this gateway or left to others, and read by
+clients.
 
 Knows no protobuf. Whoever reads a request reads its feed, whoever runs it.
 """
@@ -135,7 +136,8 @@ class Desk:
         return found if record.ending is not None else self._feeds.add(found)
 
     async def _linger(self, feed: Feed) -> None:
-        """Nobody reads it: after a while it is cancelled, unless somebody reads it again, here or elsewhere."""
+        """Nobody reads it: after a while it is cancelled, unless somebody reads it again, here or
+        elsewhere."""
         await asyncio.sleep(self._settings.linger_seconds)
         if feed.readers or feed.ending is not None:
             return

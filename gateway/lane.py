@@ -1,7 +1,7 @@
 """A lane: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
 
-A lane has its own scheduler, planner, streams and speculator pool, so lanes know nothing of each other. When it
-ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
+A lane has its own scheduler, planner, streams and speculator pool, so lanes know nothing of each other.
+When it ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
 """
 
 import asyncio
@@ -86,7 +86,8 @@ class Lane:
         return scheduler.has_room(request), scheduler.running + scheduler.waiting, shared
 
     def submit(self, record: Record) -> RequestState:
-        """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it raises."""
+        """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it
+        raises."""
         request = record.request
         state = self.loop.submit(
             request, generated=record.tokens, drawn_for=record.drawn_for, arrived_ago_s=record.age_s
@@ -147,7 +148,7 @@ class Lane:
             max_nodes=description.max_nodes,
         )
         tls = settings.services_tls
-        self._channels = [(entry, open_channel(target_of(entry), tls)) for entry in settings.speculator_entries]
+        self._channels = [(address, open_channel(address, tls)) for address in settings.speculator_services]
         pool = SpeculatorPool(self._channels, policy)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)

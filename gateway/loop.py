@@ -1,9 +1,9 @@
 """The main loop: draft, merge, verify, commit, deliver; once per iteration for the whole batch.
 
 An iteration that the verifier does not answer is repeated (the services resynchronise by themselves, see
-docs/protocol.md). When it stays away, is replaced, or serves another gateway, the loop ends with that error, and
-its requests go on elsewhere. One that fails by a fault of ours is repeated request by request, so that only the
-culprit ends.
+docs/protocol.md). When it stays away, is replaced, or serves another gateway, the loop ends with that
+error, and its requests go on elsewhere. One that fails by a fault of ours is repeated request by request,
+so that only the culprit ends.
 """
 
 import asyncio

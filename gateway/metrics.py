@@ -76,6 +76,12 @@ class GatewayMetrics:
             "Requests that another gateway had taken when this one wrote to them.",
             registry=registry,
         )
+        self.redis_outages = Counter(
+            "specinfer_gateway_redis_outages", "Times that Redis stopped answering.", registry=registry
+        )
+        self.redis_losses = Counter(
+            "specinfer_gateway_redis_losses", "Times that Redis had lost its data.", registry=registry
+        )
         self.adopted_requests = Counter(
             "specinfer_gateway_adopted_requests",
             "Requests that this gateway took over.",

@@ -114,8 +114,8 @@ async def _refuse_error(context: Context, ending: Ending) -> None:
 
 
 def _digest(message: generation_pb2.GenerateRequest) -> str:
-    """Tells whether two messages of one request id ask for the same. The id is not part of it, and what the gateway
-    draws for a request, such as its seed, is not either."""
+    """Tells whether two messages of one request id ask for the same. The id is not part of it, and what the
+    gateway draws for a request, such as its seed, is not either."""
     return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from gateway.clients.addresses import service_addresses
 from gateway.security import SecuritySettings
 from specinfer.hub import DEFAULT_MODEL
 
@@ -16,7 +17,8 @@ class GatewaySettings(SecuritySettings):
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifiers: str = Field(
         "127.0.0.1:50052",
-        description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a name, which "
+        description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "
+        "name, which "
         "is looked up again every second.",
     )
     speculators: str = Field(
@@ -29,7 +31,8 @@ class GatewaySettings(SecuritySettings):
     lease_seconds: float = Field(
         3.0,
         gt=0,
-        description="Life of this gateway's leases, renewed six times as often: others take over what a dead gateway had "
+        description="Life of this gateway's leases, renewed six times as often: others take over what a "
+        "dead gateway had "
         "after that time.",
     )
     verifier_patience_s: float = Field(
@@ -41,14 +44,18 @@ class GatewaySettings(SecuritySettings):
     linger_seconds: float = Field(
         10.0,
         ge=0,
-        description="Time that a request goes on after its last client has left, for the client to come back.",
+        description="Time that a request goes on after its last client has left, for the client to come "
+        "back.",
     )
     draft_deadline_ms: float = Field(
-        0.0, ge=0, description="Time the speculators get per iteration; 0: in proportion to what the verifier takes."
+        0.0,
+        ge=0,
+        description="Time the speculators get per iteration; 0: in proportion to what the verifier takes.",
     )
     trust_draws: bool = Field(
         True,
-        description="Let speculators draw for sampled requests. One that lies about what it drew from biases the "
+        description="Let speculators draw for sampled requests. One that lies about what it drew from "
+        "biases the "
         "output; --no-trust-draws takes only points.",
     )
     hung_seconds: float = Field(
@@ -84,4 +91,4 @@ class GatewaySettings(SecuritySettings):
     @property
     def speculator_services(self) -> list[str]:
         """The speculator services, in order of preference; see `gateway.clients.addresses`."""
-        return speculator_targets(self.speculators)
+        return service_addresses(self.speculators)

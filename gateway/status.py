@@ -23,7 +23,8 @@ class StatusReporter:
         self._gateway_id, self._lanes, self._keeper, self._target = gateway_id, lanes, keeper, target
 
     def reply(self) -> generation_pb2.StatusReply:
-        """The state of the system, as this gateway knows it. Planner and speculators are those of the first lane."""
+        """The state of the system, as this gateway knows it. Planner and speculators are those of the first
+        lane."""
         lanes, keeper = list(self._lanes), self._keeper
         target = lanes[0].description if lanes else self._target
         reply = generation_pb2.StatusReply(

@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025
 """Between two looks: about a step of the verifier. One pipeline for all requests, 50 us and 5 us for each."""
 _MISSING_S = 10.0
-"""Time that a request may be missing, for example until its owner writes it again after Redis lost its data."""
+"""Time that a request may be missing, for example until its owner writes it again after Redis lost its
+data."""
 
 
 class Follower:

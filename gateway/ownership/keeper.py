@@ -1,7 +1,7 @@
 """Keeps this gateway's leases, and takes and gives requests by them (docs/protocol.md, Ownership).
 
-Two loops beside those of the lanes. `_renew` never waits for anything but Redis, so that a lease is not lost to a slow
-verifier. `_work` looks for verifiers without a gateway and requests without an owner.
+Two loops beside those of the lanes. `_renew` never waits for anything but Redis, so that a lease is not
+lost to a slow verifier. `_work` looks for verifiers without a gateway and requests without an owner.
 """
 
 import asyncio
@@ -145,9 +145,7 @@ class Keeper:
             for request_id, state in list(lane.loop.scheduler.states.items()):
                 feed = self._feeds.get(request_id)
                 if feed is not None:
-                    await self._store.restore(
-                        state, feed.logprobs, feed.digest, lane.model, time.monotonic()
-                    )
+                    await self._store.restore(state, feed.logprobs, feed.digest, lane.model, time.monotonic())
 
     async def _work(self) -> None:
         looked = 0.0
@@ -161,7 +159,9 @@ class Keeper:
                     looked = time.monotonic()
                     await self._lanes.look_up()
                     await self._give_up_strays()
-                    await self._store.abandon(self._settings.verifier_patience_s, "no verifier was free in time")
+                    await self._store.abandon(
+                        self._settings.verifier_patience_s, "no verifier was free in time"
+                    )
                 await self._claim()
                 await self._adopt()
                 await self._share()
@@ -195,7 +195,8 @@ class Keeper:
                 await self._store.disown(names)
 
     async def _give_up_strays(self) -> None:
-        """Requests that are this gateway's in Redis and in no lane at two looks in a row go to whoever has room."""
+        """Requests that are this gateway's in Redis and in no lane at two looks in a row go to whoever has
+        room."""
         owned = await self._store.owned()
         strays = {name for name in owned if not self._lanes.owns(name)}
         twice, self._strays = strays & self._strays, strays
@@ -203,5 +204,3 @@ class Keeper:
             log.warning("%d requests of this gateway are in no lane", len(twice))
             await self._store.disown(sorted(twice))
             self._feeds.moved(twice)
-
-

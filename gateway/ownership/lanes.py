@@ -8,8 +8,8 @@ from gateway.clients.verifier_link import VerifierLink, resolve
 from gateway.lane import Lane, Shared
 from gateway.ownership.rules import best_lane
 from gateway.requests.request import GenerationRequest
-from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.requests.step import Progress
+from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.v1 import verifier_pb2

@@ -6,7 +6,8 @@ from gateway.store.leases import GatewayReport
 
 
 def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> int:
-    """How many more verifiers a gateway may claim: up to its share, ceil(known / gateways that are not drained)."""
+    """How many more verifiers a gateway may claim: up to its share, ceil(known / gateways that are not
+    drained)."""
     staying = max(1, sum(not report.draining for report in alive))
     return max(0, -(-known // staying) - own)
 
@@ -31,11 +32,12 @@ def best_lane(views: Sequence[tuple[bool, int, int]]) -> int | None:
     """Where a new request goes: the index of a lane, or None if there is none.
 
     Args:
-        views: of each lane whether it can run the request at once, how many requests it has, and how many tokens at
+        views: of each lane whether it can run the request at once, how many requests it has, and how many
+        tokens at
             the beginning of the prompt it has read already.
 
-    One that can run it at once goes before one that cannot; of those the one that has read most of the prompt; then
-    the one with the fewest requests.
+    One that can run it at once goes before one that cannot; of those the one that has read most of the
+    prompt; then the one with the fewest requests.
     """
     ranked = sorted(range(len(views)), key=lambda i: (not views[i][0], -views[i][2], views[i][1]))
     return ranked[0] if ranked else None

@@ -1,8 +1,8 @@
 """What is durable of each request that this gateway has to do with, and who waits for more of it.
 
-A client's stream is a position in a feed. A feed is filled by the lane that runs its request (`local`), else from
-Redis (`gateway.ownership.follower`); its readers do not know which. A slow reader gets larger pieces: nothing
-is queued for it.
+A client's stream is a position in a feed. A feed is filled by the lane that runs its request (`local`),
+else from Redis (`gateway.ownership.follower`); its readers do not know which. A slow reader gets larger
+pieces: nothing is queued for it.
 
 Invariant: what is in a feed is in Redis.
 """

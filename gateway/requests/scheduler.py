@@ -130,7 +130,8 @@ class Scheduler:
         return [self.drop(request_id) for request_id in list(self._states)]
 
     def last_waiting(self, most: int) -> list[str]:
-        """Up to so many waiting requests that would be admitted last: lowest priority, then latest arrival."""
+        """Up to so many waiting requests that would be admitted last: lowest priority, then latest
+        arrival."""
         ranked = sorted(self._batch.queue, key=lambda state: (state.request.priority, *_later_first(state)))
         return [state.request.request_id for state in ranked[:most]]
 

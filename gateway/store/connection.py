@@ -46,7 +46,8 @@ class RedisConnection:
         await self.answer(self.redis.ping())
 
     async def run(self, script: str, *arguments: str | int | float) -> Any:
-        """Runs a script of `gateway/store/scripts` in one atomic step; the keys' prefix is its first argument.
+        """Runs a script of `gateway/store/scripts` in one atomic step; the keys' prefix is its first
+        argument.
 
         Raises:
             UnavailableError: if Redis does not answer.

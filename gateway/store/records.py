@@ -1,4 +1,5 @@
-"""Requests as Redis keeps them: their content as JSON, their tokens as text in fields of fixed width. Pure."""
+"""Requests as Redis keeps them: their content as JSON, their tokens as text in fields of fixed width.
+Pure."""
 
 import json
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Requests and their tokens in Redis.
 
-Invariants, kept by the scripts: a token is in Redis before any client sees it; only the owner of a request writes
-to it. One script call per step for the whole batch, since passes need the cores that answers are read on. Writing
-the same again changes nothing, so a call whose answer was lost is simply repeated.
+Invariants, kept by the scripts: a token is in Redis before any client sees it; only the owner of a request
+writes to it. One script call per step for the whole batch, since passes need the cores that answers are
+read on. Writing the same again changes nothing, so a call whose answer was lost is simply repeated.
 """
 
 import json
@@ -132,7 +132,8 @@ class RequestStore:
             await self._connection.run("begin", model, *pairs)
 
     async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
-        """Takes up to so many requests that nobody owns and that began with one of these models, or not yet."""
+        """Takes up to so many requests that nobody owns and that began with one of these models, or not
+        yet."""
         ids = await self._connection.run("adopt", self.gateway_id, most, *models)
         return [record for record in [await self.load(request_id) for request_id in ids] if record]
 
@@ -191,7 +192,8 @@ class RequestStore:
             raise NotFoundError(f"request_id = {request_id!r}: not running")
 
     async def leave(self, request_id: str) -> bool:
-        """Nobody listens to a request at this gateway any more: it is cancelled unless somebody does elsewhere.
+        """Nobody listens to a request at this gateway any more: it is cancelled unless somebody does
+        elsewhere.
 
         Returns:
             Whether its owner is to end it.
