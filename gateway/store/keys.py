@@ -39,6 +39,11 @@ def logprobs_key(request_id: str) -> str:
     return f"{PREFIX}logprobs:{request_id}"
 
 
+def verifier_key(instance_id: str) -> str:
+    """The lease of a verifier."""
+    return f"{PREFIX}verifier:{instance_id}"
+
+
 def owned_key(gateway_id: str) -> str:
     """The unfinished requests of a gateway."""
     return f"{PREFIX}owned:{gateway_id}"
