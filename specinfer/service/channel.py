@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import UnavailableError
 from specinfer.service.settings import MEBIBYTE
+from specinfer.service.tls import ClientTls, channel_credentials
 
 DEFAULT_MAX_MESSAGE = 64 * MEBIBYTE
 
@@ -17,7 +18,8 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
 
     Channels ping when nothing was said for 30 seconds, so that a dead peer is noticed. A server by default
     counts pings without data as strikes and ends the connection with ENHANCE_YOUR_CALM after three: ours
-    allow them.
+    allow them. A name is looked up again when its connection is lost, at most once a second (gRPC's default
+    is 30 seconds), so that replicas that came in the meantime are found.
     """
     return [
         ("grpc.max_send_message_length", max_message_bytes),
@@ -29,12 +31,22 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel; connects on first use and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel; connects on first use and reconnects by itself. Plaintext unless `tls` names files.
+
+    Raises:
+        SettingError: if a file of `tls` is missing, cannot be read or does not fit.
+    """
+    options: list[tuple[str, int | str]] = [*channel_options()]
+    if tls is None or not tls.wanted:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: float) -> None:

@@ -14,10 +14,12 @@ from grpc_reflection.v1alpha import reflection
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.settings import ServiceSettings
+from specinfer.service.tls import server_credentials
 
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
 """Whoever starts a service may put a word of its own here and so tell it from another one at its address."""
 
@@ -33,6 +35,7 @@ class ServiceServer:
     def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
         self._settings = settings
         self._names = list(service_names)
+        self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(options=options)
@@ -45,18 +48,40 @@ class ServiceServer:
         """Binds, starts serving and returns the port.
 
         Raises:
-            SettingError: if the address cannot be bound.
+            SettingError: if the address cannot be bound, or if a file of TLS does not fit.
         """
-        try:
-            port = self.grpc.add_insecure_port(self._settings.listen)
-        except RuntimeError as error:
-            raise SettingError("listen", self._settings.listen, "cannot bind this address") from error
+        port = self._bind()
         await self.grpc.start()
         instance = os.environ.get(INSTANCE_VARIABLE)
         for name in ["", *self._names, *([instance_service(instance)] if instance else [])]:
             await self._health.set(name, SERVING)
-        log.info("serving %s on %s (port %d)", ", ".join(self._names), self._settings.listen, port)
+        log.info(
+            "serving %s on %s (port %d%s)", ", ".join(self._names), self._settings.listen, port, self._how
+        )
         return port
+
+    @property
+    def _how(self) -> str:
+        """How the port is protected, for the log."""
+        tls = self._settings.tls
+        return (", mutual TLS" if tls.client_ca else ", TLS") if tls.wanted else ""
+
+    def _bind(self) -> int:
+        listen, tls = self._settings.listen, self._settings.tls
+        credentials = server_credentials(tls) if tls.wanted else None
+        try:
+            if credentials is None:
+                return self.grpc.add_insecure_port(listen)
+            return self.grpc.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise SettingError("listen", listen, "cannot bind this address") from error
+
+    async def set_serving(self, serving: bool) -> None:
+        """Says whether this service can work at present."""
+        if serving != self._serving:
+            self._serving = serving
+            for name in ["", *self._names]:
+                await self._health.set(name, SERVING if serving else NOT_SERVING)
 
     async def stop(self) -> None:
         """Says NOT_SERVING, lets running calls finish for the drain time, then ends them."""

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import gateway.loop
+from gateway.requests.request import FinishReason
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
@@ -197,7 +198,7 @@ async def test_a_verifier_that_forgets_everything_is_brought_up_to_date(redis_ur
         for _ in range(5):
             steps = system.loop.steps
             await until(lambda steps=steps: system.loop.steps >= steps + 4 or task.done())  # type: ignore[misc]
-            verifier = system.loop._verifier
+            verifier = system.loop.verifier
             await verifier._stub.Release(
                 common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler._running))
             )
@@ -219,7 +220,7 @@ async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_system(redis_url) as system:
-        verify, calls = system.loop._verifier.verify, 0
+        verify, calls = system.loop.verifier.verify, 0
 
         async def away(*arguments: object) -> object:
             nonlocal calls
@@ -228,7 +229,7 @@ async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
                 raise UnavailableError("verifier: gone")
             return await verify(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(system.loop._verifier, "verify", away)
+        monkeypatch.setattr(system.loop.verifier, "verify", away)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
     lines = [r.getMessage() for r in caplog.records if r.name == "gateway.clients.outage"]
     assert lines[0] == "the verifier does not answer (for 0 s): verifier: gone"
@@ -285,8 +286,11 @@ async def test_a_client_that_hangs_up_is_cancelled_at_the_next_iteration(redis_u
         await until(lambda: system.loop.scheduler.running == 0)
         await until(lambda: drafter.released == [request.request_id])
         await until(lambda: system.verifier.held_requests == 0)
-        assert len(await system.store.tokens(request.request_id)) < 400
-        assert (await system.store.state(request.request_id))["finish"] == "cancelled"
+        record = await system.store.load(request.request_id)
+        assert record is not None
+        assert len(record.tokens) < 400
+        assert record.ending is not None
+        assert record.ending.finish is FinishReason.CANCELLED
 
 
 async def test_a_client_may_hang_up_just_when_its_request_has_ended(
@@ -305,7 +309,7 @@ async def test_a_client_may_hang_up_just_when_its_request_has_ended(
         try:
             await until(lambda: system.loop.steps > 0 and system.loop.scheduler.running == 0)
             call.cancel()
-            await until(lambda: not system.loop.deliveries.subscribers._queues)
+            await until(lambda: not any(feed.readers for feed in system.gateway.feeds._feeds.values()))
             await asyncio.sleep(0.05)  # what the handler raises is logged after that
         finally:
             stored.set()
