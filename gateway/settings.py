@@ -3,14 +3,14 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from gateway.security import SecuritySettings
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.service.settings import ServiceSettings
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(SecuritySettings):
     """The gateway owns every request, merges speculators' trees and asks the verifier."""
 
-    model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
+    model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")

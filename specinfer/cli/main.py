@@ -16,6 +16,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import BenchPlan, run_bench, write_runs
 from specinfer.cli.client import RequestFailedError, get_status
 from specinfer.cli.generate import generate
+from specinfer.cli.keys import keys_app
 from specinfer.cli.local import LocalOptions, read_speculators
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
@@ -48,6 +49,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+app.add_typer(keys_app, name="keys")
 app.command()(generate)
 
 

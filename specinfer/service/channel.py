@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import UnavailableError
 from specinfer.service.settings import MEBIBYTE
+from specinfer.service.tls import ClientTls, channel_credentials
 
 DEFAULT_MAX_MESSAGE = 64 * MEBIBYTE
 
@@ -32,9 +33,18 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
     ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel; connects on first use and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel; connects on first use and reconnects by itself. Plaintext unless `tls` names files.
+
+    Raises:
+        SettingError: if a file of `tls` is missing, cannot be read or does not fit.
+    """
+    options: list[tuple[str, int | str]] = [*channel_options()]
+    if tls is None or not tls.wanted:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: float) -> None:

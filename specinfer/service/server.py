@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.settings import ServiceSettings
+from specinfer.service.tls import server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +46,33 @@ class ServiceServer:
         """Binds, starts serving and returns the port.
 
         Raises:
-            SettingError: if the address cannot be bound.
+            SettingError: if the address cannot be bound, or if a file of TLS does not fit.
         """
-        try:
-            port = self.grpc.add_insecure_port(self._settings.listen)
-        except RuntimeError as error:
-            raise SettingError("listen", self._settings.listen, "cannot bind this address") from error
+        port = self._bind()
         await self.grpc.start()
         instance = os.environ.get(INSTANCE_VARIABLE)
         for name in ["", *self._names, *([instance_service(instance)] if instance else [])]:
             await self._health.set(name, SERVING)
-        log.info("serving %s on %s (port %d)", ", ".join(self._names), self._settings.listen, port)
+        log.info(
+            "serving %s on %s (port %d%s)", ", ".join(self._names), self._settings.listen, port, self._how
+        )
         return port
+
+    @property
+    def _how(self) -> str:
+        """How the port is protected, for the log."""
+        tls = self._settings.tls
+        return (", mutual TLS" if tls.client_ca else ", TLS") if tls.wanted else ""
+
+    def _bind(self) -> int:
+        listen, tls = self._settings.listen, self._settings.tls
+        credentials = server_credentials(tls) if tls.wanted else None
+        try:
+            if credentials is None:
+                return self.grpc.add_insecure_port(listen)
+            return self.grpc.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise SettingError("listen", listen, "cannot bind this address") from error
 
     async def stop(self) -> None:
         """Says NOT_SERVING, lets running calls finish for the drain time, then ends them."""

@@ -7,6 +7,7 @@ key and value, on one line, with exit code 2.
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, ValidationError
@@ -14,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
+from specinfer.service.tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
 
@@ -42,6 +44,21 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
     max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
 
+    tls_certificate: str = Field(
+        "", description="PEM file of the server's certificate; with it the port is TLS, without plaintext."
+    )
+    tls_key: str = Field("", description="PEM file of that certificate's private key, without password.")
+    tls_client_ca: str = Field(
+        "",
+        description="PEM file of the authorities of clients; with it clients without a certificate of theirs "
+        "are refused (mutual TLS).",
+    )
+
+    @property
+    def tls(self) -> ServerTls:
+        """What the server shows, and whom it serves."""
+        return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
+
     @property
     def max_message_bytes(self) -> int:
         """Largest gRPC message accepted, in bytes."""
@@ -66,6 +83,11 @@ class ServiceSettings(BaseSettings):
             raise SettingError(key, first.get("input"), first["msg"]) from error
         except SettingsError as error:
             raise SettingError("arguments", list(argv), str(error)) from error
+
+
+def as_path(text: str) -> Path | None:
+    """A setting that names a file; empty for none."""
+    return Path(text) if text else None
 
 
 def exit_with(error: SettingError, program: str) -> None:

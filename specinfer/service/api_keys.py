@@ -1,0 +1,151 @@
+"""The file of API keys: one JSON object per line, with the SHA-256 of a key, never the key.
+
+A key is 256 random bits, so nobody can find it by trying, and a plain SHA-256 hides it well enough: slow
+hashes with salt are for passwords, which people choose. Whoever can write the file can make keys.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from specinfer.errors import InvalidInputError, NotFoundError, SettingError
+
+KEY_PREFIX = "specinfer_"
+"""How every key begins, so that programs that look for secrets in the wrong places can find it."""
+SETTING = "api_keys"
+NEW_FILE_MODE = 0o600
+ID_CHARACTERS = 8
+
+
+class ApiKey(BaseModel):
+    """What the file says of one key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")
+    """Whom it belongs to. Several keys may have one name: that is how a key is replaced."""
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    max_concurrent: int = Field(0, ge=0)
+    """Most unfinished requests at once; 0 for no limit."""
+    tokens_per_minute: int = Field(0, ge=0)
+    """Most tokens generated within a minute; 0 for no limit."""
+    max_priority: int = Field(2**31 - 1, ge=-(2**31), le=2**31 - 1)
+    """Highest priority that it may ask for."""
+    expires: AwareDatetime | None = None
+    """When it ends, with time zone; None for never."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        return bytes.fromhex(self.sha256)
+
+    @property
+    def key_id(self) -> str:
+        """The first characters of its hash, which tell it from others of its name."""
+        return self.sha256[:ID_CHARACTERS]
+
+    def has_expired(self, now: datetime) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and now >= self.expires
+
+
+def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
+    """A new key, and what the file says of it; `limits` are fields of `ApiKey`.
+
+    Raises:
+        InvalidInputError: naming the field that has a value it may not have.
+    """
+    secret = KEY_PREFIX + secrets.token_urlsafe(32)
+    try:
+        return secret, ApiKey(name=name, sha256=digest_of(secret).hex(), **limits)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInputError(".".join(map(str, first["loc"])), first["input"], first["msg"]) from error
+
+
+def digest_of(key: str) -> bytes:
+    """SHA-256 of a key."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """All keys of a file; empty lines are left out.
+
+    Raises:
+        SettingError: naming the file, and line and field that are wrong.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "cannot be read"
+        raise SettingError(SETTING, str(path), why) from error
+    keys = [_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if len({key.sha256 for key in keys}) < len(keys):
+        raise SettingError(SETTING, str(path), "the same key is in it twice")
+    return keys
+
+
+def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
+    """Replaces a file of keys at once, so that no reader sees half of it. A new file is its owner's alone.
+
+    Raises:
+        SettingError: if it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, NEW_FILE_MODE), "w") as file:
+            file.writelines(_line(key) for key in keys)
+            file.flush()
+            os.fsync(file.fileno())
+        _keep_access(path, new)
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise SettingError(SETTING, str(path), error.strerror or "cannot be written") from error
+
+
+def limits_of(key: ApiKey) -> dict[str, Any]:
+    """What a key allows, for another key of its name; not when it ends."""
+    return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority"})
+
+
+def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
+    """The keys that are left without those of a name, or without the one of them that has this id.
+
+    Raises:
+        NotFoundError: if there is no such key.
+    """
+    left = [key for key in keys if key.name != name or (key_id is not None and key.key_id != key_id)]
+    if len(left) == len(keys):
+        raise NotFoundError(f"no key {name!r}" + (f" with id {key_id!r}" if key_id else ""))
+    return left
+
+
+def _line(key: ApiKey) -> str:
+    return json.dumps(key.model_dump(mode="json", exclude_defaults=True)) + "\n"
+
+
+def _read_line(path: Path, number: int, line: str) -> ApiKey:
+    try:
+        return ApiKey.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]  # the input may be a key that was written by mistake
+        field = ".".join(map(str, first["loc"]))
+        raise SettingError(SETTING, str(path), f"line {number}: {field}: {first['msg']}") from error
+
+
+def _keep_access(path: Path, new: Path) -> None:
+    """Gives the new file the mode, and where it differs the owner, of the one that it replaces."""
+    if not path.exists():
+        return
+    old = path.stat()
+    new.chmod(old.st_mode)
+    if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
+        os.chown(new, old.st_uid, old.st_gid)

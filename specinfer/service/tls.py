@@ -1,0 +1,201 @@
+"""TLS on every hop: which files, whether they fit together, and credentials of gRPC and Redis made of them.
+
+All files are PEM. Without any file a connection is plaintext. This is the only place that makes credentials.
+"""
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from specinfer.errors import SettingError
+from specinfer.service.file_stamp import stamp_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """What a client trusts and shows. With any of the files the connection is TLS."""
+
+    ca: Path | None = None
+    """Authorities that may have signed the server's certificate."""
+    certificate: Path | None = None
+    """The client's own certificate, for servers that ask for one."""
+    key: Path | None = None
+    """Private key of that certificate."""
+    server_name: str = ""
+    """Name that the server's certificate must have; empty: the host of the address."""
+    prefix: str = "tls"
+    """How the settings begin that these come from, for errors: `tls` stands for `tls_ca` and so on."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is set."""
+        return bool(self.ca or self.certificate or self.key or self.server_name)
+
+    def check(self) -> None:
+        """Checks that the files are there and fit together.
+
+        Raises:
+            SettingError: naming the setting that is missing, cannot be read or does not fit.
+        """
+        if not self.wanted:
+            return
+        if self.ca is None:
+            raise SettingError(f"{self.prefix}_ca", None, "needed: it says which servers are trusted")
+        _check_authorities(f"{self.prefix}_ca", self.ca)
+        _check_pair(self.prefix, self.certificate, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a server shows, and whom it serves. With a certificate the port is TLS."""
+
+    certificate: Path | None = None
+    """The server's certificate, and those between it and its authority."""
+    key: Path | None = None
+    """Private key of that certificate."""
+    client_ca: Path | None = None
+    """Authorities of clients; with them a client without a certificate of theirs is refused."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is set."""
+        return bool(self.certificate or self.key or self.client_ca)
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that is named."""
+        return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
+
+    def check(self) -> None:
+        """Checks that the files are there and fit together.
+
+        Raises:
+            SettingError: naming the setting that is missing, cannot be read or does not fit.
+        """
+        if not self.wanted:
+            return
+        if self.certificate is None:
+            raise SettingError("tls_certificate", None, "needed where tls_key or tls_client_ca is given")
+        _check_pair("tls", self.certificate, self.key)
+        if self.client_ca is not None:
+            _check_authorities("tls_client_ca", self.client_ca)
+
+
+def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    """Credentials of a client, read once.
+
+    Raises:
+        SettingError: if a file is missing, cannot be read or does not fit.
+    """
+    tls.check()
+    files = {"ca": tls.ca, "key": tls.key, "certificate": tls.certificate}
+    read = {name: _read(f"{tls.prefix}_{name}", path) for name, path in files.items() if path is not None}
+    return grpc.ssl_channel_credentials(read["ca"], read.get("key"), read.get("certificate"))
+
+
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Credentials of a server. Files that change are read again, at the next connection.
+
+    Raises:
+        SettingError: if a file is missing, cannot be read or does not fit.
+    """
+    tls.check()
+    certificates = ServerCertificates(tls)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.configuration,
+        certificates.refresh,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        require_client_authentication=tls.client_ca is not None,
+    )
+
+
+def redis_tls(
+    url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for `Redis.from_url(url)`: which server is trusted, and what the client shows.
+
+    Raises:
+        SettingError: if a file is missing, cannot be read or does not fit, or if the URL is not `rediss://`.
+    """
+    files = {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
+    named = {name: str(path) for name, path in files.items() if path is not None}
+    if not url.startswith("rediss://"):
+        if named:
+            raise SettingError("redis_url", url.partition("//")[0] + "//...", "TLS needs rediss://")
+        return {}
+    if named:
+        ClientTls(ca, certificate, key, prefix="redis_tls").check()
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **named}
+
+
+class ServerCertificates:
+    """The files of a server, as gRPC asks for them at every connection."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        self._tls, self._seen = tls, [stamp_of(path) for path in tls.files]
+        self.configuration = _configuration(tls)
+        """What was last read and fitted together."""
+
+    def refresh(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new files; None, which keeps the old ones, where nothing changed or the new ones do not fit."""
+        now = [stamp_of(path) for path in self._tls.files]
+        if now == self._seen:
+            return None
+        self._seen = now
+        try:
+            self._tls.check()
+            self.configuration = _configuration(self._tls)
+        except SettingError as error:
+            log.error("new certificates are not used: %s", error)
+            return None
+        log.info("new certificates are used")
+        return self.configuration
+
+
+def _configuration(tls: ServerTls) -> grpc.ServerCertificateConfiguration:
+    assert tls.certificate is not None
+    assert tls.key is not None
+    pair = (_read("tls_key", tls.key), _read("tls_certificate", tls.certificate))
+    authorities = None if tls.client_ca is None else _read("tls_client_ca", tls.client_ca)
+    return grpc.ssl_server_certificate_configuration([pair], authorities)
+
+
+def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None:
+    """Checks that a private key belongs to a certificate, or that there is neither."""
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        missing = "certificate" if certificate is None else "key"
+        raise SettingError(f"{prefix}_{missing}", None, "certificate and key go together")
+    _read(f"{prefix}_certificate", certificate)
+    _read(f"{prefix}_key", key)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        why = f"no PEM key without password that belongs to {certificate}"
+        raise SettingError(f"{prefix}_key", str(key), why) from error
+
+
+def _no_password() -> str:
+    """Without it the TLS library would ask the terminal for the password of an encrypted key."""
+    return ""
+
+
+def _check_authorities(setting: str, path: Path) -> None:
+    _read(setting, path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except (ssl.SSLError, ValueError) as error:
+        raise SettingError(setting, str(path), "no PEM certificates") from error
+
+
+def _read(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError(setting, str(path), error.strerror or "cannot be read") from error
