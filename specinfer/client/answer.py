@@ -1,8 +1,11 @@
 """One finished request, as whoever asked sees it."""
 
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from specinfer.client.resume import Item, Piece
 from specinfer.v1 import generation_pb2
 
 
@@ -56,3 +59,27 @@ class Answer:
 def acceptance_length(steps: int, accepted: int) -> float:
     """Tokens per step, the bonus token included."""
     return 1 + accepted / steps if steps else 0.0
+
+
+async def read_answer(
+    request_id: str, items: AsyncIterator[Item], on_text: Callable[[str], None] = lambda _: None
+) -> Answer:
+    """An answer made of its pieces, with the times at which they came by the performance counter."""
+    answer, first_count = Answer(request_id=request_id), 0
+    started = last = time.perf_counter()
+    async for item in items:
+        if not isinstance(item, Piece):
+            answer.summary = item
+            continue
+        if item.token_ids:
+            last = time.perf_counter()
+            if not answer.token_ids:
+                answer.ttft_s, first_count = last - started, len(item.token_ids)
+        answer.token_ids.extend(item.token_ids)
+        answer.logprobs.extend(item.logprobs)
+        answer.text += item.text
+        if item.text:
+            on_text(item.text)
+    later = len(answer.token_ids) - first_count
+    answer.tpot_s = (last - started - answer.ttft_s) / later if later else 0.0
+    return answer

@@ -24,7 +24,8 @@ class RequestFailedError(SpecInferError):
 class StreamLostError(UnavailableError):
     """No gateway could be made to go on with a request for as long as the client is patient.
 
-    The request may still run or have ended well: `GatewayClient.attach(request_id, from_token)` goes on with it.
+    The request may still run or have ended well: `GatewayClient.attach(request_id, from_token)` goes on
+    with it.
     """
 
     def __init__(self, gateway: str, failure: Failure, request_id: str, from_token: int) -> None:

@@ -1,6 +1,7 @@
 """What a failed call means: whether trying again can cure it, and after how long.
 
-A pure table. It errs towards "final": what is wrongly tried again costs the user all of the client's patience.
+A pure table. It errs towards "final": what is wrongly tried again costs the user all of the client's
+patience.
 """
 
 from dataclasses import dataclass

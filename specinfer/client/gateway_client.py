@@ -1,25 +1,26 @@
 """An asyncio client of `specinfer.v1.Generation`: streams go on at another gateway where one is lost.
 
-The I/O around `Resume`: calls, clocks, waiting. It knows no rule of its own about what is new or worth a retry.
+The I/O around `Resume`: calls, clocks, waiting. It has no rule of its own about what is new or worth a
+retry.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import grpc
 
-from specinfer.client.answer import Answer
-from specinfer.client.failure import CUT_SHORT, Failure
+from specinfer.client.answer import Answer, read_answer
 from specinfer.client.errors import RequestFailedError
+from specinfer.client.failure import CUT_SHORT, Failure
 from specinfer.client.gateways import Gateways, check_addresses, read_addresses
 from specinfer.client.request import new_request_id
-from specinfer.client.resume import Call, Item, Patience, Piece, Resume, Retry
-from specinfer.errors import UnavailableError
+from specinfer.client.resume import Call, Item, Patience, Resume, Retry
+from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
@@ -74,9 +75,12 @@ class GatewayClient:
         """The rest of a request, from the token after the first `from_token` ones, then its summary.
 
         Raises:
+            InvalidInputError: if `from_token` is no number of tokens.
             RequestFailedError: NOT_FOUND if no gateway knows it, else as `stream`.
             StreamLostError, BrokenStreamError: as `stream`.
         """
+        if not 0 <= from_token < 2**32:
+            raise InvalidInputError("from_token", from_token, "must be in [0, 2**32)")
         message = generation_pb2.GenerateRequest(request_id=request_id)
         return self._follow(message, self._resume(request_id, from_token))
 
@@ -160,9 +164,7 @@ class GatewayClient:
         if call.attach_from is None:
             opened = stub.Generate(request, metadata=self._metadata)
         else:
-            message = generation_pb2.AttachRequest(
-                request_id=request.request_id, from_token=call.attach_from
-            )
+            message = generation_pb2.AttachRequest(request_id=request.request_id, from_token=call.attach_from)
             opened = stub.Attach(message, metadata=self._metadata)
         return opened
 
@@ -189,30 +191,6 @@ def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.Generate
     return message
 
 
-async def read_answer(
-    request_id: str, items: AsyncIterator[Item], on_text: Callable[[str], None] = lambda _: None
-) -> Answer:
-    """An answer made of its pieces, with the times at which they came."""
-    answer, first_count = Answer(request_id=request_id), 0
-    started = last = time.perf_counter()
-    async for item in items:
-        if not isinstance(item, Piece):
-            answer.summary = item
-            continue
-        if item.token_ids:
-            last = time.perf_counter()
-            if not answer.token_ids:
-                answer.ttft_s, first_count = last - started, len(item.token_ids)
-        answer.token_ids.extend(item.token_ids)
-        answer.logprobs.extend(item.logprobs)
-        answer.text += item.text
-        if item.text:
-            on_text(item.text)
-    later = len(answer.token_ids) - first_count
-    answer.tpot_s = (last - started - answer.ttft_s) / later if later else 0.0
-    return answer
-
-
 async def _read(call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
     """The next reply, or how the call ended.
 
@@ -230,7 +208,7 @@ async def _read(call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
         if task.cancelling() > cancelled:
             raise
         raise UnavailableError("the client was closed while a request was running") from None
-    return CUT_SHORT if reply is grpc.aio.EOF else reply
+    return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
 
 async def _let_end(call: _ReplyCall) -> None:

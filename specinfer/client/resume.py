@@ -2,17 +2,17 @@
 
 A pure state machine: it is fed replies and failures; clocks and random numbers are passed in.
 
-Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out. Text
-belongs to its tokens. A gateway attaches exactly at the token that it is asked for, so a reply is delivered whole
-or dropped whole.
+Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out.
+Text belongs to its tokens. A gateway attaches exactly at the token that it is asked for, so a reply is
+delivered whole or dropped whole.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from specinfer.client.failure import Failure
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
+from specinfer.client.failure import Failure
 from specinfer.v1 import generation_pb2
 
 
@@ -42,7 +42,10 @@ class Patience:
     longest_wait_s: float = 5.0
 
     def wait_s(self, rounds: int, jitter: float) -> float:
-        """After `rounds` in which every address failed; twice as long each, less up to a half by `jitter` in [0, 1)."""
+        """After so many rounds in which every address failed: twice as long each.
+
+        `jitter` in [0, 1) takes off up to a half, so that clients that were lost together come back apart.
+        """
         wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(rounds, 32))
         return wait * (1 - jitter / 2)
 
@@ -64,7 +67,8 @@ class Retry:
     failure: Failure
     wait_s: float
     call: Call
-    request_id: str
+    failures: int
+    """Since the last new token, this one included."""
 
 
 class Resume:
@@ -159,4 +163,4 @@ class Resume:
             wait = self._patience.wait_s(self._failures // len(self._addresses), self._jitter())
         self._failures += 1
         self._address = (self._address + 1) % len(self._addresses)
-        return Retry(failure, min(wait, left), self.call, self._request_id)
+        return Retry(failure, min(wait, left), self.call, self._failures)
