@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from shlex import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -168,13 +169,13 @@ def print_answer_line(answer: Answer) -> None:
 def print_retry(retry: Retry) -> None:
     """A note at the first failure after the last new token."""
     if retry.failures == 1:
-        note(f"\nconnection lost ({retry.failure.details}); trying again")
+        note(f"\ngateway away ({retry.failure.details}); trying again")
 
 
 def print_way_back(error: StreamLostError) -> None:
     """How to get the rest of a request that may still be there."""
     if error.from_token:
-        way = f"specinfer attach {error.request_id} --from-token {error.from_token}"
+        way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
         note(f"\nthe rest, if a gateway has it: {way}")
 
 

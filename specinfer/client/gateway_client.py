@@ -17,7 +17,7 @@ import grpc
 from specinfer.client.answer import Answer, read_answer
 from specinfer.client.errors import RequestFailedError
 from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import Gateways, check_addresses, read_addresses
+from specinfer.client.gateways import CLOSED, Gateways, check_addresses, read_addresses
 from specinfer.client.request import new_request_id
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
 from specinfer.errors import InvalidInputError, UnavailableError
@@ -50,12 +50,13 @@ class GatewayClient:
             on_retry: is told of every failure that is not the end.
 
         Raises:
-            InvalidInputError: if there is no address, or an empty one.
+            InvalidInputError: if there is no address, or an empty one, or if the key cannot be sent.
         """
         read = read_addresses(addresses) if isinstance(addresses, str) else None
         self._gateways = Gateways(read or check_addresses(addresses, addresses), tls)
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = () if api_key is None else (("authorization", f"Bearer {_checked(api_key)}"),)
         self._patience, self._on_retry = patience or Patience(), on_retry
+        self._calls: set[_ReplyCall] = set()
 
     def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[Item, None]:
         """The pieces of an answer as they come, then its summary.
@@ -117,7 +118,9 @@ class GatewayClient:
         return reply
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; streams that are still read end with UnavailableError."""
+        for call in self._calls:
+            call.cancel()
         await self._gateways.close()
 
     async def __aenter__(self) -> Self:
@@ -144,6 +147,7 @@ class GatewayClient:
         while True:
             attempt = resume.call
             call = self._open(request, attempt)
+            self._calls.add(call)
             try:
                 while not isinstance(event := await _read(call), Failure):
                     self._gateways.first = attempt.address
@@ -153,6 +157,7 @@ class GatewayClient:
                         await _let_end(call)
                         return
             finally:
+                self._calls.discard(call)
                 call.cancel()
             retry = resume.failed(event, time.monotonic())
             self._on_retry(retry)
@@ -183,6 +188,13 @@ class GatewayClient:
         raise last
 
 
+def _checked(api_key: str) -> str:
+    """The key, if it can be sent; errors do not show it."""
+    if not api_key or not api_key.isascii() or not api_key.isprintable():
+        raise InvalidInputError("api_key", "...", "must be printable ASCII")
+    return api_key
+
+
 def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.GenerateRequest:
     """A copy that has an id, without which nobody could attach."""
     message = generation_pb2.GenerateRequest()
@@ -207,7 +219,7 @@ async def _read(call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
     except asyncio.CancelledError:
         if task.cancelling() > cancelled:
             raise
-        raise UnavailableError("the client was closed while a request was running") from None
+        raise UnavailableError(CLOSED) from None
     return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
 

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from specinfer.errors import InvalidInputError
+from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2_grpc
+
+CLOSED = "the client was closed"
 
 
 def read_addresses(text: str) -> tuple[str, ...]:
@@ -38,13 +40,17 @@ class Gateways:
         self.first = 0
         self._tls = tls
         self._channels: dict[int, grpc.aio.Channel] = {}
+        self._closed = False
 
     def stub(self, index: int) -> generation_pb2_grpc.GenerationStub:
         """Of one gateway.
 
         Raises:
             SettingError: if a file of TLS does not fit.
+            UnavailableError: after `close`.
         """
+        if self._closed:
+            raise UnavailableError(CLOSED)
         if index not in self._channels:
             self._channels[index] = open_channel(self.addresses[index], self._tls)
         return generation_pb2_grpc.GenerationStub(self._channels[index])  # type: ignore[no-untyped-call]
@@ -55,7 +61,7 @@ class Gateways:
         yield from ((self.first + turn) % count for turn in range(count))
 
     async def close(self) -> None:
-        """Closes all channels."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
+        """Closes all channels, for good."""
+        self._closed = True
+        for channel in self._channels.values():
             await channel.close()
