@@ -6,7 +6,7 @@ import pytest
 
 from specinfer.cli import bench
 from specinfer.cli.bench import BenchPlan, Turn, parts, run_bench, summarise
-from specinfer.cli.client import Answer
+from specinfer.client import Answer
 from specinfer.v1 import generation_pb2
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from specinfer.cli import bench, demo, show
 from specinfer.cli.bench import Run, Turn, summarise
-from specinfer.cli.client import Answer
 from specinfer.cli.show import answer_line, planner_words, print_runs
+from specinfer.client import Answer
 from specinfer.v1 import generation_pb2
 
 
