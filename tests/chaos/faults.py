@@ -1,0 +1,66 @@
+"""What is done to the system and when, drawn from a seed. Pure."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FaultKind(Enum):
+    """What happens."""
+
+    KILL = "kill"
+    """SIGKILL, and a new start after a moment."""
+    PAUSE = "pause"
+    """SIGSTOP, and SIGCONT later."""
+    DELAY = "delay"
+    """All that is sent over a connection is held back for a while."""
+    CUT = "cut"
+    """Connections are reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One of them."""
+
+    wait_s: float
+    """Since the fault before."""
+    kind: FaultKind
+    target: str
+    """A process for kills and pauses, a proxy for the others."""
+    seconds: float
+    """How long it lasts; for a kill the time until the new start."""
+
+
+def plan(
+    seed: int, count: int, processes: Sequence[str], links: Sequence[str], lease_s: float, interval_s: float
+) -> Iterator[Fault]:
+    """Draws faults: about one per interval, each of a random kind, lasting from a moment to three leases."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        kind = draw.choice(list(FaultKind))
+        targets = processes if kind in (FaultKind.KILL, FaultKind.PAUSE) else links
+        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0}.get(kind, 3 * lease_s)
+        yield Fault(
+            wait_s=min(draw.expovariate(1 / interval_s), 4 * interval_s),
+            kind=kind,
+            target=draw.choice(targets),
+            seconds=round(draw.uniform(min(0.05, longest), longest), 3),
+        )
+
+
+def longest_pauses(
+    faults: Sequence[tuple[float, str]], gaps: Sequence[tuple[float, float]], window_s: float = 0.5
+) -> Mapping[str, list[float]]:
+    """By kind, for each fault the longest time for which any client was given nothing, among those that began before
+    or shortly after it and ended after it.
+
+    Args:
+        faults: (time, kind).
+        gaps: (time of a piece, time of the next piece of the same stream).
+    """
+    found: dict[str, list[float]] = {}
+    for time, kind in faults:
+        around = [end - start for start, end in gaps if start < time + window_s and end > time]
+        found.setdefault(kind, []).append(max(around, default=0.0))
+    return found

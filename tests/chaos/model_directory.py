@@ -1,0 +1,19 @@
+"""A model as services load it from a directory: random, tiny, with a token per printable ASCII character."""
+
+import json
+from pathlib import Path
+
+from tests.system import CHAT_TEMPLATE, ascii_tokenizer
+from tests.tiny_models import tiny_transformers
+
+MOST_POSITIONS = 512
+
+
+def write_model(directory: Path, seed: int = 0) -> Path:
+    """Writes config, weights in float32 and tokenizer; returns the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model = tiny_transformers("llama", seed, max_position_embeddings=MOST_POSITIONS)
+    model.save_pretrained(directory)
+    ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return directory

@@ -1,0 +1,39 @@
+"""The requests that clients send: greedy and sampled, short and long, with stop strings and log-probabilities."""
+
+import random
+from dataclasses import dataclass, field
+
+from specinfer.v1 import common_pb2, generation_pb2
+from tests.system import text_of
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a client has been given."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: int = 0
+
+
+def make_orders(seed: int, count: int, longest: int) -> list[generation_pb2.GenerateRequest]:
+    """Different requests, drawn from a seed; their ids are left empty."""
+    draw = random.Random(seed)
+    return [_make_order(draw, number, longest) for number in range(count)]
+
+
+def _make_order(draw: random.Random, number: int, longest: int) -> generation_pb2.GenerateRequest:
+    prompt = text_of([draw.randrange(3, 97) for _ in range(draw.choice((3, 20, 60)))])
+    sampling = common_pb2.SamplingParams(temperature=0.0)
+    if number % 2:
+        sampling = common_pb2.SamplingParams(temperature=draw.choice((0.7, 1.0)), seed=draw.getrandbits(32), top_p=0.95)
+    letters = [chr(draw.randrange(ord("a"), ord("z") + 1)) for _ in range(2)]
+    return generation_pb2.GenerateRequest(
+        text=prompt,
+        max_new_tokens=draw.randrange(longest // 4, longest),
+        sampling=sampling,
+        stop_strings=["".join(letters), letters[0].upper()] if number % 4 == 3 else [],
+        ignore_eos=number % 8 != 2,
+        logprobs=number % 3 == 0,
+    )

@@ -1,0 +1,185 @@
+"""The system under test: Redis, verifiers, speculator services and gateways, each behind a proxy."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specinfer.cli.local import SERVICE_ENVIRONMENT
+from specinfer.cli.processes import free_ports
+from specinfer.cli.redis_server import find_redis_binary
+from tests.chaos.faults import Fault, FaultKind
+from tests.chaos.proxy import Proxy
+from tests.chaos.service import Service
+
+_ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+Flags = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of what a system is made."""
+
+    gateways: int = 2
+    verifiers: int = 2
+    speculators: tuple[str, ...] = ("ngram", "ssm")
+    """Drafters, a service of its own for each."""
+    lease_s: float = 1.0
+    max_batch: int = 16
+    gateway_flags: tuple[tuple[str, str], ...] = ()
+
+
+class ChaosSystem:
+    """Starts on entering, ends on leaving. Gateways reach Redis by a link each, everything else has one link."""
+
+    def __init__(self, shape: Shape, model: Path, directory: Path, clock: Callable[[], float]) -> None:
+        self.shape, self._model, self._directory, self._clock = shape, model, directory, clock
+        self.services: dict[str, Service] = {}
+        self.links: dict[str, Proxy] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._build()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the gateways, as clients reach them."""
+        return [self.links[name].address for name, s in self.services.items() if s.kind == "gateway"]
+
+    async def __aenter__(self) -> "ChaosSystem":
+        for proxy in self.links.values():
+            await proxy.start()
+        try:
+            for kinds in (("redis", "verifier", "speculator"), ("gateway",)):
+                chosen = [service for service in self.services.values() if service.kind in kinds]
+                for service in chosen:
+                    service.start()
+                await asyncio.gather(*(service.ready() for service in chosen))
+        except BaseException:  # nothing may stay behind
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        for service in reversed(self.services.values()):
+            service.resume()
+            await service.stop()
+        for proxy in self.links.values():
+            await proxy.stop()
+
+    def check(self) -> None:
+        """Raises UnavailableError if a process has ended by itself."""
+        for service in self.services.values():
+            service.check()
+        for task in self._restarts:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def settled(self) -> None:
+        """Waits until everything that was killed or stopped is back."""
+        await asyncio.gather(*self._restarts)
+
+    async def inject(self, fault: Fault) -> str | None:
+        """Does it; what it brings back later is done beside. Returns the kind for the report.
+
+        None if the target is down already, so that nothing was done.
+        """
+        if fault.kind in (FaultKind.CUT, FaultKind.DELAY):
+            proxy = self.links[fault.target]
+            if fault.kind is FaultKind.CUT:
+                if not proxy.cut():
+                    return None
+            else:
+                proxy.hold(fault.seconds)
+            return f"{fault.kind.value} {fault.target.split('-')[0]}"
+        service = self.services[fault.target]
+        if service.disturbed:
+            return None
+        service.disturbed = True
+        work = self._kill if fault.kind is FaultKind.KILL else self._pause
+        self._restarts.add(asyncio.create_task(work(service, fault.seconds)))
+        return f"{fault.kind.value} {service.kind}"
+
+    async def _kill(self, service: Service, down_s: float) -> None:
+        await service.kill()
+        await asyncio.sleep(down_s)
+        service.start()
+        await service.ready()
+        service.disturbed = False
+
+    async def _pause(self, service: Service, seconds: float) -> None:
+        service.pause()
+        await asyncio.sleep(seconds)
+        service.resume()
+        service.disturbed = False
+
+    def _build(self) -> None:
+        shape = self.shape
+        redis = self._add("redis", "redis", redis_command, {})
+        model = {"model": str(self._model), "threads": "1"}
+        verifier = model | {"dtype": "float32", "kv-tokens": "16384", "max-context-len": "512"}
+        verifiers = [self._serve(f"verifier-{n + 1}", "verifier", "verifier_svc", verifier) for n in range(shape.verifiers)]
+        speculators = []
+        for drafter in shape.speculators:
+            flags = {"drafter": drafter} | (model | {"dtype": "float32"} if "ssm" in drafter else {})
+            speculators.append(self._serve(f"speculator-{drafter}", "speculator", "speculator_svc", flags))
+        for n in range(shape.gateways):
+            link = self._link(f"redis-{n + 1}", redis.port)
+            flags = {
+                "model": str(self._model),
+                "verifiers": ",".join(self.links[s.name].address for s in verifiers),
+                "speculators": ",".join(self.links[s.name].address for s in speculators),
+                "redis-url": f"redis://{link.address}/0",
+                "lease-seconds": str(shape.lease_s),
+                "linger-seconds": "60",
+                "redis-patience-seconds": "120",
+                "verifier-patience-s": "120",
+                "start-timeout-s": "110",
+                "max-batch": str(shape.max_batch),
+                **dict(shape.gateway_flags),
+            }
+            self._serve(f"gateway-{n + 1}", "gateway", "gateway", flags)
+        del self.links["redis"]  # each gateway has its own
+
+    def _serve(self, name: str, kind: str, package: str, flags: Flags) -> Service:
+        def command(port: int, _: Path) -> list[str]:
+            parts = [part for key, value in flags.items() for part in (f"--{key}", value)]
+            return [sys.executable, "-m", package, "--listen", f"127.0.0.1:{port}", *parts]
+
+        return self._add(name, kind, command, _ENVIRONMENT)
+
+    def _add(
+        self, name: str, kind: str, command: Callable[[int, Path], list[str]], environment: Flags
+    ) -> Service:
+        (port,) = free_ports(1)
+        service = Service(name, kind, port, command(port, self._directory), self._directory, environment)
+        self.services[name] = service
+        self._link(name, port)
+        return service
+
+    def _link(self, name: str, target_port: int) -> Proxy:
+        (port,) = free_ports(1)
+        self.links[name] = Proxy(name, port, target_port, self._clock)
+        return self.links[name]
+
+
+def redis_command(port: int, directory: Path) -> list[str]:
+    """A Redis that loses nothing when its process is killed.
+
+    Redis writes its append-only file before it answers, and what was written the kernel has, whatever becomes of the
+    process. Only with `appendfsync everysec` does it answer first: it puts the write off for up to two seconds while an
+    earlier fsync is under way. `no` never does, and that the machine stays up is part of this test; where machines may
+    fail, `always` is needed.
+    """
+    options = {
+        "bind": "127.0.0.1",
+        "port": str(port),
+        "dir": str(directory),
+        "save": "",
+        "appendonly": "yes",
+        "appendfsync": "no",
+        "daemonize": "no",
+    }
+    return [find_redis_binary(), *(part for key, value in options.items() for part in (f"--{key}", value))]
