@@ -1,4 +1,4 @@
-"""Single services on loopback: real gRPC servers around tiny models and scripted drafters, without Redis and gateway."""
+"""Single services on loopback: real gRPC servers around tiny models and scripted drafters, no gateway."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

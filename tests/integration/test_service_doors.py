@@ -1,5 +1,5 @@
-"""What a message may hold at the doors of verifier and speculator service: a bad entry costs itself, a fault of ours
-its step; neither costs the stream."""
+"""What a message may hold at the doors of verifier and speculator service: a bad entry costs itself, a fault
+of ours its step; neither costs the stream."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -188,7 +188,7 @@ def drafting(entries: Iterable[speculator_pb2.DraftEntry], client: str = "") -> 
 
 async def test_a_bad_entry_at_the_speculators_costs_itself() -> None:
     drafter = ScriptedDrafter(first(1))
-    async with speculator_service({"a": drafter}) as (address, engine), open_channel(address) as channel:
+    async with speculator_service({"a": drafter}) as (address, _engine), open_channel(address) as channel:
         stub = speculator_pb2_grpc.SpeculatorStub(channel)
         bad = {name: draft_entry(name, **fields) for name, fields in BAD_AT_THE_SPECULATORS.items()}
         served = {name: draft_entry(name, **fields) for name, fields in SERVED_BY_THE_SPECULATORS.items()}
@@ -209,11 +209,13 @@ async def test_a_bad_entry_at_the_speculators_costs_itself() -> None:
 
 async def test_tokens_that_no_drafter_can_hold_cost_their_entry() -> None:
     """A drafter without a vocabulary of its own is told any token."""
-    async with speculator_service({"a": ScriptedDrafter(first(1))}) as (address, _):
-        async with open_channel(address) as channel:
-            stub = speculator_pb2_grpc.SpeculatorStub(channel)
-            entries = [draft_entry("huge", delta_token_ids=[HUGE]), draft_entry("good")]
-            (reply,) = await one_reply(stub.Draft, drafting(entries))
+    async with (
+        speculator_service({"a": ScriptedDrafter(first(1))}) as (address, _),
+        open_channel(address) as channel,
+    ):
+        stub = speculator_pb2_grpc.SpeculatorStub(channel)
+        entries = [draft_entry("huge", delta_token_ids=[HUGE]), draft_entry("good")]
+        (reply,) = await one_reply(stub.Draft, drafting(entries))
     assert [[d.status for d in r.drafts] for r in reply.entries] == [[ERROR], [OK]]
 
 
@@ -227,10 +229,12 @@ async def test_a_faulty_drafter_costs_its_drafts(fault: str) -> None:
         raise TypeError("a fault of the drafter")
 
     drafter.draft = draft  # type: ignore[method-assign]
-    async with speculator_service({"bad": drafter, "good": good}) as (address, _):
-        async with open_channel(address) as channel:
-            stub = speculator_pb2_grpc.SpeculatorStub(channel)
-            (reply,) = await one_reply(stub.Draft, drafting([draft_entry("r"), draft_entry("s")]))
+    async with (
+        speculator_service({"bad": drafter, "good": good}) as (address, _),
+        open_channel(address) as channel,
+    ):
+        stub = speculator_pb2_grpc.SpeculatorStub(channel)
+        (reply,) = await one_reply(stub.Draft, drafting([draft_entry("r"), draft_entry("s")]))
     assert [[(d.speculator, d.status) for d in r.drafts] for r in reply.entries] == [
         [(0, ERROR), (1, OK)]
     ] * 2
@@ -260,25 +264,27 @@ async def test_a_fault_of_the_speculator_service_costs_its_step(monkeypatch: pyt
 
 async def test_clients_with_the_same_request_id_do_not_meet() -> None:
     drafter = ScriptedDrafter(first(1))
-    async with speculator_service({"a": drafter}, instance_id="one") as (address, engine):
-        async with open_channel(address) as channel:
-            stub = speculator_pb2_grpc.SpeculatorStub(channel)
-            replies = []
-            for client, delta in (("x", [5, 6]), ("y", [7, 8, 9])):
-                entry = draft_entry("r", delta_token_ids=delta)
-                replies += await one_reply(stub.Draft, drafting([entry], client))
-            for client, base in (("x", 2), ("y", 3)):
-                entry = draft_entry("r", base_len=base, delta_token_ids=[1])
-                replies += await one_reply(stub.Draft, drafting([entry], client))
-            assert [(r.entries[0].request_id, r.entries[0].status) for r in replies] == [("r", OK)] * 4
-            assert [list(job.context) for job in drafter.jobs[-2:]] == [[5, 6, 1], [7, 8, 9, 1]]
-            assert {reply.instance_id for reply in replies} == {"one"}
-            gone = await stub.Release(common_pb2.ReleaseRequest(request_ids=["r"], client="x"))
-            assert (gone.released, engine.held_requests) == (1, 1)
-            (kept,) = await one_reply(
-                stub.Draft, drafting([draft_entry("r", base_len=4, delta_token_ids=[2])], "y")
-            )
-            assert kept.entries[0].status == OK
+    async with (
+        speculator_service({"a": drafter}, instance_id="one") as (address, engine),
+        open_channel(address) as channel,
+    ):
+        stub = speculator_pb2_grpc.SpeculatorStub(channel)
+        replies = []
+        for client, delta in (("x", [5, 6]), ("y", [7, 8, 9])):
+            entry = draft_entry("r", delta_token_ids=delta)
+            replies += await one_reply(stub.Draft, drafting([entry], client))
+        for client, base in (("x", 2), ("y", 3)):
+            entry = draft_entry("r", base_len=base, delta_token_ids=[1])
+            replies += await one_reply(stub.Draft, drafting([entry], client))
+        assert [(r.entries[0].request_id, r.entries[0].status) for r in replies] == [("r", OK)] * 4
+        assert [list(job.context) for job in drafter.jobs[-2:]] == [[5, 6, 1], [7, 8, 9, 1]]
+        assert {reply.instance_id for reply in replies} == {"one"}
+        gone = await stub.Release(common_pb2.ReleaseRequest(request_ids=["r"], client="x"))
+        assert (gone.released, engine.held_requests) == (1, 1)
+        (kept,) = await one_reply(
+            stub.Draft, drafting([draft_entry("r", base_len=4, delta_token_ids=[2])], "y")
+        )
+        assert kept.entries[0].status == OK
 
 
 async def test_a_verifier_serves_the_latest_lease() -> None:

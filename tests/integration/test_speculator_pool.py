@@ -86,7 +86,7 @@ async def test_another_process_is_noticed_at_its_first_answer_and_described_agai
     """It took over while nobody looked: the connection is the same to all appearance."""
     drafter = guess(1)
     async with AsyncExitStack() as stack:
-        address, engine = await stack.enter_async_context(
+        address, _engine = await stack.enter_async_context(
             speculator_service({"a": drafter}, instance_id="one")
         )
         pool = await stack.enter_async_context(pool_of(address))
@@ -127,10 +127,10 @@ async def test_two_speculators_of_one_name_are_told_apart() -> None:
     async with (
         speculator_service({"a": guess(1)}) as (one, _),
         speculator_service({"a": guess(2)}) as (two, _),
+        pool_of(one, two) as pool,
     ):
-        async with pool_of(one, two) as pool:
-            assert pool.names == ["a", "a"]
-            assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
+        assert pool.names == ["a", "a"]
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
 
 
 async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
@@ -141,7 +141,7 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
     async with pool_of(address) as pool:
         async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="theirs", listen=address) as (
             _,
-            engine,
+            _engine,
         ):
             await until(lambda: any("stays out" in r.getMessage() for r in caplog.records))
             await asyncio.sleep(0.3)  # it is tried again some six times
@@ -203,11 +203,13 @@ async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_re
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_draws_that_were_not_announced_are_malformed(trusted: bool) -> None:
     policy = replace(POLICY, trust_draws=trusted)
-    async with speculator_service({"a": drawing(draws=False)}) as (address, _):
-        async with pool_of(address, policy=policy) as pool:
-            entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("g", PROMPT)]
-            assert set((await draft(pool, entries)).trees) == {"g"}
-            assert pool.services[0].counters.malformed == 1
+    async with (
+        speculator_service({"a": drawing(draws=False)}) as (address, _),
+        pool_of(address, policy=policy) as pool,
+    ):
+        entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("g", PROMPT)]
+        assert set((await draft(pool, entries)).trees) == {"g"}
+        assert pool.services[0].counters.malformed == 1
 
 
 async def test_trusted_draws_are_taken() -> None:
@@ -218,12 +220,14 @@ async def test_trusted_draws_are_taken() -> None:
 
 
 async def test_a_tree_over_its_share_of_the_message_is_malformed() -> None:
-    async with speculator_service({"a": guess(1)}) as (address, _):
-        async with pool_of(address, policy=replace(POLICY, step_bytes=400)) as pool:
-            assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
-            entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
-            assert not (await draft(pool, entries)).trees, "four share what one had"
-            assert pool.services[0].counters.malformed == 4
+    async with (
+        speculator_service({"a": guess(1)}) as (address, _),
+        pool_of(address, policy=replace(POLICY, step_bytes=400)) as pool,
+    ):
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+        entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
+        assert not (await draft(pool, entries)).trees, "four share what one had"
+        assert pool.services[0].counters.malformed == 4
 
 
 async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,17 +268,20 @@ async def test_an_answer_to_another_step_loses_the_service_for_a_while(
 async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
     drafter = guess(1)
     policies = [replace(POLICY, client=name) for name in "xy"]
-    async with speculator_service({"a": drafter}) as (address, engine):
-        async with pool_of(address, policy=policies[0]) as x, pool_of(address, policy=policies[1]) as y:
-            mine, theirs = step_entry("r", PROMPT), step_entry("r", [8, 9])
-            for _ in range(3):
-                for pool, entry in ((x, mine), (y, theirs)):
-                    assert firsts(await draft(pool, [entry])) == {0: 1}
-                    assert list(drafter.jobs[-1].context) == entry.state.tokens
-                    entry.state.tokens.append(1)
-            await x.release(["r"])
-            assert engine.held_requests == 1
-            assert firsts(await draft(y, [theirs])) == {0: 1}, "it was not asked for everything again"
+    async with (
+        speculator_service({"a": drafter}) as (address, engine),
+        pool_of(address, policy=policies[0]) as x,
+        pool_of(address, policy=policies[1]) as y,
+    ):
+        mine, theirs = step_entry("r", PROMPT), step_entry("r", [8, 9])
+        for _ in range(3):
+            for pool, entry in ((x, mine), (y, theirs)):
+                assert firsts(await draft(pool, [entry])) == {0: 1}
+                assert list(drafter.jobs[-1].context) == entry.state.tokens
+                entry.state.tokens.append(1)
+        await x.release(["r"])
+        assert engine.held_requests == 1
+        assert firsts(await draft(y, [theirs])) == {0: 1}, "it was not asked for everything again"
     assert PoolPolicy(1.0, 1, "").client != PoolPolicy(1.0, 1, "").client
 
 

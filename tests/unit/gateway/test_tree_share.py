@@ -15,7 +15,8 @@ LARGEST_TOKEN = 2**31 - 1
 
 
 def fan(speculator: int, nodes: int, support: int) -> TokenTree:
-    """A root with `nodes` children, each drawn with a proposal of its own from a q of so many large token ids."""
+    """A root with `nodes` children, each drawn with a proposal of its own from a q of so many large token
+    ids."""
     tokens = np.arange(LARGEST_TOKEN - nodes + 1, LARGEST_TOKEN + 1, dtype=np.int64).astype(np.int32)
     ids = np.arange(LARGEST_TOKEN - support + 1, LARGEST_TOKEN + 1, dtype=np.int64).astype(np.int32)
     q = np.full(support, 1 / support, np.float32)
