@@ -30,9 +30,9 @@ _BROKEN_CONNECTION = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 class ChangedError(Exception):
     """What a client was given cannot be so; `kind` is one of "lost", "repeated", "changed"."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, tokens: int, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.tokens = kind, tokens
 
 
 class UnfinishedError(Exception):
@@ -132,7 +132,11 @@ def take(reply: generation_pb2.GenerateReply, outcome: Outcome) -> None:
     have = len(outcome.tokens)
     if (reply.token_ids or not reply.HasField("summary")) and reply.position != have:
         kind = "lost" if reply.position > have else "repeated"
-        raise ChangedError(kind, f"{reply.request_id}: position {reply.position} after {have} tokens")
+        raise ChangedError(
+            kind,
+            abs(reply.position - have),
+            f"{reply.request_id}: position {reply.position} after {have} tokens",
+        )
     outcome.tokens.extend(reply.token_ids)
     outcome.logprobs.extend(reply.logprobs)
     outcome.text += reply.text
@@ -140,7 +144,9 @@ def take(reply: generation_pb2.GenerateReply, outcome: Outcome) -> None:
         outcome.finish = reply.summary.finish_reason
         if reply.summary.new_tokens != len(outcome.tokens):
             told, has = reply.summary.new_tokens, len(outcome.tokens)
-            raise ChangedError("lost", f"{reply.request_id}: the summary tells of {told} tokens, {has} came")
+            raise ChangedError(
+                "lost", abs(told - has), f"{reply.request_id}: the summary tells of {told} tokens, {has} came"
+            )
 
 
 def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
@@ -152,7 +158,14 @@ def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
     for name in ("tokens", "text", "finish", "logprobs"):
         found, wanted = getattr(outcome, name), getattr(expected, name)
         if found != wanted:
-            raise ChangedError("changed", f"{request_id}: {name} = {found}, undisturbed {wanted}")
+            message = f"{request_id}: {name} = {found}, undisturbed {wanted}"
+            raise ChangedError("changed", _differing(outcome.tokens, expected.tokens), message)
+
+
+def _differing(found: list[int], wanted: list[int]) -> int:
+    """Tokens that are not the same, at least one: if nothing else, the text or the end is another."""
+    differing = sum(a != b for a, b in zip(found, wanted, strict=False))
+    return max(1, differing + abs(len(found) - len(wanted)))
 
 
 def _curable(error: grpc.aio.AioRpcError) -> bool:

@@ -27,7 +27,9 @@ def _make_order(draw: random.Random, number: int, longest: int) -> generation_pb
     prompt = text_of([draw.randrange(3, 97) for _ in range(draw.choice((3, 20, 60)))])
     sampling = common_pb2.SamplingParams(temperature=0.0)
     if number % 2:
-        sampling = common_pb2.SamplingParams(temperature=draw.choice((0.7, 1.0)), seed=draw.getrandbits(32), top_p=0.95)
+        sampling = common_pb2.SamplingParams(
+            temperature=draw.choice((0.7, 1.0)), seed=draw.getrandbits(32), top_p=0.95
+        )
     letters = [chr(draw.randrange(ord("a"), ord("z") + 1)) for _ in range(2)]
     return generation_pb2.GenerateRequest(
         text=prompt,

@@ -19,7 +19,13 @@ class Service:
     """A process that listens on one port of loopback."""
 
     def __init__(
-        self, name: str, kind: str, port: int, command: Sequence[str], logs: Path, environment: Mapping[str, str]
+        self,
+        name: str,
+        kind: str,
+        port: int,
+        command: Sequence[str],
+        logs: Path,
+        environment: Mapping[str, str],
     ) -> None:
         self.name, self.kind, self.port = name, kind, port
         self._command, self._logs, self._environment = command, logs, environment
@@ -74,4 +80,5 @@ class Service:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._child is not None:
-            os.kill(self._child.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # `check` tells of one that has ended
+                os.kill(self._child.pid, number)

@@ -119,8 +119,11 @@ class ChaosSystem:
         shape = self.shape
         redis = self._add("redis", "redis", redis_command, {})
         model = {"model": str(self._model), "threads": "1"}
-        verifier = model | {"dtype": "float32", "kv-tokens": "16384", "max-context-len": "512"}
-        verifiers = [self._serve(f"verifier-{n + 1}", "verifier", "verifier_svc", verifier) for n in range(shape.verifiers)]
+        verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
+        verifiers = [
+            self._serve(f"verifier-{n + 1}", "verifier", "verifier_svc", verifier)
+            for n in range(shape.verifiers)
+        ]
         speculators = []
         for drafter in shape.speculators:
             flags = {"drafter": drafter} | (model | {"dtype": "float32"} if "ssm" in drafter else {})

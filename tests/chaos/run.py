@@ -1,0 +1,150 @@
+"""One run: an undisturbed pass over all orders, then clients and faults side by side, then the reckoning."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specinfer.errors import SpecInferError
+from specinfer.v1 import generation_pb2
+from tests.chaos.client import ChangedError, Client, UnfinishedError, Watch, compare
+from tests.chaos.faults import plan
+from tests.chaos.orders import Outcome, make_orders
+from tests.chaos.report import Report
+from tests.chaos.system import ChaosSystem, Shape
+
+_PROGRESS_S = 5.0
+_RESTARTS_MAY_TAKE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What to do, and how much of it."""
+
+    faults: int
+    seed: int
+    clients: int = 32
+    interval_s: float = 1.5
+    """Mean time between faults."""
+    orders: int = 48
+    """Different requests."""
+    longest: int = 240
+    """Most tokens of a request."""
+    patience_s: float = 150.0
+    """Time after which a request counts as unfinished."""
+    shape: Shape = field(default_factory=Shape)
+
+
+class ChaosRun:
+    """Its report fills while it runs."""
+
+    def __init__(self, options: RunOptions, say: Callable[[str], None] = print) -> None:
+        self.options, self._say = options, say
+        self.report, self.watch = Report(), Watch(time.monotonic)
+        self._expected: list[Outcome] = []
+        self._over = asyncio.Event()
+
+    async def run(self, model: Path, directory: Path) -> Report:
+        """Does all of it.
+
+        Raises:
+            UnavailableError: if the system does not start.
+        """
+        options = self.options
+        orders = make_orders(options.seed, options.orders, options.longest)
+        async with ChaosSystem(options.shape, model, directory, time.monotonic) as system:
+            self._say(f"seed {options.seed}: {', '.join(system.services)} are up; logs in {directory}")
+            clients = [
+                Client(system.addresses, self.watch, options.patience_s) for _ in range(options.clients)
+            ]
+            try:
+                await self._undisturbed(clients, orders)
+                await self._disturbed(system, clients, orders)
+            finally:
+                self.report.retries = sum(client.retries for client in clients)
+                for client in clients:
+                    await client.close()
+        return self.report
+
+    async def _undisturbed(
+        self, clients: Sequence[Client], orders: Sequence[generation_pb2.GenerateRequest]
+    ) -> None:
+        waiting = list(range(len(orders)))
+        found: dict[int, Outcome] = {}
+
+        async def work(client: Client) -> None:
+            while waiting:
+                number = waiting.pop(0)
+                found[number] = await client.follow(orders[number])
+
+        await asyncio.gather(*(work(client) for client in clients))
+        self._expected = [found[number] for number in range(len(orders))]
+        self.watch.gaps.clear()
+        self._say(f"undisturbed: {len(orders)} requests, {sum(len(o.tokens) for o in self._expected)} tokens")
+
+    async def _disturbed(
+        self,
+        system: ChaosSystem,
+        clients: Sequence[Client],
+        orders: Sequence[generation_pb2.GenerateRequest],
+    ) -> None:
+        progress = asyncio.create_task(self._tell(system))
+        work = [
+            asyncio.create_task(self._serve(client, orders, random.Random(f"{self.options.seed} {n}")))
+            for n, client in enumerate(clients)
+        ]
+        try:
+            await self._inject(system)
+            async with asyncio.timeout(_RESTARTS_MAY_TAKE_S):
+                await system.settled()
+            self._over.set()
+            await asyncio.gather(*work)
+            system.check()
+        except (SpecInferError, TimeoutError) as error:
+            self.report.problem("unfinished", 1, f"{type(error).__name__}: {error}")
+        finally:
+            for task in (progress, *work):
+                task.cancel()
+            await asyncio.gather(progress, *work, return_exceptions=True)
+
+    async def _inject(self, system: ChaosSystem) -> None:
+        options = self.options
+        processes, links = list(system.services), list(system.links)
+        draw = random.Random(options.seed)
+        while (missing := options.faults - self.report.faults.total()) > 0:
+            seed = draw.getrandbits(32)
+            for fault in plan(seed, missing, processes, links, options.shape.lease_s, options.interval_s):
+                await asyncio.sleep(fault.wait_s)
+                system.check()
+                kind = await system.inject(fault)
+                if kind is not None:
+                    self.report.fault(self.watch.clock(), kind)
+
+    async def _serve(
+        self, client: Client, orders: Sequence[generation_pb2.GenerateRequest], draw: random.Random
+    ) -> None:
+        while not self._over.is_set():
+            number = draw.randrange(len(orders))
+            try:
+                outcome = await client.follow(orders[number])
+                compare(f"order {number}", outcome, self._expected[number])
+                self.report.requests += 1
+                self.report.tokens += len(outcome.tokens)
+            except ChangedError as error:
+                self.report.problem(error.kind, error.tokens, str(error))
+            except UnfinishedError as error:
+                self.report.problem("unfinished", 1, str(error))
+
+    async def _tell(self, system: ChaosSystem) -> None:
+        began = self.watch.clock()
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            report = self.report
+            down = [name for name, service in system.services.items() if service.disturbed]
+            self._say(
+                f"{self.watch.clock() - began:6.0f} s: {report.faults.total()} faults,"
+                f" {report.requests} requests, {report.tokens} tokens, {len(report.problems)} problems"
+                + (f"; down: {', '.join(down)}" if down else "")
+            )
