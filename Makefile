@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types proto bench bench-acceptance clean
+.PHONY: help demo test test-fast lint types proto bench bench-acceptance chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,11 @@ bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.acceptance
 	$(BIN)/python -m benchmarks.end_to_end
+
+CHAOS_FAULTS ?= 100
+CHAOS_SEED   ?=
+chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every token (CHAOS_FAULTS=N, CHAOS_SEED=S)
+	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
 	$(BIN)/python tests/generate_proto.py

@@ -1,4 +1,4 @@
-"""A client that believes nothing: it checks the position of every piece, and goes on at another gateway itself.
+"""A client that believes nothing: it checks the position of every piece and goes on at another gateway.
 
 It stands beside the client of `specinfer.client`, which would silently drop what comes twice.
 """
@@ -77,7 +77,7 @@ class Client:
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(order)
         request.request_id = secrets.token_hex(8)
-        outcome, deadline = Outcome(), self._watch.clock() + self._patience_s
+        outcome, deadline = Outcome(request_id=request.request_id), self._watch.clock() + self._patience_s
         failure = "nothing was said"
         while self._watch.clock() < deadline:
             try:
@@ -155,11 +155,21 @@ def compare(request_id: str, outcome: Outcome, expected: Outcome) -> None:
     Raises:
         ChangedError: if anything is not the same.
     """
-    for name in ("tokens", "text", "finish", "logprobs"):
-        found, wanted = getattr(outcome, name), getattr(expected, name)
-        if found != wanted:
-            message = f"{request_id}: {name} = {found}, undisturbed {wanted}"
-            raise ChangedError("changed", _differing(outcome.tokens, expected.tokens), message)
+    if outcome == expected:
+        return
+    at = next(
+        (
+            n
+            for n, pair in enumerate(zip(outcome.tokens, expected.tokens, strict=False))
+            if len(set(pair)) > 1
+        ),
+        -1,
+    )
+    pairs = [
+        (len(o.tokens), o.tokens[-5:], o.text[-10:], o.finish, o.logprobs[-3:]) for o in (outcome, expected)
+    ]
+    message = f"{request_id}: first differing token {at}; ends {pairs[0]}, undisturbed {pairs[1]}"
+    raise ChangedError("changed", _differing(outcome.tokens, expected.tokens), message)
 
 
 def _differing(found: list[int], wanted: list[int]) -> int:

@@ -52,8 +52,9 @@ def plan(
 def longest_pauses(
     faults: Sequence[tuple[float, str]], gaps: Sequence[tuple[float, float]], window_s: float = 0.5
 ) -> Mapping[str, list[float]]:
-    """By kind, for each fault the longest time for which any client was given nothing, among those that began before
-    or shortly after it and ended after it.
+    """By kind, for each fault the longest time for which any client was given nothing.
+
+    Only times count that began before the fault or shortly after it and ended after it.
 
     Args:
         faults: (time, kind).

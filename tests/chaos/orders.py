@@ -1,4 +1,4 @@
-"""The requests that clients send: greedy and sampled, short and long, with stop strings and log-probabilities."""
+"""The requests of clients: greedy and sampled, short and long, with stop strings and log-probabilities."""
 
 import random
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ class Outcome:
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
     finish: int = 0
+    request_id: str = field(default="", compare=False)
 
 
 def make_orders(seed: int, count: int, longest: int) -> list[generation_pb2.GenerateRequest]:

@@ -1,7 +1,7 @@
 """A TCP proxy between two processes of the system, which can hold back what is sent and cut connections.
 
-What was read before a sender gave up is still delivered, late: a message on a slow network does not know that nobody
-waits for it any more.
+What was read before a sender gave up is still delivered, late: a message on a slow network does not know that
+nobody waits for it any more.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ class Proxy:
         self._held_until = 0.0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
-        self.connections = 0
-        """Made since it started."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -35,7 +34,11 @@ class Proxy:
         """Ends all connections and listens no more."""
         if self._server is not None:
             self._server.close()
+        self._held_until = 0.0
         self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hold(self, seconds: float) -> None:
         """Holds back what is sent, both ways, for some time; then all of it arrives."""
@@ -49,20 +52,25 @@ class Proxy:
         self._open.clear()
         return count
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
+        ends = [writer]
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._target_port)
+            there_reader, there = await asyncio.open_connection("127.0.0.1", self._target_port)
+            self._open.add(there)
+            ends.append(there)
+            await asyncio.gather(self._pump(reader, there), self._pump(there_reader, writer))
         except OSError:
             writer.transport.abort()  # as if nothing listened here
-            self._open.discard(writer)
-            return
-        self._open.add(there[1])
-        await asyncio.gather(self._pump(reader, there[1]), self._pump(there[0], writer))
-        for end in (writer, there[1]):
-            self._open.discard(end)
-            end.close()
+        finally:
+            self._open.difference_update(ends)
+            for end in ends:
+                end.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # one end was cut: the other learns it from the end of its data
@@ -76,5 +84,5 @@ class Proxy:
         writer.transport.abort()
 
     async def _wait_while_held(self) -> None:
-        while (seconds := self._held_until - self._clock()) > 0:
+        while (seconds := self._held_until - self._clock()) > 0:  # noqa: ASYNC110  # a time, no event
             await asyncio.sleep(seconds)

@@ -129,7 +129,7 @@ class ChaosRun:
             number = draw.randrange(len(orders))
             try:
                 outcome = await client.follow(orders[number])
-                compare(f"order {number}", outcome, self._expected[number])
+                compare(f"order {number}, {outcome.request_id}", outcome, self._expected[number])
                 self.report.requests += 1
                 self.report.tokens += len(outcome.tokens)
             except ChangedError as error:

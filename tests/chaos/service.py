@@ -1,18 +1,28 @@
-"""One process of the system, as faults see it: it can be killed, stopped for a while, and started again."""
+"""One process of the system, as faults see it: it can be killed, stopped for a while, and started again.
+
+`specinfer.cli.processes.Child` forks to set what happens when the parent ends. Here the parent talks gRPC,
+whose handlers of forks now and then abort the child, so the child sets it itself.
+"""
 
 import asyncio
 import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specinfer.cli.processes import Child
 from specinfer.errors import UnavailableError
 
 _START_TIMEOUT_S = 120.0
 _LOOK_S = 0.05
+_END_S = 10.0
+_DIES_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""1 is PR_SET_PDEATHSIG, 9 is SIGKILL."""
 
 
 class Service:
@@ -29,16 +39,28 @@ class Service:
     ) -> None:
         self.name, self.kind, self.port = name, kind, port
         self._command, self._logs, self._environment = command, logs, environment
-        self._child: Child | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
         self.disturbed = False
         """Killed or stopped and not back yet."""
 
+    @property
+    def log(self) -> Path:
+        """Of the latest start; each has its own."""
+        return self._logs / f"{self.name}-{self.starts}.log"
+
     def start(self) -> None:
-        """Starts it; every start has a log of its own."""
-        log = self._logs / f"{self.name}-{self.starts}.log"
-        self._child = Child(self.name, self._command, log, self._environment)
+        """Starts it."""
         self.starts += 1
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-c", _DIES_WITH_PARENT, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._environment},
+                start_new_session=True,
+            )
 
     async def ready(self) -> None:
         """Waits until it listens.
@@ -54,15 +76,17 @@ class Service:
         raise UnavailableError(f"{self.name} does not listen after {_START_TIMEOUT_S:.0f} s")
 
     def check(self) -> None:
-        """Raises UnavailableError if it has ended by itself."""
-        if self._child is not None:
-            self._child.check()
+        """Raises UnavailableError with the end of its log if it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            end = self.log.read_text(errors="replace")[-300:]
+            raise UnavailableError(f"{self.name} ended with code {self._process.returncode}: {end}")
 
     async def kill(self) -> None:
         """Ends it at once, without a chance to say anything."""
-        if self._child is not None:
-            child, self._child = self._child, None
-            await asyncio.to_thread(child.kill)
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
     def pause(self) -> None:
         """Stops it: it holds its connections and says nothing."""
@@ -74,11 +98,14 @@ class Service:
 
     async def stop(self) -> None:
         """Ends it in order; kills it if that takes too long."""
-        if self._child is not None:
-            self._child.terminate()
-            await asyncio.to_thread(self._child.join, 10.0)
+        if self._process is not None:
+            self._signal(signal.SIGTERM)
+            try:
+                await asyncio.to_thread(self._process.wait, _END_S)
+            except subprocess.TimeoutExpired:
+                await self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._child is not None:
+        if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # `check` tells of one that has ended
-                os.kill(self._child.pid, number)
+                os.kill(self._process.pid, number)

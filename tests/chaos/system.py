@@ -31,7 +31,7 @@ class Shape:
 
 
 class ChaosSystem:
-    """Starts on entering, ends on leaving. Gateways reach Redis by a link each, everything else has one link."""
+    """Starts on entering, ends on leaving. Gateways reach Redis by a link each; all others have one link."""
 
     def __init__(self, shape: Shape, model: Path, directory: Path, clock: Callable[[], float]) -> None:
         self.shape, self._model, self._directory, self._clock = shape, model, directory, clock
@@ -171,10 +171,10 @@ class ChaosSystem:
 def redis_command(port: int, directory: Path) -> list[str]:
     """A Redis that loses nothing when its process is killed.
 
-    Redis writes its append-only file before it answers, and what was written the kernel has, whatever becomes of the
-    process. Only with `appendfsync everysec` does it answer first: it puts the write off for up to two seconds while an
-    earlier fsync is under way. `no` never does, and that the machine stays up is part of this test; where machines may
-    fail, `always` is needed.
+    Redis writes its append-only file before it answers, and what was written the kernel has, whatever
+    becomes of the process. Only with `appendfsync everysec` may it answer first: it puts the write off for up
+    to two seconds while an earlier fsync is under way. `no` never does. That the machine stays up is part of
+    this test; where machines may fail, `always` is needed.
     """
     options = {
         "bind": "127.0.0.1",
