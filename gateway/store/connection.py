@@ -72,6 +72,7 @@ class RedisConnection:
     async def close(self) -> None:
         """Closes the connections."""
         await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()  # those of calls that were cancelled, too
 
 
 @cache
