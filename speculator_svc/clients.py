@@ -1,5 +1,4 @@
-"""Clients told apart: the contexts of two gateways differ even where both call a request by the same id.
-Pure."""
+"""Clients told apart: two gateways may call different requests by the same id. Pure."""
 
 
 def own_id(client: str, request_id: str) -> str:

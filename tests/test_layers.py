@@ -168,6 +168,10 @@ PURE = (
     *("room", "scheduler", "step", "verdicts"),
 )
 FORBIDDEN_STDLIB = {
+    **{
+        f"gateway.clients.{name}": {"asyncio", "time"}
+        for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
+    },
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }

@@ -1,5 +1,4 @@
-"""A short name for a model's weights and configuration: equal for equal files, another one as soon as they
-differ.
+"""A short name for a model's weights and configuration: equal for equal files, different for different ones.
 
 A model of 140 GB must not take minutes, so of the data of every tensor only three samples are read: another
 checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of
@@ -81,8 +80,9 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
         raise IncompatibleError(
             f"{path}: not a safetensors file (its header would end at byte {start} of {size})"
         )
+    tensors = _tensors(path, file.read(start - 8))
     yield 0, start
-    for first, last in _tensors(path, file.read(start - 8)):
+    for first, last in tensors:
         yield from _spread((start + first, start + last), _SAMPLES_OF_A_TENSOR)
 
 
