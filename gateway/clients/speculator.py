@@ -26,6 +26,9 @@ from specinfer.wire.tree_codec import decode_tree
 
 log = logging.getLogger(__name__)
 
+MAX_REASON = 200
+"""Characters of a service's message that are logged."""
+
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
 
@@ -150,7 +153,7 @@ class SpeculatorService:
                     raise MalformedTreeError("tree.proposals", "drawn", "it says that it does not draw")
                 found[speculator] = tree
             except MalformedTreeError as error:
-                self._fail(speculator, f"malformed tree: {error}")
+                self._fail(speculator, f"malformed tree: {error.for_logs}")
                 self.counters.malformed += 1
         return list(found.items())
 
@@ -166,8 +169,9 @@ class SpeculatorService:
             described = self.description.speculators if self.description else ()
             names = dict(zip(self.members, (each.name for each in described), strict=False))
             who, count = names.get(speculator, f"number {speculator}"), self.failures[speculator]
+            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
             log.warning(
-                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, why
+                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
