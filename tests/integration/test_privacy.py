@@ -45,9 +45,9 @@ def quotes(kind: type[Exception]) -> Any:
 
 
 def malformed(job: DraftJob) -> TokenTree:
-    """Two children with one token, after the context's own tokens."""
-    tokens = np.array([job.context[-1], *job.context[-3:], job.context[-1]], np.int32)
-    return TokenTree(tokens, np.array([-1, 0, 0, 0, 0], np.int32), (), np.ones(5, np.float32))
+    """Two children with one token, beside others from the context."""
+    tokens = np.array([job.context[-1], *job.context[-5:], job.context[-1]], np.int32)
+    return TokenTree(tokens, np.array([-1, *[0] * 6], np.int32), (), np.ones(7, np.float32))
 
 
 DRAFTERS = {
