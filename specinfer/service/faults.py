@@ -5,6 +5,7 @@ gRPC by itself writes the whole exception into its log and into the status that 
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -60,8 +61,9 @@ def _guarded(name: str, method: Method) -> Method:
 def _guarded_stream(name: str, method: Method) -> Method:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for reply in method(request, context):
-                yield reply
+            async with aclosing(method(request, context)) as replies:  # ends it with us, not some time later
+                async for reply in replies:
+                    yield reply
         except grpc.aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001  a bug of ours may raise anything

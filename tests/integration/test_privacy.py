@@ -1,14 +1,18 @@
 """What requests say is in no log line, whatever happens to them."""
 
 import logging
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from gateway.clients.verifier import VerifierClient
+from gateway.redis_reason import redis_reason
 from specinfer.service.logs import DiscreetFormatter
 from specinfer.tree import TokenTree
 from speculator_svc.drafters import DraftJob
@@ -104,3 +108,17 @@ def test_the_check_sees_leaks() -> None:
     assert leaks(f"failed: {np.array(TOKENS[3:8])}", TOKENS, MARKER)
     assert leaks(f"failed: {MARKER!r}", TOKENS, MARKER)
     assert not leaks("failed: 24 tokens", TOKENS, MARKER)
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_what_redis_refuses_is_said_without_the_command(redis_url: str, transaction: bool) -> None:
+    async with Redis.from_url(redis_url, decode_responses=True) as redis:
+        key = f"test:{secrets.token_hex(4)}"
+        await redis.set(key, "text", ex=60)
+        with pytest.raises(RedisError) as caught:
+            async with redis.pipeline(transaction=transaction) as pipe:
+                await pipe.lpush(key, f"({MARKER}) of it", *TOKENS).execute()
+    assert leaks(str(caught.value), TOKENS, MARKER), "its client quotes commands"
+    assert leaks(redis_reason(caught.value), TOKENS, MARKER) == []
+    assert "WRONGTYPE" in redis_reason(caught.value)
+    assert redis_reason(RedisError("Connection refused (localhost)")) == "Connection refused (localhost)"
