@@ -103,8 +103,8 @@ class FairSharing(RuleBasedStateMachine):
         assert sorted(s.place for s in self.queue) == sorted(s.place for s in self.waiting)
         while self.waiting:
             self.admit()
-        assert not self.queue._groups
-        assert not self.queue._priorities
+        assert not self.queue._own
+        assert not len(self.queue._callers)
 
 
 TestFairSharing = FairSharing.TestCase
