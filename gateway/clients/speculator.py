@@ -189,7 +189,7 @@ class SpeculatorService:
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
         """Counts a malformed tree; one too many in a row leaves the speculator out for a while."""
         self.counters.malformed += 1
-        self._fail(speculator, f"malformed tree: {error}")
+        self._fail(speculator, f"malformed tree: {error.for_logs}")
         if seconds := self._quarantines[speculator].malformed(self.clock()):
             self.counters.quarantines[speculator] += 1
             log.warning(

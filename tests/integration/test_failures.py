@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 import gateway.loop
-from gateway.requests.request import FinishReason
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
+from gateway.requests.request import FinishReason
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
 from specinfer.cli.show import status_table

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.clients.verifier import VerifierClient
-from gateway.redis_reason import redis_reason
+from gateway.store.redis_reason import redis_reason
 from specinfer.service.logs import DiscreetFormatter
 from specinfer.tree import TokenTree
 from speculator_svc.drafters import DraftJob

@@ -1,4 +1,5 @@
-"""What Redis says is wrong, without the command: of pipelines its client quotes commands, with their tokens."""
+"""What Redis says is wrong, without the command: of pipelines its client quotes commands, with their
+tokens."""
 
 import re
 
