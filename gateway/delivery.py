@@ -59,16 +59,16 @@ class Deliveries:
         self._metrics, self._names, self._learn, self._release = metrics, names, learn, release
         self._model, self._patience_s = model, redis_patience_s
         self._texts: dict[str, TextStream] = {}
-        self.unfinished: set[str] = set()
-        """Requests that this lane has, or whose end is not stored yet."""
+        self.unfinished: dict[str, int] = {}
+        """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
         self._outage = Outage("Redis")
         self.new_tokens = 0
 
-    def open(self, state: RequestState) -> None:
+    def open(self, state: RequestState, adoption: int) -> None:
         """From now on a request is this lane's, and its text is searched for its stop strings."""
         request = state.request
-        self.unfinished.add(request.request_id)
+        self.unfinished[request.request_id] = adoption
         if request.stop_strings:
             text = TextStream(self._tokenizer, request.stop_strings)
             text.push(state.tokens[len(request.prompt) :], last=False)
@@ -130,7 +130,7 @@ class Deliveries:
         attempt = 0
         while True:
             try:
-                written = await self._store.append(progress, self._names)
+                written = await self._store.append(progress, self._names, self.unfinished)
             except UnavailableError as error:
                 if self._outage.failed(error, time.monotonic()) > self._patience_s:
                     raise
@@ -143,13 +143,20 @@ class Deliveries:
     async def _restore(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Redis lost its data: writes these requests again, then what is new of them."""
         log.warning("Redis does not know %d requests any more; writing them again", len(progress))
-        for item in progress:
-            feed = self._feeds.get(_name(item))
-            if feed is not None:
-                await self._store.restore(
-                    item.state, feed.logprobs, feed.digest, self._model, time.monotonic()
-                )
+        for state in {_name(item): item.state for item in progress}.values():
+            await self.write_again(state)
         return await self._write(progress)
+
+    async def write_again(self, state: RequestState) -> None:
+        """Writes a request to a Redis that lost it.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        name = state.request.request_id
+        feed = self._feeds.get(name)
+        if feed is not None and name in self.unfinished:
+            await self._store.restore(state, feed, self._model, self.unfinished[name], time.monotonic())
 
     def _heed(self, written: dict[str, Written]) -> None:
         """Ends what somebody wants cancelled, and lets go of what another gateway owns."""
@@ -173,7 +180,7 @@ class Deliveries:
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._texts.pop(request_id, None)
-            self.unfinished.discard(request_id)
+            self.unfinished.pop(request_id, None)
         if request_ids:
             self._release(list(request_ids))
 

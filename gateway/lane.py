@@ -90,7 +90,11 @@ class Lane:
         raises."""
         request = record.request
         state = self.loop.submit(
-            request, generated=record.tokens, drawn_for=record.drawn_for, arrived_ago_s=record.age_s
+            request,
+            generated=record.tokens,
+            drawn_for=record.drawn_for,
+            arrived_ago_s=record.age_s,
+            adoption=record.adoption,
         )
         self._prefixes.note(request.prompt)
         return state

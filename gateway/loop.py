@@ -79,8 +79,10 @@ class GenerationLoop:
         generated: Sequence[int] = (),
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
+        adoption: int = 1,
     ) -> RequestState:
-        """Queues a request that is recorded; see `Scheduler.submit`, whose errors it raises."""
+        """Queues a request that is recorded, by this adoption; see `Scheduler.submit`, whose errors it
+        raises."""
         state = self.scheduler.submit(
             request,
             time.monotonic(),
@@ -89,7 +91,7 @@ class GenerationLoop:
             drawn_for=drawn_for,
             arrived_ago_s=arrived_ago_s,
         )
-        self.deliveries.open(state)
+        self.deliveries.open(state, adoption)
         self._wake.set()
         return state
 

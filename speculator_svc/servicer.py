@@ -117,7 +117,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             entry.sampling.HasField("seed"),
         )
     except SpecInferError as error:
-        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, str(error))
+        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
 
 
 def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:
@@ -140,6 +140,6 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
 def _encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
     if isinstance(found, SpecInferError):
         status = common_pb2.ENTRY_STATUS_ERROR
-        return speculator_pb2.Draft(speculator=speculator, status=status, message=str(found))
+        return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)
     status = common_pb2.ENTRY_STATUS_OK
     return speculator_pb2.Draft(speculator=speculator, status=status, tree=encode_tree(found))

@@ -198,7 +198,7 @@ class VerifierEngine:
     def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError) -> VerifyOutcome:
         if isinstance(ruling, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(ruling))
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, ruling.for_logs)
         sequence = self._held[job.request_id].sequence
         accepted = ruling.verdict.accepted if ruling.verdict is not None else ()
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
@@ -216,7 +216,7 @@ class VerifierEngine:
         if held is not None and not held.sequence.blocks:
             self.release([job.request_id])  # opened for this very entry
         status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
-        return VerifyOutcome(job.request_id, status, str(error), held_len=self._held_len(job.request_id))
+        return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

@@ -167,7 +167,7 @@ def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
             entry.return_top_k,
         )
     except SpecInferError as error:
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, str(error))
+        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
 
 
 def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:

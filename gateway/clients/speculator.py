@@ -26,6 +26,9 @@ from specinfer.wire.sampling_codec import encode_sampling
 
 log = logging.getLogger(__name__)
 
+MAX_REASON = 200
+"""Characters of a service's message that are logged."""
+
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
 
@@ -186,7 +189,7 @@ class SpeculatorService:
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
         """Counts a malformed tree; one too many in a row leaves the speculator out for a while."""
         self.counters.malformed += 1
-        self._fail(speculator, f"malformed tree: {error}")
+        self._fail(speculator, f"malformed tree: {error.for_logs}")
         if seconds := self._quarantines[speculator].malformed(self.clock()):
             self.counters.quarantines[speculator] += 1
             log.warning(
@@ -204,8 +207,9 @@ class SpeculatorService:
         self.failures[speculator] += 1
         if self._paces[speculator].due(self.clock()):
             who, count = self._name(speculator), self.failures[speculator]
+            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
             log.warning(
-                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, why
+                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:

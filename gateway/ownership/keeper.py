@@ -142,10 +142,8 @@ class Keeper:
         self._metrics.redis_losses.inc()
         self._adopt_from = time.monotonic() + self._settings.lease_seconds
         for lane in list(self._lanes):
-            for request_id, state in list(lane.loop.scheduler.states.items()):
-                feed = self._feeds.get(request_id)
-                if feed is not None:
-                    await self._store.restore(state, feed.logprobs, feed.digest, lane.model, time.monotonic())
+            for state in list(lane.loop.scheduler.states.values()):
+                await lane.loop.deliveries.write_again(state)
 
     async def _work(self) -> None:
         looked = 0.0

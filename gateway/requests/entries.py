@@ -1,14 +1,14 @@
 """What each running request gets of a step: how many of its committed tokens are read, how large a tree may
 follow. Pure.
 
-Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. Priorities
-come first, then callers take turns: the second prompt of a caller is read after the first of every other.
+Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. The chunk goes
+to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from gateway.requests.budget import split_budget
+from gateway.requests.budget import fair_shares, split_budget
 from gateway.requests.limits import SchedulerLimits
 from gateway.requests.request import RequestState, Speculation
 from gateway.requests.room import CacheRoom
@@ -42,21 +42,26 @@ def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> li
     """
     lengths = [min(state.pending, 1) for state in states]
     chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - len(states)))
-    for index in _by_turns(states, [i for i, state in enumerate(states) if state.pending > 1]):
-        lengths[index] = min(states[index].pending, chunk)
-        chunk -= lengths[index]
+    prompts = [index for index, state in enumerate(states) if state.pending > 1]
+    prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
+    for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
+        for index, length in _share_chunk(chunk, list(level), states):
+            lengths[index] = length
+            chunk -= length
     return lengths
 
 
-def _by_turns(states: Sequence[RequestState], prompts: list[int]) -> list[int]:
-    """Indices of requests with prompts to read, in the order in which they are read."""
-    turns: Counter[str] = Counter()
-    order: list[tuple[int, int, tuple[float, int], int]] = []
-    for index in sorted(prompts, key=lambda i: (-states[i].request.priority, states[i].place)):
-        request = states[index].request
-        order.append((-request.priority, turns[request.caller], states[index].place, index))
-        turns[request.caller] += 1
-    return [index for *_, index in sorted(order)]
+def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
+    """Tokens for each of the requests with these indices: equal shares for callers, then one by one."""
+    callers: dict[str, list[int]] = {}
+    for index in prompts:
+        callers.setdefault(states[index].request.caller, []).append(index)
+    wanted = [sum(states[index].pending for index in own) for own in callers.values()]
+    for own, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
+        for index in own:
+            length = min(states[index].pending, share)
+            share -= length
+            yield index, length
 
 
 def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:

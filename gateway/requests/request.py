@@ -76,7 +76,7 @@ class GenerationRequest:
             InvalidInputError: naming the field and its value.
         """
         for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids)):
-            for token in ids:
+            for token in (min(ids, default=0), max(ids, default=0)):
                 if not 0 <= token < vocab_size:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
         total = len(self.prompt) + self.max_new_tokens

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.store.keys import PREFIX
+from gateway.store.redis_reason import redis_reason
 from specinfer.errors import SettingError, UnavailableError
 
 _TIMEOUT_S = 5.0
@@ -65,13 +66,14 @@ class RedisConnection:
         try:
             found = await call
         except (RedisError, OSError) as error:
-            raise UnavailableError(f"Redis does not answer: {error}") from error
+            raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
         _heed_cancellation()
         return found
 
     async def close(self) -> None:
         """Closes the connections."""
         await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()  # those of calls that were cancelled, too
 
 
 @cache

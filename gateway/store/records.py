@@ -28,6 +28,8 @@ class Record:
     """Fingerprint of the model that it began with; empty if it has not begun."""
     drawn_for: bool | None = None
     """Whether speculators may draw for it; None if it has not begun."""
+    adoption: int = 1
+    """Number of its owner's adoption, which its writes name."""
     ending: Ending | None = None
     """None while it is unfinished."""
 

@@ -11,6 +11,7 @@ from enum import Enum
 
 from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
+from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
@@ -35,7 +36,7 @@ from gateway.store.records import (
 )
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
 
-_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "end")
+_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 
 
 class Written(Enum):
@@ -89,22 +90,28 @@ class RequestStore:
                 raise ExhaustedError(f"key {caller.name}: over {rate} tokens per minute", retry_after_s=10.0)
         return str(what) == "created"
 
-    async def append(self, progress: Sequence[Progress], names: Sequence[str]) -> dict[str, Written]:
-        """Makes new tokens and ends durable; what became of each request. `names` are those of speculators.
+    async def append(
+        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int]
+    ) -> dict[str, Written]:
+        """Makes new tokens and ends durable; what became of each request.
+
+        Args:
+            names: those of speculators, by number.
+            adoptions: by which adoption this gateway owns each request.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        items = [_item(item, names) for item in progress]
+        items = [_item(item, names, adoptions.get(_name(item), 0)) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, json.dumps(items))
         found: dict[str, Written] = {}
         for item, word in zip(progress, words, strict=True):
-            found[item.state.request.request_id] = Written(word)
+            found[_name(item)] = Written(word)
         return found
 
     async def restore(
-        self, state: RequestState, logprobs: Sequence[float], digest: str, model: str, now: float
+        self, state: RequestState, feed: Feed, model: str, adoption: int, now: float
     ) -> Written:
         """Writes an unfinished request again, with all its tokens, where Redis has lost it."""
         request = state.request
@@ -115,13 +122,14 @@ class RequestStore:
             self.gateway_id,
             request.caller,
             encode_content(request),
-            digest,
+            feed.digest,
             now - state.queued_at,
             model,
             int(state.drawn_for),
             encode_tokens(state.tokens[len(request.prompt) :]),
-            encode_logprobs(logprobs),
+            encode_logprobs(feed.logprobs),
             OPEN_TTL_S,
+            adoption,
         )
         return Written(word)
 
@@ -157,6 +165,7 @@ class RequestStore:
             seconds + microseconds / 1e6 - float(values["created"]),
             values["model"] or "",
             None if values["drawn"] is None else values["drawn"] == "1",
+            int(values["adoption"]),
             None if values["end"] is None else Ending.from_json(values["end"]),
         )
 
@@ -234,12 +243,17 @@ class RequestStore:
         return found
 
 
-def _item(item: Progress, names: Sequence[str]) -> list[object]:
+def _name(item: Progress) -> str:
+    return item.state.request.request_id
+
+
+def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
     """One request's part of a write, as `append.lua` reads it."""
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     logprobs = item.logprobs if item.state.request.logprobs else []
     return [
-        item.state.request.request_id,
+        _name(item),
+        adoption,
         item.start * TOKEN_WIDTH,
         encode_tokens(item.tokens),
         item.start * LOGPROB_WIDTH,

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
+from specinfer.service.faults import FaultInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
@@ -38,7 +39,7 @@ class ServiceServer:
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
-        self.grpc = grpc.aio.server(options=options)
+        self.grpc = grpc.aio.server(interceptors=[FaultInterceptor()], options=options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]

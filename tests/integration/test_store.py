@@ -1,4 +1,5 @@
-"""Requests and leases on a real Redis: durable before visible, written by their owner alone, repeatable, expiring."""
+"""Requests and leases on a real Redis: durable before visible, written by their owner alone, repeatable,
+expiring."""
 
 import asyncio
 import secrets
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.requests.caller import ANYBODY, Caller
+from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
@@ -50,6 +52,11 @@ class Pair:
         return state.request.request_id
 
 
+def ones(state: RequestState) -> dict[str, int]:
+    """Owned by the first adoption."""
+    return {state.request.request_id: 1}
+
+
 def finished(state: RequestState) -> RequestState:
     state.finish = FinishReason.LENGTH
     return state
@@ -59,16 +66,16 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5, 6], logprobs=True)
         name = await stores.begin(state)
-        await stores.a.append([Progress(state, [5, 6], [-0.5, -0.25], 0, False)], [])
+        await stores.a.append([Progress(state, [5, 6], [-0.5, -0.25], 0, False)], [], {name: 1})
         state.tokens += [7]
         for _ in range(2):  # the reply to the first attempt was lost
-            await stores.a.append([Progress(state, [7], [-1.5], 2, False)], [])
+            await stores.a.append([Progress(state, [7], [-1.5], 2, False)], [], {name: 1})
         record = await stores.a.load(name)
         assert record is not None
         assert (record.tokens, record.logprobs, record.ending) == ([5, 6, 7], [-0.5, -0.25, -1.5], None)
         assert await stores.a.load("another") is None
         for _ in range(2):
-            written = await stores.a.append([Progress(finished(state), [], [], 3, True)], [])
+            written = await stores.a.append([Progress(finished(state), [], [], 3, True)], [], {name: 1})
             assert written == {name: Written.OK}
         record = await stores.a.load(name)
         assert record is not None
@@ -81,7 +88,14 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
 
 async def test_content_and_logprobs_come_back_as_they_were() -> None:
     request = GenerationRequest(
-        "id", (3, 1), 7, SamplingParams(0.5, 3, 0.9, 2**63 + 1), ("a\n",), frozenset({4, 9}), -2, logprobs=True
+        "id",
+        (3, 1),
+        7,
+        SamplingParams(0.5, 3, 0.9, 2**63 + 1),
+        ("a\n",),
+        frozenset({4, 9}),
+        -2,
+        logprobs=True,
     )
     assert decode_content("id", encode_content(request)) == request
     values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]
@@ -104,14 +118,16 @@ async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_u
         stores, state = Pair(connection), state_of([5])
         name = await stores.begin(state)
         await stores.a.begin([state], "model")
-        await stores.a.append([Progress(state, [5], [], 0, False)], [])
+        await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1})
         assert await stores.b.adopt(10, ["model"]) == [], "its lease is alive"
-        assert await stores.b.append([Progress(state, [9], [], 1, False)], []) == {name: Written.FENCED}
+        foreign = await stores.b.append([Progress(state, [9], [], 1, False)], [], {name: 1})
+        assert foreign == {name: Written.FENCED}
         await connection.redis.delete(f"specinfer:2:gateway:{stores.a.gateway_id}")
-        assert name not in [r.request.request_id for r in await stores.b.adopt(10, ["another"])]
-        (record,) = [r for r in await stores.b.adopt(10, ["model"]) if r.request.request_id == name]
+        assert await stores.b.adopt(10, ["another"]) == []
+        (record,) = await stores.b.adopt(10, ["model"])
         assert (record.tokens, record.drawn_for, record.model) == ([5], False, "model")
-        late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [])
+        assert record.adoption == 2
+        late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [], {name: 1})
         assert late == {name: Written.FENCED}
         found = await stores.b.load(name)
         assert found is not None
@@ -124,14 +140,32 @@ async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> Non
         name = await stores.begin(state)
         await connection.redis.delete(request_key(name), tokens_key(name))
         progress = Progress(state, [5], [], 0, False)
-        assert await stores.a.append([progress], []) == {name: Written.LOST}
-        assert await stores.a.restore(state, [], "digest", "model", 3.0) is Written.OK
-        assert await stores.a.append([progress], []) == {name: Written.OK}
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.LOST}
+        feed = Feed(state.request, "digest", True)
+        assert await stores.a.restore(state, feed, "model", 1, 3.0) is Written.OK
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.OK}
         record = await stores.a.load(name)
         assert record is not None
         assert (record.tokens, record.digest, record.model) == ([5], "digest", "model")
         assert 3.0 <= record.age_s < 8.0
-        assert await stores.b.restore(state, [], "digest", "model", 3.0) is Written.FENCED
+        assert await stores.b.restore(state, feed, "model", 1, 3.0) is Written.FENCED
+        assert await stores.b.restore(state, feed, "model", 2, 3.0) is Written.OK, "the later owner"
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.FENCED}
+
+
+async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_adoption(redis_url: str) -> None:
+    """Even if it is by the same gateway, which owned the request, lost it and owns it again."""
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5])
+        name = await stores.begin(state)
+        for store in (stores.b, stores.a):
+            await stores.a.disown([name])
+            await stores.b.disown([name])
+            assert len(await store.adopt(10, [])) == 1
+        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1})
+        assert late == {name: Written.FENCED}
+        now = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 3})
+        assert now == {name: Written.OK}
 
 
 async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redis_url: str) -> None:
@@ -141,7 +175,9 @@ async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redi
         await stores.b.cancel(name, ANYBODY)
         assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [name]
         assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [], "once"
-        assert await stores.a.append([Progress(state, [5], [], 0, False)], []) == {name: Written.CANCEL}
+        assert await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}) == {
+            name: Written.CANCEL
+        }
         await stores.a.disown([name])
         await stores.b.cancel(name, ANYBODY)
         record = await stores.b.load(name)
@@ -183,9 +219,9 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
         await stores.b.create(second.request, "digest", caller, owned=True)
         with pytest.raises(ExhaustedError, match="2 requests are unfinished"):
             await stores.b.create(third.request, "digest", caller, owned=True)
-        await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [])
+        await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first))
         await stores.b.create(third.request, "digest", caller, owned=True)
-        await stores.b.append([Progress(finished(second), [3], [], 0, True)], [])
+        await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second))
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
             await stores.b.create(state_of([], caller=caller.name).request, "digest", caller, owned=True)
 

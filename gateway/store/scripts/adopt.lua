@@ -1,6 +1,6 @@
 -- Takes requests that nobody owns. Those of gateways whose lease is gone lose their owner first. ARGV: prefix, gateway,
 -- how many at most, then the models that it can serve; a request that began with another model is left.
--- Returns their ids, the oldest first.
+-- Returns their ids, the oldest first. Each adoption has a number, which every write names.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local unowned = prefix .. 'unowned'
 local now = redis.call('TIME')[1]
@@ -35,6 +35,7 @@ local taken = {}
 for at = 1, math.min(most, #found) do
   local request, created = unpack(found[at])
   redis.call('HSET', prefix .. 'request:' .. request, 'owner', me)
+  redis.call('HINCRBY', prefix .. 'request:' .. request, 'adoption', 1)
   redis.call('ZREM', unowned, request)
   redis.call('ZADD', prefix .. 'owned:' .. me, created, request)
   taken[at] = request

@@ -23,7 +23,8 @@ if most_tokens > 0 then
   end
 end
 redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
-  'created', now, 'state', 'open')
+  'created', now, 'state', 'open',
+  'adoption', 1)
 redis.call('EXPIRE', key, ttl)
 redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
