@@ -26,6 +26,8 @@ class Report:
     unfinished: int = 0
     retries: int = 0
     """Streams that were taken up again."""
+    failed_starts: int = 0
+    """Processes that ended while they started, because what they needed was down."""
     faults: Counter[str] = field(default_factory=Counter)
     times: list[tuple[float, str]] = field(default_factory=list)
     """(time, kind) of every fault."""
@@ -68,6 +70,7 @@ class Report:
             "requests": self.requests,
             "tokens": self.tokens,
             "streams_resumed": self.retries,
+            "failed_starts": self.failed_starts,
             "tokens_lost": self.lost,
             "tokens_repeated": self.repeated,
             "tokens_changed": self.changed,

@@ -63,6 +63,7 @@ class ChaosRun:
                 await self._undisturbed(clients, orders)
                 await self._disturbed(system, clients, orders)
             finally:
+                self.report.failed_starts = system.failed_starts
                 self.report.retries = sum(client.retries for client in clients)
                 for client in clients:
                     await client.close()

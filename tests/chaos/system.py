@@ -9,10 +9,12 @@ from pathlib import Path
 from specinfer.cli.local import SERVICE_ENVIRONMENT
 from specinfer.cli.processes import free_ports
 from specinfer.cli.redis_server import find_redis_binary
+from specinfer.errors import UnavailableError
 from tests.chaos.faults import Fault, FaultKind
 from tests.chaos.proxy import Proxy
 from tests.chaos.service import Service
 
+_STARTS = 10
 _ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 Flags = Mapping[str, str]
 
@@ -38,6 +40,8 @@ class ChaosSystem:
         self.services: dict[str, Service] = {}
         self.links: dict[str, Proxy] = {}
         self._restarts: set[asyncio.Task[None]] = set()
+        self.failed_starts = 0
+        """Of processes that ended while they started and were started again."""
         self._build()
 
     @property
@@ -72,7 +76,8 @@ class ChaosSystem:
     def check(self) -> None:
         """Raises UnavailableError if a process has ended by itself."""
         for service in self.services.values():
-            service.check()
+            if not service.disturbed:
+                service.check()
         for task in self._restarts:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -105,8 +110,18 @@ class ChaosSystem:
     async def _kill(self, service: Service, down_s: float) -> None:
         await service.kill()
         await asyncio.sleep(down_s)
-        service.start()
-        await service.ready()
+        for attempt in range(_STARTS):
+            service.start()
+            try:
+                await service.ready()
+            except (
+                UnavailableError
+            ):  # what it needs at its start may be down, too: a supervisor starts it again
+                if attempt == _STARTS - 1:
+                    raise
+                self.failed_starts += 1
+            else:
+                break
         service.disturbed = False
 
     async def _pause(self, service: Service, seconds: float) -> None:
