@@ -65,6 +65,8 @@ class Client:
         self._stubs = [generation_pb2_grpc.GenerationStub(channel) for channel in self._channels]
         self._watch, self._patience_s = watch, patience_s
         self._turn = 0
+        self._last = 0.0
+        """When a piece came, or when the request was first sent."""
         self.retries = 0
 
     async def follow(self, order: generation_pb2.GenerateRequest) -> Outcome:
@@ -78,7 +80,7 @@ class Client:
         request.CopyFrom(order)
         request.request_id = secrets.token_hex(8)
         outcome, deadline = Outcome(request_id=request.request_id), self._watch.clock() + self._patience_s
-        failure = "nothing was said"
+        failure, self._last = "nothing was said", self._watch.clock()
         while self._watch.clock() < deadline:
             try:
                 await self._read(request, outcome)
@@ -111,13 +113,12 @@ class Client:
         else:
             call = stub.Generate(request)
         try:
-            last = self._watch.clock()
             while True:
                 async with asyncio.timeout(_SILENCE_S):
                     reply = await call.read()
                 if not isinstance(reply, generation_pb2.GenerateReply):
                     return  # ended, perhaps without a summary
-                last = self._watch.piece(last)
+                self._last = self._watch.piece(self._last)
                 take(reply, outcome)
         finally:
             call.cancel()
