@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
 
+_LONGEST_REASON = 200
+"""Characters logged of what a service says: it may say anything."""
+
 
 class Asked(NamedTuple):
     """What a service is asked for one request."""
@@ -205,7 +208,8 @@ class SpeculatorService:
         if self._paces[speculator].due(self.clock()):
             who, count = self._name(speculator), self.failures[speculator]
             log.warning(
-                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, why
+                "a draft of speculator %s at %s failed (%d so far): %s",
+                *(who, self.address, count, " ".join(why.split())[:_LONGEST_REASON]),
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
