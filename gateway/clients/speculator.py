@@ -32,6 +32,9 @@ MAX_REASON = 200
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
 
+_LONGEST_REASON = 200
+"""Characters logged of what a service says: it may say anything."""
+
 
 class Asked(NamedTuple):
     """What a service is asked for one request."""
@@ -209,7 +212,12 @@ class SpeculatorService:
             who, count = self._name(speculator), self.failures[speculator]
             said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
             log.warning(
+<<<<<<< HEAD
                 "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
+=======
+                "a draft of speculator %s at %s failed (%d so far): %s",
+                *(who, self.address, count, " ".join(why.split())[:_LONGEST_REASON]),
+>>>>>>> w-services
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
