@@ -212,12 +212,7 @@ class SpeculatorService:
             who, count = self._name(speculator), self.failures[speculator]
             said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
             log.warning(
-<<<<<<< HEAD
                 "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
-=======
-                "a draft of speculator %s at %s failed (%d so far): %s",
-                *(who, self.address, count, " ".join(why.split())[:_LONGEST_REASON]),
->>>>>>> w-services
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:

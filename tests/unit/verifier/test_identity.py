@@ -37,13 +37,8 @@ def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
         {"weights": "int8"},
         {"kv_window": 64},
         {"kv_window": 64, "kv_sinks": 9},
-<<<<<<< HEAD
-    ):
-        found += [of(directory, **fields)]
-=======
     )
     found = [of(directory, **fields) for fields in options]
->>>>>>> w-services
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     found.append(of(directory))
     tiny_transformers("llama", seed=1).save_pretrained(directory)
