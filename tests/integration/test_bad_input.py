@@ -136,4 +136,4 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
         ("ahead", 2),
         ("features", 3),
     ]
-    assert "delta_token_ids = 999: not in the vocabulary of 97" in reply.entries[2].message
+    assert "delta_token_ids: not in the vocabulary of 97" in reply.entries[2].message
