@@ -32,8 +32,6 @@ MAX_REASON = 200
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
 
-_LONGEST_REASON = 200
-"""Characters logged of what a service says: it may say anything."""
 
 
 class Asked(NamedTuple):
