@@ -199,7 +199,7 @@ async def test_a_verifier_that_forgets_everything_is_brought_up_to_date(redis_ur
             await until(lambda steps=steps: system.loop.steps >= steps + 4 or task.done())  # type: ignore[misc]
             verifier = system.loop._verifier
             await verifier._stub.Release(
-                common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler._running))
+                common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler.states))
             )
         assert await task == greedy(PROMPT, 200)
 
