@@ -75,6 +75,21 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", *TORCH},
     ),
+    "specinfer.client": (
+        {
+            "specinfer.errors",
+            "specinfer.service.channel",
+            "specinfer.service.tls",
+            "specinfer.wire.status",
+            "specinfer.v1",
+            "specinfer.client",
+        },
+        {"grpc"},
+    ),
+    "specinfer.client.resume": (
+        {"specinfer.client.errors", "specinfer.client.failure", "specinfer.v1"},
+        set(),
+    ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
     "verifier_svc.acceptance": (
         {
@@ -142,6 +157,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
 FORBIDDEN_STDLIB = {
+    "specinfer.client.resume": {"asyncio", "random", "time"},
     "gateway.planning": {"asyncio"},
     "gateway.requests.scheduler": {"asyncio"},
     "gateway.requests.request": {"asyncio"},

@@ -1,4 +1,4 @@
-"""The client against real gRPC servers that die, repeat, refuse and leave out: no token is lost or doubled."""
+"""The client against real gRPC servers that die, repeat, refuse or leave out. No token is lost or doubled."""
 
 import asyncio
 import random
