@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.cli.client import Answer, GatewayClient
+from specinfer.client import Answer, GatewayClient
 from specinfer.v1 import common_pb2, generation_pb2
 
 

@@ -75,6 +75,21 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", *TORCH},
     ),
+    "specinfer.client": (
+        {
+            "specinfer.errors",
+            "specinfer.service.channel",
+            "specinfer.service.tls",
+            "specinfer.wire.status",
+            "specinfer.v1",
+            "specinfer.client",
+        },
+        {"grpc"},
+    ),
+    "specinfer.client.resume": (
+        {"specinfer.client.errors", "specinfer.client.failure", "specinfer.v1"},
+        set(),
+    ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
     "verifier_svc.acceptance": (
         {
@@ -172,6 +187,7 @@ FORBIDDEN_STDLIB = {
         f"gateway.clients.{name}": {"asyncio", "time"}
         for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
     },
+    "specinfer.client.resume": {"asyncio", "random", "time"},
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
-from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.client import Answer, GatewayClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
 SEQUENCES = range(4, 9)

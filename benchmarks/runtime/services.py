@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.load import Load, generate_all
-from specinfer.cli.client import Answer, GatewayClient, acceptance_length
 from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.client import Answer, GatewayClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
 MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULATION_TREE}

@@ -9,7 +9,7 @@ from statistics import quantiles, stdev
 from time import perf_counter
 from typing import Any
 
-from specinfer.cli.client import Answer, GatewayClient, acceptance_length, make_request
+from specinfer.client import Answer, GatewayClient, acceptance_length, make_request
 
 MODES = {"incremental": "off", "sequence": "sequence", "tree": "tree"}
 Advance = Callable[[str], None]
@@ -81,18 +81,14 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(address: str, plan: BenchPlan, advance: Advance) -> list[Run]:
+async def run_bench(client: GatewayClient, plan: BenchPlan, advance: Advance) -> list[Run]:
     """Runs every mode at every batch size; `advance(label)` is called after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
     order, and each is compared with incremental decoding in the same turns.
     """
-    client = GatewayClient(address)
-    try:
-        await _answer(client, plan, plan.prompts[0], "tree")  # warm-up, not measured
-        return [run for batch in plan.batches for run in await _in_turns(client, plan, batch, advance)]
-    finally:
-        await client.close()
+    await _answer(client, plan, plan.prompts[0], "tree")  # warm-up, not measured
+    return [run for batch in plan.batches for run in await _in_turns(client, plan, batch, advance)]
 
 
 async def _in_turns(client: GatewayClient, plan: BenchPlan, batch: int, advance: Advance) -> list[Run]:

@@ -1,12 +1,10 @@
 """`specinfer demo`: the whole system on a few built-in prompts, answers streamed, modes compared."""
 
-import asyncio
-
 import typer
 
 from specinfer.cli.bench import MODES, BenchPlan, Run, Turn, run_bench, summarise
-from specinfer.cli.client import Answer, GatewayClient, make_request
 from specinfer.cli.show import output, print_runs
+from specinfer.client import Answer, GatewayClient, make_request
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -15,25 +13,17 @@ PROMPTS = (
 )
 
 
-def run_demo(address: str, max_new_tokens: int) -> list[Run]:
+async def run_demo(client: GatewayClient, max_new_tokens: int) -> list[Run]:
     """Streams every prompt in every mode to standard output; returns one row per mode."""
-    return asyncio.run(_run(address, max_new_tokens))
-
-
-async def _run(address: str, max_new_tokens: int) -> list[Run]:
     # every mode is to find the prompts in the verifier's cache, not only the later ones
-    await run_bench(address, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
-    client = GatewayClient(address)
+    await run_bench(client, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
     turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
-    try:
-        for number, prompt in enumerate(PROMPTS, 1):
-            _heading(f"Prompt {number} of {len(PROMPTS)}: {prompt}")
-            for mode in MODES:
-                _heading(f"{mode}:")
-                answer = await _stream(client, prompt, mode, max_new_tokens)
-                turns[mode].append(Turn([answer], answer.summary.total_seconds))
-    finally:
-        await client.close()
+    for number, prompt in enumerate(PROMPTS, 1):
+        _heading(f"Prompt {number} of {len(PROMPTS)}: {prompt}")
+        for mode in MODES:
+            _heading(f"{mode}:")
+            answer = await _stream(client, prompt, mode, max_new_tokens)
+            turns[mode].append(Turn([answer], answer.summary.total_seconds))
     return [summarise(mode, 1, found, turns["incremental"]) for mode, found in turns.items()]
 
 

@@ -2,31 +2,51 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specinfer.cli.client import Answer, GatewayClient, make_request
+from specinfer.cli.connection import NO_PATIENCE, Connection, client_tls
 from specinfer.cli.local import LocalOptions
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
+    DEFAULT_PATIENCE_S,
+    GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
     Address,
+    ApiKey,
     Dtype,
+    JsonOutput,
     LocalDevice,
     Model,
+    PatienceSeconds,
     Raw,
     SpeculationChoice,
+    TlsCa,
+    TlsCert,
+    TlsKey,
     Weights,
     refuse_with,
 )
 from specinfer.cli.running import gateway
-from specinfer.cli.show import answer_line, console
-from specinfer.errors import InvalidInputError
+from specinfer.cli.show import print_answer_line, print_retry, print_way_back
+from specinfer.client import (
+    Answer,
+    GatewayClient,
+    Patience,
+    StreamLostError,
+    make_request,
+    new_request_id,
+)
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import check_text, read_prompt
 from specinfer.v1 import generation_pb2
+
+_CANCEL_TIMEOUT_S = 3.0
+"""For the gateway to answer, while the user waits for the prompt of the shell."""
 
 
 def generate(
@@ -51,19 +71,28 @@ def generate(
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")
     ] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.")
-    ] = False,
+    request_id: Annotated[
+        str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
+    ] = None,
+    deadline_seconds: Annotated[
+        float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
+    ] = None,
+    json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
     local: Annotated[bool, typer.Option("--local", help="Start a temporary local system.")] = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "converted",
     device: LocalDevice = None,
 ) -> None:
-    """Stream the answer to a prompt."""
+    """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
     if local:
-        refuse_with(context, ("address",), "excludes --local, which starts a gateway of its own")
+        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which starts a gateway of its own")
     else:
         refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
     if seed is not None and seed < 0:
@@ -82,15 +111,24 @@ def generate(
         ignore_eos=ignore_eos,
         speculation=speculation.value,
         logprobs=logprobs,
+        request_id=check_text("request_id", request_id or new_request_id()),
+        deadline_seconds=deadline_seconds,
     )
+    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    patience = NO_PATIENCE if local else Patience(patience_seconds)
     options = LocalOptions(model=model, dtype=dtype, device=device, verifier={"weights": weights})
-    with gateway(address if not local else None, options) as where:
-        answer = asyncio.run(_generate(where, request, quiet=json_output))
-    if json_output:
+    with gateway(connection, options if local else None) as where:
+        answer = asyncio.run(_generate(where.client(patience, print_retry), request, quiet=json_output))
+    print_answer(answer, json_output)
+
+
+def print_answer(answer: Answer, as_json: bool) -> None:
+    """What comes when an answer is complete: all of it, or what it took."""
+    if as_json:
         typer.echo(json.dumps(answer.to_json()))
     else:
         typer.echo()
-        console.print(answer_line(answer), style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_answer_line(answer)
 
 
 def _prompt(argument: str | None, file: Path | None) -> str:
@@ -104,11 +142,29 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate(address: str, request: generation_pb2.GenerateRequest, quiet: bool) -> Answer:
-    client = GatewayClient(address)
-    try:
-        return await client.generate(
-            request, on_text=lambda text: None if quiet else typer.echo(text, nl=False)
-        )
-    finally:
-        await client.close()
+async def _generate(client: GatewayClient, request: generation_pb2.GenerateRequest, quiet: bool) -> Answer:
+    async with client:
+        try:
+            return await client.generate(request, silent if quiet else print_text)
+        except StreamLostError as error:
+            print_way_back(error)
+            raise
+        except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
+            await _cancel(client, request.request_id)
+            raise
+
+
+async def _cancel(client: GatewayClient, request_id: str) -> None:
+    """Tells the gateway, which would let the request run on for a while in case its client comes back."""
+    with suppress(SpecInferError, TimeoutError):
+        async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+            await client.cancel(request_id)
+
+
+def print_text(text: str) -> None:
+    """A piece of an answer, at once."""
+    typer.echo(text, nl=False)
+
+
+def silent(text: str) -> None:
+    """Keeps a piece of an answer back, where all of it is printed as JSON."""

@@ -1,16 +1,21 @@
 """Options that several commands share, and those that exclude each other."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specinfer.cli.bench import MODES
+from specinfer.cli.connection import API_KEY_VARIABLE
 from specinfer.errors import InvalidInputError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_PATIENCE_S = 60.0
 LOCAL_OPTIONS = ("model", "dtype", "weights", "device", "speculator")
 """Options that say what a local system runs; a running gateway has that already."""
+GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
+"""Options that say how to reach a running gateway."""
 
 
 class SpeculationChoice(StrEnum):
@@ -28,7 +33,32 @@ class Source(StrEnum):
     HUB = "hub"
 
 
-Address = Annotated[str, typer.Option(help="Address of a running gateway.")]
+Address = Annotated[
+    str, typer.Option(help="Address of a running gateway; several, with commas between them, share a Redis.")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar=API_KEY_VARIABLE,
+        show_default=False,
+        help="Key for a gateway that asks for one. Others on the machine can read options; not the variable.",
+    ),
+]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca", help="PEM file of the gateway's authorities: switches on TLS.")
+]
+TlsCert = Annotated[
+    Path | None, typer.Option("--tls-cert", help="PEM file of a certificate, where the gateway wants one.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM file of that certificate's private key.")]
+PatienceSeconds = Annotated[
+    float,
+    typer.Option(
+        "--patience-seconds", min=0.0, help="How long a lost connection is tried again; 0: not at all."
+    ),
+]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send prompts as they are, without chat template, as base models need.")
 ]
@@ -67,8 +97,9 @@ def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> N
     """
     for name in options:
         if was_given(context, name):
+            value = context.params[name]
             flag = "--" + name.replace("_", "-")
-            raise InvalidInputError(flag, context.params[name], why)
+            raise InvalidInputError(flag, str(value) if isinstance(value, Path) else value, why)
 
 
 def was_given(context: typer.Context, name: str) -> bool:

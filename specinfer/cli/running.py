@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from specinfer.cli.connection import Connection
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.show import console, progress_bar
 from specinfer.errors import SpecInferError
@@ -39,10 +41,10 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 
 @contextmanager
-def gateway(address: str | None, options: LocalOptions) -> Iterator[str]:
-    """The address of a running gateway, or of a temporary local system."""
-    if address is not None:
-        yield address
+def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
+    """The connection, to a temporary local system if there are options for one."""
+    if local is None:
+        yield connection
         return
-    with local_system(options) as system:
-        yield system.address
+    with local_system(local) as system:
+        yield replace(connection, addresses=system.address)

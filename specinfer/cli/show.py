@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from shlex import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from specinfer.cli.bench import Run
-from specinfer.cli.client import Answer, acceptance_length
+from specinfer.client import Answer, Retry, StreamLostError, acceptance_length
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
@@ -99,18 +100,36 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     table.add_column("what")
     table.add_column("state")
     lossy = ", LOSSY: windowed cache" if status.lossy else ""
+    draining = ", draining: takes no new requests" if status.draining else ""
+    table.add_row("gateway", f"{status.gateway_id}, {status.gateways} alive{draining}")
+    table.add_row("redis", _ready(status.redis_ready))
     table.add_row("model", f"{target_words(status)}, context {status.max_context_len}{lossy}")
-    table.add_row("verifier", "ready" if status.verifier_ready else "not answering")
+    table.add_row("verifier", _ready(status.verifier_ready))
+    for verifier in status.verifiers:
+        table.add_row(f"verifier {verifier.address}", verifier_words(verifier, status.gateway_id))
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
     table.add_row("since start", f"{status.new_tokens} tokens in {status.steps} steps")
     table.add_row("latest step", planner_words(status.planner))
     for s in status.speculators:
-        ready = "ready" if s.ready else "not answering"
         table.add_row(
             f"speculator {s.name} ({s.drafter or '?'})",
-            f"{ready}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
+            f"{_ready(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
         )
     return table
+
+
+def _ready(ready: bool) -> str:
+    return "ready" if ready else "not answering"
+
+
+def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
+    """How a verifier does, and who drives it, seen from one gateway."""
+    if not verifier.gateway_id:
+        return f"{_ready(verifier.ready)}, driven by nobody"
+    if verifier.gateway_id != gateway_id:
+        return f"{_ready(verifier.ready)}, driven by gateway {verifier.gateway_id}"
+    requests = f"{verifier.running} running, {verifier.waiting} waiting"
+    return f"{_ready(verifier.ready)}, driven by this gateway: {requests}"
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:
@@ -135,6 +154,29 @@ def answer_line(answer: Answer) -> str:
         result["finish_reason"],
     ]
     return ", ".join(parts)
+
+
+def note(text: str) -> None:
+    """A dim line on standard error."""
+    console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_answer_line(answer: Answer) -> None:
+    """The same, dim, below the text."""
+    note(answer_line(answer))
+
+
+def print_retry(retry: Retry) -> None:
+    """A note at the first failure after the last new token."""
+    if retry.failures == 1:
+        note(f"\ngateway away ({retry.failure.details}); trying again")
+
+
+def print_way_back(error: StreamLostError) -> None:
+    """How to get the rest of a request that may still be there."""
+    if error.from_token:
+        way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
+        note(f"\nthe rest, if a gateway has it: {way}")
 
 
 def ready_line(address: str, status: generation_pb2.StatusReply, logs: str) -> str:

@@ -17,7 +17,7 @@ from benchmarks.load import Load, generate_all, sustained
 from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
 from benchmarks.runtime_cpu import pass_cells
-from specinfer.cli.client import Answer
+from specinfer.client import Answer
 from specinfer.model.drafting.expansion import GrowthShape
 from specinfer.tree import ExpansionVector
 from specinfer.v1 import generation_pb2

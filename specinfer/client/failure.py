@@ -1,0 +1,95 @@
+"""What a failed call means: whether trying again can cure it, and after how long.
+
+A pure table. It errs towards "final": what is wrongly tried again costs the user all of the client's
+patience.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import grpc
+
+from specinfer.wire.status import RETRY_HINT_KEY
+
+_Code = grpc.StatusCode
+
+
+class Cure(Enum):
+    """Whether a call that ended with a status is worth trying again, at this gateway or another."""
+
+    TRANSIENT = "always"
+    HINTED = "if the gateway said when"
+    TRANSPORT = "if the connection broke, not if the gateway said so"
+    FINAL = "never"
+
+
+CURES: dict[grpc.StatusCode, Cure] = {
+    _Code.OK: Cure.FINAL,
+    _Code.UNAVAILABLE: Cure.TRANSIENT,  # no connection, or the gateway waits for a verifier or Redis
+    _Code.CANCELLED: Cure.TRANSIENT,  # by the server, which ends; our own cancelling never gets here
+    _Code.ABORTED: Cure.TRANSIENT,  # the gateway lost a lease: another one owns the request
+    _Code.DEADLINE_EXCEEDED: Cure.TRANSIENT,  # streams of ours have none, so it is that of a proxy
+    _Code.RESOURCE_EXHAUSTED: Cure.HINTED,  # a full queue says when; a request that is too large does not
+    _Code.INTERNAL: Cure.TRANSPORT,  # RST_STREAM, or a fault that a retry does not cure
+    _Code.UNKNOWN: Cure.TRANSPORT,  # "Stream removed", or an exception in a handler
+    _Code.INVALID_ARGUMENT: Cure.FINAL,
+    _Code.NOT_FOUND: Cure.FINAL,
+    _Code.ALREADY_EXISTS: Cure.FINAL,
+    _Code.PERMISSION_DENIED: Cure.FINAL,
+    _Code.UNAUTHENTICATED: Cure.FINAL,
+    _Code.FAILED_PRECONDITION: Cure.FINAL,
+    _Code.OUT_OF_RANGE: Cure.FINAL,
+    _Code.UNIMPLEMENTED: Cure.FINAL,
+    _Code.DATA_LOSS: Cure.FINAL,
+}
+
+_TRANSPORT_WORDS = (
+    "rst_stream",
+    "stream removed",
+    "socket closed",
+    "connection reset",
+    "broken pipe",
+    "goaway",
+    "endpoint closing",
+    "transport closed",
+)
+"""How gRPC's own messages begin or go on where a connection broke, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a call ended, if not well."""
+
+    code: grpc.StatusCode
+    details: str = ""
+    retry_after_s: float | None = None
+    """When to try again, if the gateway said so."""
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
+        """From what gRPC raises."""
+        return cls(error.code(), error.details() or "", _retry_hint(error.trailing_metadata()))
+
+    @property
+    def transient(self) -> bool:
+        """Whether trying again may cure it."""
+        cure = CURES[self.code]
+        if cure is Cure.HINTED:
+            return self.retry_after_s is not None
+        if cure is Cure.TRANSPORT:
+            return any(word in self.details.lower() for word in _TRANSPORT_WORDS)
+        return cure is Cure.TRANSIENT
+
+    def __str__(self) -> str:
+        return f"{self.details} ({self.code.name})"
+
+
+CUT_SHORT = Failure(_Code.UNAVAILABLE, "the stream ended without a summary")
+
+
+def _retry_hint(metadata: grpc.aio.Metadata | None) -> float | None:
+    """Seconds; None without a hint, or with one that says not to come back (negative or no number)."""
+    value = dict(metadata or ()).get(RETRY_HINT_KEY)
+    if not isinstance(value, str) or not value.isdecimal():
+        return None
+    return int(value) / 1000

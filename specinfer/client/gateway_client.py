@@ -1,0 +1,228 @@
+"""An asyncio client of `specinfer.v1.Generation`: streams go on at another gateway where one is lost.
+
+The I/O around `Resume`: calls, clocks, waiting. It has no rule of its own about what is new or worth a
+retry.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import grpc
+
+from specinfer.client.answer import Answer, read_answer
+from specinfer.client.errors import RequestFailedError
+from specinfer.client.failure import CUT_SHORT, Failure
+from specinfer.client.gateways import CLOSED, Gateways, check_addresses, read_addresses
+from specinfer.client.request import new_request_id
+from specinfer.client.resume import Call, Item, Patience, Resume, Retry
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.service.tls import ClientTls
+from specinfer.v1 import generation_pb2
+
+_ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
+_UNARY_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 1.0
+"""For the status behind a summary, which needs nobody's work any more."""
+
+
+class GatewayClient:
+    """Talks to the first of some gateways that answers. An async context manager."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        api_key: str | None = None,
+        tls: ClientTls | None = None,
+        *,
+        patience: Patience | None = None,
+        on_retry: Callable[[Retry], None] = lambda _: None,
+    ) -> None:
+        """Connects on first use.
+
+        Args:
+            addresses: of gateways that share a Redis; a string has commas between them.
+            patience: how lost streams are tried again; None for the default, a minute.
+            on_retry: is told of every failure that is not the end.
+
+        Raises:
+            InvalidInputError: if there is no address, or an empty one, or if the key cannot be sent.
+        """
+        read = read_addresses(addresses) if isinstance(addresses, str) else None
+        self._gateways = Gateways(read or check_addresses(addresses, addresses), tls)
+        self._metadata = () if api_key is None else (("authorization", f"Bearer {_checked(api_key)}"),)
+        self._patience, self._on_retry = patience or Patience(), on_retry
+        self._calls: set[_ReplyCall] = set()
+
+    def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[Item, None]:
+        """The pieces of an answer as they come, then its summary.
+
+        A request without an id is given one. Leaving before the end closes the connection, with
+        `contextlib.aclosing` at once.
+
+        Raises:
+            RequestFailedError: if a gateway refused or ended the request.
+            StreamLostError: if no gateway went on with it within the patience.
+            BrokenStreamError: if a gateway left tokens out.
+        """
+        message = _with_id(request)
+        return self._follow(message, self._resume(message.request_id))
+
+    def attach(self, request_id: str, from_token: int = 0) -> AsyncGenerator[Item, None]:
+        """The rest of a request, from the token after the first `from_token` ones, then its summary.
+
+        Raises:
+            InvalidInputError: if `from_token` is no number of tokens.
+            RequestFailedError: NOT_FOUND if no gateway knows it, else as `stream`.
+            StreamLostError, BrokenStreamError: as `stream`.
+        """
+        if not 0 <= from_token < 2**32:
+            raise InvalidInputError("from_token", from_token, "must be in [0, 2**32)")
+        message = generation_pb2.GenerateRequest(request_id=request_id)
+        return self._follow(message, self._resume(request_id, from_token))
+
+    async def generate(
+        self, request: generation_pb2.GenerateRequest, on_text: Callable[[str], None] = lambda _: None
+    ) -> Answer:
+        """Streams one request to its end.
+
+        Raises:
+            RequestFailedError, StreamLostError, BrokenStreamError: as `stream`.
+        """
+        message = _with_id(request)
+        async with aclosing(self.stream(message)) as items:
+            return await read_answer(message.request_id, items, on_text)
+
+    async def cancel(self, request_id: str) -> None:
+        """Stops a running request.
+
+        Raises:
+            RequestFailedError: NOT_FOUND if it is not running.
+            UnavailableError: if no gateway answers.
+        """
+        message = generation_pb2.CancelRequest(request_id=request_id)
+        await self._ask("Cancel", message)
+
+    async def status(self) -> generation_pb2.StatusReply:
+        """The state of the system.
+
+        Raises:
+            RequestFailedError: if a gateway refuses to tell.
+            UnavailableError: if none answers.
+        """
+        reply: generation_pb2.StatusReply = await self._ask("Status", generation_pb2.StatusRequest())
+        return reply
+
+    async def close(self) -> None:
+        """Closes all connections; streams that are still read end with UnavailableError."""
+        for call in self._calls:
+            call.cancel()
+        await self._gateways.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _resume(self, request_id: str, attach_from: int | None = None) -> Resume:
+        return Resume(
+            request_id,
+            self._gateways.addresses,
+            self._patience,
+            random.random,
+            first_address=self._gateways.first,
+            attach_from=attach_from,
+        )
+
+    async def _follow(
+        self, request: generation_pb2.GenerateRequest, resume: Resume
+    ) -> AsyncGenerator[Item, None]:
+        while True:
+            attempt = resume.call
+            call = self._open(request, attempt)
+            self._calls.add(call)
+            try:
+                while not isinstance(event := await self._read(call), Failure):
+                    self._gateways.first = attempt.address
+                    for item in resume.replied(event):
+                        yield item
+                    if resume.ended:
+                        await self._let_end(call)
+                        return
+            finally:
+                self._calls.discard(call)
+                call.cancel()
+            retry = resume.failed(event, time.monotonic())
+            self._on_retry(retry)
+            await asyncio.sleep(retry.wait_s)
+
+    async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
+        """The next reply, or how the call ended.
+
+        gRPC raises CancelledError where the call was cancelled, whoever did it.
+
+        Raises:
+            UnavailableError: if it was `close`.
+        """
+        try:
+            reply = await call.read()
+        except grpc.aio.AioRpcError as error:
+            return Failure.of(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._gateways.closed or (task is not None and task.cancelling()):
+                raise
+            raise UnavailableError(CLOSED) from None
+        return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
+
+    async def _let_end(self, call: _ReplyCall) -> None:
+        """Waits for the status behind the summary, so that the gateway sees no client that hangs up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._read(call)
+
+    def _open(self, request: generation_pb2.GenerateRequest, call: Call) -> _ReplyCall:
+        stub = self._gateways.stub(call.address)
+        opened: _ReplyCall
+        if call.attach_from is None:
+            opened = stub.Generate(request, metadata=self._metadata)
+        else:
+            message = generation_pb2.AttachRequest(request_id=request.request_id, from_token=call.attach_from)
+            opened = stub.Attach(message, metadata=self._metadata)
+        return opened
+
+    async def _ask(self, method: str, message: Any) -> Any:
+        """The reply of the first gateway that answers."""
+        last = UnavailableError("no gateway")
+        for index in self._gateways.in_turn():
+            ask = getattr(self._gateways.stub(index), method)
+            try:
+                return await ask(message, timeout=_UNARY_TIMEOUT_S, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                failure = Failure.of(error)
+                if not failure.transient:
+                    raise RequestFailedError(failure) from error
+                last = UnavailableError(f"gateway at {self._gateways.addresses[index]}: {failure.details}")
+        raise last
+
+
+def _checked(api_key: str) -> str:
+    """The key, if it can be sent; errors do not show it."""
+    if not api_key or not api_key.isascii() or not api_key.isprintable():
+        raise InvalidInputError("api_key", "...", "must be printable ASCII")
+    return api_key
+
+
+def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.GenerateRequest:
+    """A copy that has an id, without which nobody could attach."""
+    message = generation_pb2.GenerateRequest()
+    message.CopyFrom(request)
+    message.request_id = request.request_id or new_request_id()
+    return message

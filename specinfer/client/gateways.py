@@ -1,0 +1,67 @@
+"""The gateways that a client may ask: addresses, and a channel to each from its first use."""
+
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.service.channel import open_channel
+from specinfer.service.tls import ClientTls
+from specinfer.v1 import generation_pb2_grpc
+
+CLOSED = "the client was closed"
+
+
+def read_addresses(text: str) -> tuple[str, ...]:
+    """Addresses with commas between them.
+
+    Raises:
+        InvalidInputError: if one is empty.
+    """
+    return check_addresses(tuple(part.strip() for part in text.split(",")), text)
+
+
+def check_addresses(addresses: Sequence[str], given: object) -> tuple[str, ...]:
+    """The addresses, if there are any and none is empty.
+
+    Raises:
+        InvalidInputError: otherwise, with what was given.
+    """
+    if not addresses or not all(addresses):
+        raise InvalidInputError("address", given, "must be HOST:PORT, several with commas between them")
+    return tuple(addresses)
+
+
+class Gateways:
+    """Stubs by index of their address. `first` is where requests begin: the one that answered last."""
+
+    def __init__(self, addresses: tuple[str, ...], tls: ClientTls | None) -> None:
+        self.addresses = addresses
+        self.first = 0
+        self._tls = tls
+        self._channels: dict[int, grpc.aio.Channel] = {}
+        self.closed = False
+
+    def stub(self, index: int) -> generation_pb2_grpc.GenerationStub:
+        """Of one gateway.
+
+        Raises:
+            SettingError: if a file of TLS does not fit.
+            UnavailableError: after `close`.
+        """
+        if self.closed:
+            raise UnavailableError(CLOSED)
+        if index not in self._channels:
+            self._channels[index] = open_channel(self.addresses[index], self._tls)
+        return generation_pb2_grpc.GenerationStub(self._channels[index])  # type: ignore[no-untyped-call]
+
+    def in_turn(self) -> Iterator[int]:
+        """Every index once, the first one first."""
+        count = len(self.addresses)
+        yield from ((self.first + turn) % count for turn in range(count))
+
+    async def close(self) -> None:
+        """Closes all channels, for good."""
+        self.closed = True
+        for channel in self._channels.values():
+            await channel.close()

@@ -1,0 +1,166 @@
+"""One stream of tokens, whichever gateways serve it: what to call next, and what of the replies is new.
+
+A pure state machine: it is fed replies and failures; clocks and random numbers are passed in.
+
+Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out.
+Text belongs to its tokens. A gateway attaches exactly at the token that it is asked for, so a reply is
+delivered whole or dropped whole.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
+from specinfer.client.failure import Failure
+from specinfer.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one reply brought."""
+
+    position: int
+    """Generated tokens before these."""
+    token_ids: tuple[int, ...]
+    text: str
+    """Newly completed; may lag the tokens."""
+    logprobs: tuple[float, ...] = ()
+    """Of the tokens, if asked for."""
+
+
+Item: TypeAlias = Piece | generation_pb2.Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long, and how often, a lost stream is tried again."""
+
+    patience_s: float = 60.0
+    """From the first failure after the last new token; 0: a failure is final."""
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+
+    def wait_s(self, rounds: int, jitter: float) -> float:
+        """After so many rounds in which every address failed: twice as long each.
+
+        `jitter` in [0, 1) takes off up to a half, so that clients that were lost together come back apart.
+        """
+        wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(rounds, 32))
+        return wait * (1 - jitter / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to call next."""
+
+    address: int
+    """Index into the addresses."""
+    attach_from: int | None
+    """`Attach` from this token; None: `Generate`, with the same id and content as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A failure that is not the end: after `wait_s` comes `call`."""
+
+    failure: Failure
+    wait_s: float
+    call: Call
+    failures: int
+    """Since the last new token, this one included."""
+
+
+class Resume:
+    """The state of one stream."""
+
+    def __init__(
+        self,
+        request_id: str,
+        addresses: tuple[str, ...],
+        patience: Patience,
+        jitter: Callable[[], float],
+        *,
+        first_address: int = 0,
+        attach_from: int | None = None,
+    ) -> None:
+        """`attach_from` goes on with a request of which so many tokens are there; None generates."""
+        self._request_id, self._addresses = request_id, addresses
+        self._patience, self._jitter = patience, jitter
+        self._address = first_address
+        self._may_generate = attach_from is None
+        self._lost_at: float | None = None
+        self._failures = 0
+        self.position = attach_from or 0
+        """Tokens delivered so far, those before `attach_from` included."""
+        self.ended = False
+
+    @property
+    def call(self) -> Call:
+        """What to call now.
+
+        Until there is a token `Generate` is repeated: it attaches if a gateway has recorded the request, and
+        records it if none has.
+        """
+        attach = self.position > 0 or not self._may_generate
+        return Call(self._address, self.position if attach else None)
+
+    def replied(self, reply: generation_pb2.GenerateReply) -> tuple[Item, ...]:
+        """What is new in a reply.
+
+        Raises:
+            BrokenStreamError: if tokens are missing before it, or only a part of it is new.
+        """
+        if self._had(reply):
+            return ()
+        items: tuple[Item, ...] = ()
+        if reply.token_ids or reply.text:
+            piece = Piece(self.position, tuple(reply.token_ids), reply.text, tuple(reply.logprobs))
+            items = (piece,)
+        if reply.HasField("summary"):
+            items, self.ended = (*items, reply.summary), True
+        if items:
+            self.position += len(reply.token_ids)
+            self._lost_at, self._failures = None, 0
+        return items
+
+    def _had(self, reply: generation_pb2.GenerateReply) -> bool:
+        """Whether a reply brings only tokens that were delivered before."""
+        end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
+        if reply.position > self.position:
+            raise self._broken(reply, "tokens are missing")
+        if reply.position < self.position:
+            if end > self.position or last:
+                raise self._broken(reply, "only a part of the reply is new")
+            return True
+        if reply.text and not reply.token_ids and not last:
+            # it could not be told from the text of the next tokens after an Attach
+            raise self._broken(reply, "text without tokens")
+        return False
+
+    def _broken(self, reply: generation_pb2.GenerateReply, why: str) -> BrokenStreamError:
+        return BrokenStreamError(self._request_id, reply.position, self.position, why)
+
+    def failed(self, failure: Failure, now: float) -> Retry:
+        """What to do after a call has ended without a summary; the next call goes to the next address.
+
+        Args:
+            now: monotonic time in seconds.
+
+        Raises:
+            RequestFailedError: if trying again cures nothing.
+            StreamLostError: if patience is over.
+        """
+        if not failure.transient:
+            raise RequestFailedError(failure)
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        left = self._lost_at + self._patience.patience_s - now
+        if left <= 0:
+            gateway = self._addresses[self._address]
+            raise StreamLostError(gateway, failure, self._request_id, self.position)
+        wait = failure.retry_after_s
+        if wait is None:
+            wait = self._patience.wait_s(self._failures // len(self._addresses), self._jitter())
+        self._failures += 1
+        self._address = (self._address + 1) % len(self._addresses)
+        return Retry(failure, min(wait, left), self.call, self._failures)

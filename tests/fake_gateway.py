@@ -1,0 +1,158 @@
+"""A real gRPC server that plays a gateway: serves one answer, and fails as a script says, call by call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from specinfer.service.channel import channel_options
+from specinfer.v1 import generation_pb2, generation_pb2_grpc
+
+Reply = generation_pb2.GenerateReply
+TOKENS = tuple(range(100, 140))
+"""The answer of every request; token 100 + i is the text "<i>"."""
+TEXT = "".join(f"<{token - 100}>" for token in TOKENS)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How one call goes. Without anything: the whole answer."""
+
+    replies: int | None = None
+    """So many of them, then what follows; None: all."""
+    code: grpc.StatusCode | None = None
+    """Ends with this status."""
+    details: str = ""
+    hint_ms: str | None = None
+    dies: bool = False
+    """The server is stopped at once."""
+    ends: bool = False
+    """The stream ends well, but without a summary."""
+    raises: bool = False
+    """The handler raises."""
+    hangs: bool = False
+    """Nothing comes any more."""
+    back: int = 0
+    """Begins so many tokens before what is asked for."""
+    skip: int = 0
+    """Leaves out so many tokens behind `replies`, then goes on."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether the answer is not completed."""
+        return bool(self.code or self.dies or self.ends or self.raises or self.hangs)
+
+
+@dataclass
+class FakeGateway(generation_pb2_grpc.GenerationServicer):
+    """Answers in replies of `size` tokens; `calls` records what was asked."""
+
+    script: list[Turn] = field(default_factory=list)
+    """One entry is taken by every call of Generate or Attach; then all goes well."""
+    size: int = 1
+    calls: list[Any] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    on_death: Callable[[], Any] | None = None
+    """Awaited when the server has been stopped."""
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a call hangs."""
+    port: int = 0
+    _server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        """Serves on loopback."""
+        self._server = grpc.aio.server(options=channel_options())
+        generation_pb2_grpc.add_GenerationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Ends everything at once."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    async def Generate(self, message: Any, context: Any) -> AsyncIterator[Reply]:
+        """The answer from its first token."""
+        async for reply in self._play(message, 0, context):
+            yield reply
+
+    async def Attach(self, message: Any, context: Any) -> AsyncIterator[Reply]:
+        """The rest of it."""
+        async for reply in self._play(message, message.from_token, context):
+            yield reply
+
+    async def Cancel(self, message: Any, context: Any) -> generation_pb2.CancelReply:
+        """Records who is cancelled."""
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.cancelled.append(message.request_id)
+        return generation_pb2.CancelReply()
+
+    async def Status(self, message: Any, context: Any) -> generation_pb2.StatusReply:
+        """Its address, as the gateway's id."""
+        self.metadata.append(dict(context.invocation_metadata()))
+        return generation_pb2.StatusReply(gateway_id=self.address)
+
+    async def _play(self, message: Any, start: int, context: Any) -> AsyncIterator[Reply]:
+        self.calls.append(message)
+        self.metadata.append(dict(context.invocation_metadata()))
+        turn = self.script.pop(0) if self.script else Turn()
+        replies = list(_replies(max(0, start - turn.back), self.size))
+        count = len(replies) if turn.replies is None else min(turn.replies, len(replies) - 1)
+        for reply in replies[:count]:
+            yield reply
+        if turn.fails:
+            await self._fail(turn, context)
+        else:
+            for reply in replies[count + turn.skip :]:
+                yield reply
+
+    async def _fail(self, turn: Turn, context: Any) -> None:
+        if turn.dies:
+            asyncio.get_running_loop().create_task(self._die())
+            await asyncio.Event().wait()
+        if turn.hangs:
+            self.reached.set()
+            await asyncio.Event().wait()
+        if turn.raises:
+            raise KeyError("a fault of the gateway")
+        if turn.code is not None:
+            hint = () if turn.hint_ms is None else (("grpc-retry-pushback-ms", turn.hint_ms),)
+            await context.abort(turn.code, turn.details, hint)
+
+    async def _die(self) -> None:
+        await self.stop()
+        if self.on_death is not None:
+            await self.on_death()
+
+
+def _replies(start: int, size: int) -> Iterable[Reply]:
+    for position in range(start, len(TOKENS), size):
+        ids = TOKENS[position : position + size]
+        yield Reply(position=position, token_ids=ids, text="".join(f"<{token - 100}>" for token in ids))
+    summary = generation_pb2.Summary(
+        new_tokens=len(TOKENS), finish_reason=generation_pb2.FINISH_REASON_LENGTH
+    )
+    yield Reply(position=max(start, len(TOKENS)), summary=summary)
+
+
+@asynccontextmanager
+async def fake_gateways(*scripts: Sequence[Turn], size: int = 1) -> AsyncIterator[list[FakeGateway]]:
+    """Running ones, with these scripts."""
+    gateways = [FakeGateway(list(script), size) for script in scripts]
+    for gateway in gateways:
+        await gateway.start()
+    try:
+        yield gateways
+    finally:
+        for gateway in gateways:
+            await gateway.stop()

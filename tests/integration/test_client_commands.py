@@ -1,0 +1,132 @@
+"""`generate`, `attach`, `cancel` and `status` as processes, against real gRPC servers that play gateways."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import grpc
+import pytest
+
+from specinfer.v1 import generation_pb2
+from tests.fake_gateway import TEXT, TOKENS, Turn, fake_gateways
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-very-secret"
+
+
+async def started(*arguments: str, **variables: str) -> Process:
+    command = [sys.executable, "-m", "specinfer.cli", *arguments]
+    environment = {**os.environ, **variables}
+    return await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, stderr=PIPE, stdin=asyncio.subprocess.DEVNULL, cwd=ROOT, env=environment
+    )
+
+
+async def specinfer(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
+    """Exit code, standard output, standard error."""
+    process = await started(*arguments, **variables)
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_generate_goes_on_elsewhere_and_says_so() -> None:
+    async with fake_gateways([Turn(replies=7, dies=True)], []) as (first, second):
+        addresses = f"{first.address}, {second.address}"
+        flags = ["--address", addresses, "--request-id", "mine", "--deadline-seconds", "90"]
+        code, out, err = await specinfer("generate", "hi", *flags)
+    assert (code, out) == (0, TEXT + "\n"), err
+    assert err.count("trying again") == 1
+    (before,), (after,) = first.calls, second.calls
+    assert (before.request_id, before.deadline_seconds) == ("mine", 90.0)
+    assert after == generation_pb2.AttachRequest(request_id="mine", from_token=7)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_generate_cancels_its_request_before_it_ends(number: signal.Signals, code: int) -> None:
+    async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
+        process = await started("generate", "hi", "--address", gateway.address)
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(9) == b"<0><1><2>"
+        process.send_signal(number)
+        _, err = await process.communicate()
+    assert process.returncode == code, err
+    assert gateway.cancelled == [gateway.calls[0].request_id]
+    assert b"Traceback" not in err
+
+
+async def test_ctrl_c_ends_even_if_nobody_can_be_told() -> None:
+    async with fake_gateways([Turn(replies=3, dies=True)]) as (gateway,):
+        process = await started("generate", "hi", "--address", gateway.address)
+        assert process.stderr is not None
+        await process.stderr.readuntil(b"trying again")
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    assert process.returncode == 130
+
+
+async def test_a_lost_request_says_how_to_get_its_rest_and_attach_gets_it() -> None:
+    async with fake_gateways([Turn(replies=7, dies=True)]) as (gateway,):
+        flags = ["--address", gateway.address]
+        code, out, err = await specinfer(
+            "generate", "hi", "--request-id", "a b", "--patience-seconds", "0.2", *flags
+        )
+        assert (code, out) == (1, "".join(f"<{i}>" for i in range(7)))
+        assert "\nthe rest, if a gateway has it: specinfer attach 'a b' --from-token 7\n" in err
+        assert err.splitlines()[-1].startswith(f"specinfer: error: gateway at {gateway.address}")
+        await gateway.start(gateway.port)
+        code, rest, err = await specinfer("attach", "a b", "--from-token", "7", *flags)
+        assert (code, out + rest) == (0, TEXT + "\n"), err
+        code, rest, err = await specinfer("attach", "a b", "--from-token", "30", "--json", *flags)
+    answer = json.loads(rest)
+    assert (answer["request_id"], answer["token_ids"]) == ("a b", list(TOKENS[30:]))
+
+
+async def test_leaving_attach_cancels_nothing() -> None:
+    async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
+        process = await started("attach", "r", "--address", gateway.address)
+        await gateway.reached.wait()
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    assert (process.returncode, gateway.cancelled) == (130, [])
+
+
+async def test_a_key_reaches_the_gateway_and_is_never_shown() -> None:
+    refusal = Turn(replies=0, code=grpc.StatusCode.UNAUTHENTICATED, details="authorization: no such key")
+    async with fake_gateways([refusal]) as (gateway,):
+        flags = ["--address", gateway.address]
+        runs = [
+            await specinfer("generate", "hi", "--api-key", KEY, *flags),
+            await specinfer("cancel", "r", *flags, SPECINFER_API_KEY=KEY),
+            await specinfer("status", "--api-key", KEY, *flags),
+            await specinfer("generate", "--help", SPECINFER_API_KEY=KEY),
+            await specinfer("generate", "hi", "--api-key", KEY + "\n", *flags),
+        ]
+    assert [run[0] for run in runs] == [1, 0, 0, 0, 2]
+    assert runs[0][2] == "specinfer: error: authorization: no such key (UNAUTHENTICATED)\n"
+    assert KEY not in str(runs)
+    assert [row["authorization"] for row in gateway.metadata] == [f"Bearer {KEY}"] * 3
+    assert gateway.cancelled == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["status", "--tls-cert", "x.pem"], "tls_ca = None: needed"),
+        (["generate", "hi", "--tls-ca", "/no/such"], "tls_ca = '/no/such': No such file"),
+        (["generate", "hi", "--local", "--tls-ca", "x"], "--tls-ca = 'x': excludes --local"),
+        (["bench", "--prompts", "x", "--tls-ca", "x"], "--tls-ca = 'x': needs --address"),
+        (["attach", "r", "--from-token", "-1"], "from_token = -1: must be in [0, 2**32)"),
+        (["cancel", "r", "--address", "a:1,"], "address = 'a:1,': must be HOST:PORT"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+async def test_bad_options_are_one_line(arguments: list[str], message: str) -> None:
+    code, out, err = await specinfer(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("specinfer: error: ")
+    assert err.count("\n") == 1
+    assert message in err
