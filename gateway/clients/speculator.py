@@ -137,6 +137,11 @@ class SpeculatorService:
         self.held[name] = result.held_len
         found: dict[int, TokenTree] = {}
         for draft in result.drafts:
+            if draft.speculator >= len(self.members):
+                self.counters.malformed += (
+                    1  # nobody's: an answer must not blame another service's speculator
+                )
+                continue
             speculator = self.members.start + draft.speculator
             if draft.status == int(EntryStatus.ERROR):
                 self._fail(speculator, draft.message)
@@ -172,7 +177,8 @@ class SpeculatorService:
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
         """What its last answer took."""
-        own = {s: us / 1e6 for s, us in zip(self.members, reply.speculator_us, strict=False) if us}
+        told = zip(self.members, reply.speculator_us, strict=False)
+        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
         return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())))
 
     def forget(self, request_ids: Sequence[str]) -> None:

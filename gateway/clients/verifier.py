@@ -1,13 +1,14 @@
 """Talks to the verifier: one message per iteration for the whole batch."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.verdicts import sound_verdicts
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.step import StepEntry, VerdictEntry
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
@@ -24,7 +25,7 @@ class Verdicts(NamedTuple):
 
     by_request: dict[str, VerdictEntry]
     compute_s: float
-    """Time it spent computing."""
+    """Time it spent computing, by its own clock, but no longer than its answer took by ours."""
 
 
 class VerifierClient:
@@ -32,7 +33,7 @@ class VerifierClient:
 
     def __init__(self, channel: grpc.aio.Channel, hung_s: float = 10.0) -> None:
         """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead."""
-        self._hung_s, self._pass_curve = hung_s, PassCurve([(1, 0.0)])
+        self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
             "verifier", lambda: self._stub.Verify()
@@ -51,7 +52,7 @@ class VerifierClient:
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
-        self._pass_curve = pass_curve(reply)
+        self._pass_curve, self._vocab_size = pass_curve(reply), reply.vocab_size
         return reply
 
     async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
@@ -66,12 +67,14 @@ class VerifierClient:
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
+        started = time.perf_counter()
         reply = await self._stream.exchange(request, patience_s)
+        waited_s = time.perf_counter() - started
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
-        found = {verdict.request_id: _decode(verdict) for verdict in reply.entries}
-        return Verdicts(found, reply.compute_us / 1e6)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size)
+        return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets the verifier forget requests; its time-to-live covers a lost call.
@@ -105,19 +108,4 @@ def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntr
         tree=encode_tree(tree) if tree is not None else None,
         sampling=encode_sampling(entry.state.sampling),
         logprobs=request.logprobs,
-    )
-
-
-def _decode(verdict: verifier_pb2.Verdict) -> VerdictEntry:
-    try:
-        status = EntryStatus(verdict.status)
-    except ValueError:
-        return VerdictEntry(EntryStatus.ERROR, f"the verifier answered with unknown status {verdict.status}")
-    return VerdictEntry(
-        status,
-        verdict.message,
-        tuple(verdict.accepted_nodes),
-        verdict.bonus_token_id,
-        tuple(verdict.logprobs),
-        verdict.held_len,
     )
