@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
+from tests.fuzz.caught import CaughtFaults
 from tests.fuzz.door import Door, Episode
 from tests.fuzz.doors import make_door
 
@@ -60,23 +60,25 @@ class Campaign:
     async def _run(self, messages: int, progress: Callable[[int], None], first: int) -> None:
         door, started = make_door(self.door), time.perf_counter()
         every, number = max(2000, messages // _SAMPLES), first
-        with _FormattedLogs():
+        with CaughtFaults() as caught:
             while self.messages < messages and len(self.findings) < _MOST_FINDINGS:
-                door = await self._episode(door, number)
+                door = await self._episode(door, number, caught)
                 number += 1
                 while self.messages >= every * len(self.rss_mib):
                     self._sample()
                 progress(self.messages)
         self.seconds = time.perf_counter() - started
 
-    async def _episode(self, door: Door, number: int) -> Door:
+    async def _episode(self, door: Door, number: int, caught: CaughtFaults) -> Door:
         """Returns the door for the next one: another after a crash, which may have left anything."""
         episode = Episode(Random(f"{self.seed}:{self.door}:{number}"))
         began = time.perf_counter()
         try:
             await door.run(episode)
-        except Exception as error:  # that is what is looked for
+            caught.raise_first()
+        except Exception as error:  # noqa: BLE001  # any is what is looked for
             self._note(number, episode, error)
+            caught.forget()
             door = make_door(self.door)
         self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
         self.episodes += 1
@@ -119,24 +121,6 @@ class Campaign:
             "rss_growth_mib": round(growth(self.rss_mib), 2),
             "findings": [asdict(finding) for finding in self.findings.values()],
         }
-
-
-class _FormattedLogs:
-    """Log lines are formatted, since that may fail, too, and dropped."""
-
-    def __enter__(self) -> None:
-        root = logging.getLogger()
-        self._before, self._level = list(root.handlers), root.level
-        root.handlers, root.level = [_Formatting()], logging.INFO
-
-    def __exit__(self, *_: object) -> None:
-        root = logging.getLogger()
-        root.handlers, root.level = self._before, self._level
-
-
-class _Formatting(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        self.format(record).encode()
 
 
 def shown(message: Any, most: int = 4000) -> str:

@@ -1,4 +1,4 @@
-"""Clients of the services that know what every answer must be: one request each, in step with what was answered."""
+"""Clients of the services that know what every answer must be; one request each."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -89,7 +89,9 @@ class VerifierClient:
         context = self._context
         if disturbed and verdict.status != int(EntryStatus.OK):
             return self.forget()
-        assert verdict.status == int(EntryStatus.OK), f"{self.name}: status {verdict.status}: {verdict.message}"
+        assert verdict.status == int(EntryStatus.OK), (
+            f"{self.name}: status {verdict.status}: {verdict.message}"
+        )
         if self._tree is None:
             assert verdict.held_len == self._asked, f"{self.name}: held {verdict.held_len}, not {self._asked}"
             context.held = self._asked
@@ -105,7 +107,7 @@ class VerifierClient:
 
 
 class SpeculatorClient:
-    """Asks a service whose first speculator is an n-gram drafter, which answers the same whenever it is asked."""
+    """Asks a service whose first speculator is an n-gram drafter, which repeats its answers."""
 
     def __init__(self, name: str, rng: Random) -> None:
         self._context, self._complete, self._asked = Context(name, rng), False, 0

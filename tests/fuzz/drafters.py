@@ -29,9 +29,7 @@ class RandomDrafter:
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """See `Drafter.draft`; an error now and then."""
-        return [
-            SpecInferError("no idea") if self.rng.random() < 0.01 else self._tree(job) for job in jobs
-        ]
+        return [SpecInferError("no idea") if self.rng.random() < 0.01 else self._tree(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
         """See `Drafter.release`."""
@@ -51,9 +49,7 @@ class RandomDrafter:
             context.append(builder.token_ids[node])
         return builder.build()
 
-    def _propose(
-        self, builder: TreeBuilder, node: int, right: int, width: int, job: DraftJob
-    ) -> list[int]:
+    def _propose(self, builder: TreeBuilder, node: int, right: int, width: int, job: DraftJob) -> list[int]:
         tokens = self.rng.sample(range(VOCABULARY), self.rng.randint(1, width))
         if self.rng.random() < _RIGHT and right not in tokens:
             tokens[0] = right

@@ -1,10 +1,11 @@
-"""A gateway's core without Redis and clients: plan, draft, merge, verify, commit, learn, as `gateway.loop` does.
+"""A gateway's core without Redis and clients: one iteration as in `gateway.loop`.
 
 The one place of the fuzzer that knows how the gateway's parts are put together.
 """
 
 import asyncio
 import itertools
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -46,7 +47,9 @@ class GatewayCore:
         channel: Any = InlineChannel(services.verifier, verdicts)
         self._verifier = VerifierClient(channel)
         self._adaptive, self._clock = adaptive, itertools.count()
-        limits = SchedulerLimits(max_batch=4, tree_depth=5, sequence_length=4, max_tree_nodes=63, prefill_chunk=24)
+        limits = SchedulerLimits(
+            max_batch=4, tree_depth=5, sequence_length=4, max_tree_nodes=63, prefill_chunk=24
+        )
         self.scheduler, self.calibration = Scheduler(limits, _BUDGET), Calibration()
 
     async def open(self) -> None:
@@ -75,16 +78,21 @@ class GatewayCore:
         entries = self.scheduler.plan(now, choice.nodes, threshold.least_reach)
         if not entries:
             return []
+        started = time.perf_counter()
         drafts, draft_times = await self.pool.draft(entries, choice.speculators)
         self._raise_failures()
+        drafted = time.perf_counter()
         trees = trees_to_verify(entries, drafts, self.calibration, threshold)
+        merged = time.perf_counter()
         try:
             verdicts, pass_s = await self._verifier.verify(entries, trees)
         except SpecInferError:
             return []
+        verified = time.perf_counter()
         progress = self.scheduler.commit(entries, trees, verdicts, now)
-        times = StepTimes(now, now, now + 1e-4, now + 2e-4, now + 3e-4, now + 4e-4)
-        learn(FinishedStep(choice, entries, drafts, trees, verdicts, draft_times, pass_s, times), self._planner, self.calibration)
+        times = StepTimes(started, started, drafted, merged, verified, time.perf_counter())
+        step = FinishedStep(choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
+        learn(step, self._planner, self.calibration)
         await self._release([item.state.request.request_id for item in progress if item.final])
         return progress
 
@@ -93,7 +101,9 @@ class GatewayCore:
             await self._verifier.release(request_ids)
             await self.pool.release(request_ids)
 
-    def _watched(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> Any:
+    def _watched(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> Any:
         task = asyncio.Task(work, loop=loop, **options)
         task.add_done_callback(self._note)
         return task

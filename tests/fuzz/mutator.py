@@ -1,4 +1,4 @@
-"""Spoils protobuf messages: knows their structure, not their meaning. Everything follows from the random generator.
+"""Spoils protobuf messages: knows their structure, not their meaning. All follows from its generator.
 
 Most mutations are made on the parsed message (numbers, repeated fields, whole messages swapped with those of
 earlier messages); the others on its serialised form, which reaches what no parsed message could hold.
@@ -30,7 +30,7 @@ class Mutator:
     """Makes spoilt copies; remembers parts of what it has seen, to put them into other messages."""
 
     def __init__(self, rng: Random, rare: frozenset[str] = frozenset(), remembered: int = 200) -> None:
-        """`rare` fields are left alone mostly: spoilt, they hide everything else (a fence number, an instance id)."""
+        """`rare` fields are left alone mostly: spoilt, they hide everything else."""
         self._rng, self._rare, self._most = rng, rare, remembered
         self._seen: dict[str, list[Message]] = {}
 
@@ -53,7 +53,7 @@ class Mutator:
         while True:
             field = self._field(message)
             if field is None:
-                return
+                return None
             if field.message_type is None:
                 return self._spoil_plain(message, field)
             below = self._below(message, field)
@@ -69,7 +69,9 @@ class Mutator:
         if not fields:
             return None
         field = self._rng.choice(fields)
-        return self._field(message) if field.name in self._rare and self._rng.random() > _RARE_SHARE else field
+        return (
+            self._field(message) if field.name in self._rare and self._rng.random() > _RARE_SHARE else field
+        )
 
     def _below(self, message: Message, field: F) -> Message | None:
         if not field.is_repeated:
@@ -78,7 +80,11 @@ class Mutator:
         return self._rng.choice(elements) if len(elements) else None
 
     def _value(self, field: F, value: Any) -> Any:
-        return near_value(field, value, self._rng) if self._rng.random() < 0.5 else boundary_value(field, self._rng)
+        return (
+            near_value(field, value, self._rng)
+            if self._rng.random() < 0.5
+            else boundary_value(field, self._rng)
+        )
 
     def _spoil_plain(self, message: Message, field: F) -> None:
         if not field.is_repeated:
@@ -125,7 +131,7 @@ class Mutator:
             lambda: elements[index:] + elements[:index],
             lambda: elements[::-1],
             lambda: elements + elements,
-            lambda: [],
+            list,
             lambda: [elements[other] if i == index else x for i, x in enumerate(elements)],
         )
         return rng.choice(ways)()
@@ -158,7 +164,9 @@ def spoil_bytes(data: bytes, rng: Random) -> bytes:
     stop = min(len(data), start + 1 + rng.randrange(8))
     ways: tuple[Callable[[], bytes], ...] = (
         lambda: data[:start],
-        lambda: data[:start] + bytes([byte ^ (1 << rng.randrange(8)) for byte in data[start:stop]]) + data[stop:],
+        lambda: (
+            data[:start] + bytes([byte ^ (1 << rng.randrange(8)) for byte in data[start:stop]]) + data[stop:]
+        ),
         lambda: data[:start] + data[stop:],
         lambda: data[:stop] + data[start:],
         lambda: data[:start] + rng.randbytes(1 + rng.randrange(6)) + data[start:],

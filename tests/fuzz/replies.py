@@ -1,7 +1,7 @@
 """The doors where a gateway reads what services answer: `DraftReply` and `VerifyReply`.
 
-A speculator is never believed, so nothing that it says may change the text of any request. A verifier is: a verdict that
-was spoilt may spoil its own request, but no other, and no rule of the books.
+A speculator is never believed, so nothing that it says may change the text of any request. A verifier is: a verdict
+that was spoilt may spoil its own request, but no other, and no rule of the books.
 """
 
 from random import Random
@@ -18,6 +18,8 @@ _SPOILT_STEPS = 25
 _REQUESTS = 4
 _MOST_STEPS = 400
 """After the last spoilt message: by then every request must have ended."""
+_ADAPTIVE_SHARE = 0.2
+"""Of episodes: those with a planner that chooses by the clock. All others are the same whenever they run."""
 _RARE = frozenset({"instance_id", "model_fingerprint", "fenced", "step_id"})
 """Fields that end or renew the connection."""
 
@@ -46,7 +48,9 @@ class _Run:
         self._submitted = 0
         speculators = self._rng.choice(((0,), (0, 1), (0, 1)))
         drafts, verdicts = (self._drafts, untouched) if spoils == "drafts" else (untouched, self._verdicts)
-        self._core = GatewayCore(services, speculators, drafts, verdicts, self._rng.random() < 0.5)
+        self._core = GatewayCore(
+            services, speculators, drafts, verdicts, self._rng.random() < _ADAPTIVE_SHARE
+        )
 
     async def run(self) -> None:
         await self._core.open()

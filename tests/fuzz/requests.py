@@ -1,6 +1,7 @@
 """The doors where a service reads what gateways send: `VerifyRequest` and `DraftRequest`.
 
-Every entry gets its own answer in its own place; those that nobody spoilt get the right one, whatever stands beside them.
+Every entry gets its own answer in its own place; those that nobody spoilt get the right one, whatever stands
+beside them.
 """
 
 from collections import deque
@@ -135,7 +136,9 @@ class _Run:
             self._disturbed.add(name)
 
     async def _forget_strangers(self, message: Any) -> None:
-        """What spoilt entries opened is released, as a time-to-live would: under the ids that they had."""
-        strangers = {entry.request_id for entry in message.entries} - set(self._clients)
+        """What spoilt entries opened is released, under the names that they had."""
+        client = getattr(message, "client", "")
+        ours = set() if client else set(self._clients)
+        strangers = {entry.request_id for entry in message.entries} - ours
         if strangers:
-            await self._services.release(sorted(strangers))
+            await self._services.release(sorted(strangers), client)

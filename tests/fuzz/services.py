@@ -1,5 +1,7 @@
-"""The services that a fuzzed gateway talks to, and that are fuzzed themselves: real servicers and engines in this
-process, around a target without a model. They live for a whole campaign, so what they do not forget shows.
+"""The services that a fuzzed gateway talks to, and that are fuzzed themselves: real servicers and engines.
+
+They stand in this process around a target without a model, and live for a whole campaign, so what they do not
+forget shows.
 """
 
 from collections.abc import Sequence
@@ -50,11 +52,11 @@ class Services:
         for drafter in self._random:
             drafter.rng = rng
 
-    async def release(self, request_ids: Sequence[str]) -> None:
-        """All services forget these requests."""
+    async def release(self, request_ids: Sequence[str], client: str = "") -> None:
+        """All services forget these requests of a client."""
         context: Any = InlineContext()
         for servicer in (self.verifier, *self.speculators):
-            await servicer.Release(common_pb2.ReleaseRequest(request_ids=request_ids), context)
+            await servicer.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), context)
 
     def check_empty(self) -> None:
         """Asserts that nothing is held for anybody."""

@@ -24,7 +24,9 @@ class Expectation:
         state, request = self.state, self.state.request
         new, name = state.tokens[len(request.prompt) :], request.request_id
         assert state.tokens[: len(request.prompt)] == list(request.prompt), f"{name}: the prompt changed"
-        assert len(new) <= request.max_new_tokens, f"{name}: {len(new)} tokens instead of {request.max_new_tokens}"
+        assert len(new) <= request.max_new_tokens, (
+            f"{name}: {len(new)} tokens instead of {request.max_new_tokens}"
+        )
         assert all(0 <= token < VOCABULARY for token in new), f"{name}: tokens that do not exist: {new}"
         if state.finish is None:
             held, total = state.verifier_len, len(state.tokens)
@@ -48,7 +50,9 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
         request_id=name,
         prompt=tuple(rng.choices(alphabet, k=rng.choice((1, 2, 5, 12, 30)))),
         max_new_tokens=rng.choice((1, 2, 6, 12, 20)),
-        sampling=GREEDY if greedy else SamplingParams(rng.choice((0.5, 1.0)), top_k, top_p, rng.randrange(2**63)),
+        sampling=GREEDY
+        if greedy
+        else SamplingParams(rng.choice((0.5, 1.0)), top_k, top_p, rng.randrange(2**63)),
         stop_token_ids=frozenset(stops),
         priority=rng.choice((0, 0, 0, 1, -1)),
         speculation=rng.choice((Speculation.TREE, Speculation.TREE, Speculation.SEQUENCE, Speculation.OFF)),

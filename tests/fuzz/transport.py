@@ -22,7 +22,7 @@ class InlineThread:
         return function(*args, **kwargs)
 
 
-class Aborted(Exception):
+class AbortedError(Exception):
     """What a servicer's `abort` raises."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -36,7 +36,7 @@ class InlineContext:
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         """Ends the call."""
         details.encode()  # as gRPC does
-        raise Aborted(code, details)
+        raise AbortedError(code, details)
 
 
 class InlineChannel:
@@ -79,7 +79,7 @@ class _Stream:
             return self._tamper(_travelled(await anext(self._replies)))
         except StopAsyncIteration:
             return grpc.aio.EOF
-        except Aborted as error:
+        except AbortedError as error:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(error.code, nothing, nothing, error.details) from error
 
