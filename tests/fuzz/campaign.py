@@ -19,7 +19,6 @@ from tests.fuzz.doors import make_door
 
 _SAMPLES = 20
 """Of memory, over a campaign; not more often than every 2,000 messages, since a collection takes time."""
-_MOST_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,8 @@ class Campaign:
 
     door: str
     seed: int
+    most_findings: int = 20
+    """Different ones after which it ends."""
     messages: int = 0
     episodes: int = 0
     refused: int = 0
@@ -61,7 +62,7 @@ class Campaign:
         door, started = make_door(self.door), time.perf_counter()
         every, number = max(2000, messages // _SAMPLES), first
         with CaughtFaults() as caught:
-            while self.messages < messages and len(self.findings) < _MOST_FINDINGS:
+            while self.messages < messages and len(self.findings) < self.most_findings:
                 door = await self._episode(door, number, caught)
                 number += 1
                 while self.messages >= every * len(self.rss_mib):

@@ -47,6 +47,8 @@ class GatewayCore:
         channel: Any = InlineChannel(services.verifier, verdicts)
         self._verifier = VerifierClient(channel)
         self._adaptive, self._clock = adaptive, itertools.count()
+        self._ended: list[str] = []
+        """Requests that the services may forget."""
         limits = SchedulerLimits(
             max_batch=4, tree_depth=5, sequence_length=4, max_tree_nodes=63, prefill_chunk=24
         )
@@ -62,12 +64,20 @@ class GatewayCore:
 
     async def close(self) -> None:
         """Ends what runs in the background."""
+        await self._release()
         await self.pool.close()
         asyncio.get_running_loop().set_task_factory(None)
 
     def submit(self, request: GenerationRequest) -> RequestState:
         """Queues a request."""
         return self.scheduler.submit(request, float(next(self._clock)), self.pool.draws)
+
+    def cut(self, item: Progress, keep: int) -> None:
+        """A stop string ended a request after so many of its newest tokens."""
+        ended_before = item.final
+        self.scheduler.cut(item, keep, float(next(self._clock)))
+        if not ended_before:
+            self._ended.append(item.state.request.request_id)
 
     async def step(self) -> list[Progress]:
         """One iteration; nothing moves where the verifier's answer is refused as a whole."""
@@ -93,13 +103,15 @@ class GatewayCore:
         times = StepTimes(started, started, drafted, merged, verified, time.perf_counter())
         step = FinishedStep(choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
         learn(step, self._planner, self.calibration)
-        await self._release([item.state.request.request_id for item in progress if item.final])
+        self._ended += [item.state.request.request_id for item in progress if item.final]
+        await self._release()
         return progress
 
-    async def _release(self, request_ids: list[str]) -> None:
-        if request_ids:
-            await self._verifier.release(request_ids)
-            await self.pool.release(request_ids)
+    async def _release(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended:
+            await self._verifier.release(ended)
+            await self.pool.release(ended)
 
     def _watched(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any

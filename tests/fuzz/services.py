@@ -34,7 +34,7 @@ _LIMITS = EngineLimits(max_requests=512, max_nodes=64, max_step_tokens=1 << 14, 
 class Services:
     """A verifier, a service of two speculators that send points, and one of a speculator that draws."""
 
-    def __init__(self, target: TableTarget, kv_tokens: int = 1 << 14) -> None:
+    def __init__(self, target: TableTarget, kv_tokens: int = 1 << 13) -> None:
         self.target = target
         self.runner = table_runner(target, kv_tokens)
         self._engine = VerifierEngine(self.runner, limits=_LIMITS)

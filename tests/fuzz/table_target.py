@@ -1,7 +1,7 @@
 """A target without a model, behind the real runner and the real cache.
 
-What it says follows from all tokens that a position may see, in their order: a token in the wrong slot, or one
-too many, changes the text.
+What it says follows from all tokens that a position may see, in their order: a token in the wrong slot, or
+one too many, changes the text.
 """
 
 from collections.abc import Sequence
