@@ -2,9 +2,9 @@
 
     python -m benchmarks.fuzz --messages 300000 --door all --seed 28
 
-Writes a report of both kinds beside the others. Every door runs in a process of its own, so that memory is its
-own. Exit code 1 if anything was found; each finding names its seed and episode, and `--first EPISODE
---messages 1` runs that one again.
+Writes a report and its table. Every door runs in a process of its own, so that memory is its own. Exit
+code 1 if anything was found; each finding names its seed and episode, and `--first EPISODE --messages 1`
+runs that one again.
 """
 
 import faulthandler
@@ -83,11 +83,12 @@ def markdown(report: dict[str, Any]) -> str:
         "memory, MiB",
         "growth, MiB",
     ]
+    about = f"{origin(report['about'])}; seed {report['seed']}."
+    growth = "Growth is that of the resident memory from the second fifth of the messages to the last."
     lines = [
         "# Fuzzing",
         "",
-        f"{origin(report['about'])}; seed {report['seed']}. Growth is that of the resident memory from the second "
-        "fifth of the messages to the last.",
+        f"{about} {growth}",
         "",
         *head(columns, "door"),
         *(line(found["door"], _cells(found)) for found in report["doors"]),

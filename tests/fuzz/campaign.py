@@ -81,6 +81,7 @@ class Campaign:
             self._note(number, episode, error)
             caught.forget()
             door = make_door(self.door)
+        await asyncio.sleep(0)  # the event loop closes generators that were dropped
         self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
         self.episodes += 1
         self.messages += episode.messages

@@ -83,15 +83,24 @@ class _Run:
         replies = self._method(self._messages(), InlineContext())
         for step in range(_MESSAGES):
             chosen = self._rng.sample(list(self._clients), self._rng.randint(1, len(self._clients)))
-            message = self._kind(step_id=step + 1, entries=[self._clients[name].entry() for name in chosen])
+            message = self._message(
+                step_id=step + 1, entries=[self._clients[name].entry() for name in chosen]
+            )
             spoilt = self._spoil(message)
             data = self._episode.spoilt(spoilt).SerializeToString()
             self._sent.append(type(spoilt).FromString(data))
+            self._services.fence = max(self._services.fence, getattr(spoilt, "fence", 0))
             reply = await anext(replies)
             self._check(spoilt, reply, chosen)
             await self._forget_strangers(spoilt)
         await replies.aclose()  # type: ignore[attr-defined]  # it is an asynchronous generator
         await self._services.release(list(self._clients))
+
+    def _message(self, step_id: int, entries: list[Any]) -> Any:
+        message = self._kind(step_id=step_id, entries=entries)
+        if "fence" in message.DESCRIPTOR.fields_by_name:
+            message.fence = self._services.fence
+        return message
 
     async def _messages(self) -> AsyncIterator[Any]:
         while self._sent:

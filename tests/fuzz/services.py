@@ -36,6 +36,8 @@ class Services:
 
     def __init__(self, target: TableTarget, kv_tokens: int = 1 << 13) -> None:
         self.target = target
+        self.fence = 0
+        """The highest that the verifier has seen: it serves no lower one."""
         self.runner = table_runner(target, kv_tokens)
         self._engine = VerifierEngine(self.runner, limits=_LIMITS)
         thread: Any = InlineThread()
@@ -55,8 +57,9 @@ class Services:
     async def release(self, request_ids: Sequence[str], client: str = "") -> None:
         """All services forget these requests of a client."""
         context: Any = InlineContext()
+        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=client, fence=self.fence)
         for servicer in (self.verifier, *self.speculators):
-            await servicer.Release(common_pb2.ReleaseRequest(request_ids=request_ids, client=client), context)
+            await servicer.Release(request, context)
 
     def check_empty(self) -> None:
         """Asserts that nothing is held for anybody."""
