@@ -56,6 +56,13 @@ class Tokenizer:
         """Equal for tokenizers with the same token for every id."""
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
 
+    def text_fingerprint(self) -> str:
+        """Equal for tokenizers that make the same tokens of the same text and the same conversation: hash
+        over vocabulary, merges, normalisation and all other stages, special tokens and chat template."""
+        stages = json.loads(self._fast.to_str())
+        parts = json.dumps([stages, self._chat_template, self._specials], sort_keys=True)
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the special tokens the model expects around it."""
         ids: list[int] = self._fast.encode(text).ids

@@ -148,8 +148,13 @@ class SpeculatorEngine:
             return []
         drafter = self.drafters[speculator]
         try:
-            return drafter.draft(jobs)
-        except (RuntimeError, ValueError, ArithmeticError, LookupError) as error:
+            found = drafter.draft(jobs)
+            if len(found) != len(jobs):
+                raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
+            return found
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
             log.exception("drafting failed for a batch of %d", len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)

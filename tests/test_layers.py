@@ -142,6 +142,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
 FORBIDDEN_STDLIB = {
+    **{
+        f"gateway.clients.{name}": {"asyncio", "time"}
+        for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
+    },
     "gateway.planning": {"asyncio"},
     "gateway.requests.scheduler": {"asyncio"},
     "gateway.requests.request": {"asyncio"},

@@ -102,6 +102,7 @@ def _description(tokenizer: Tokenizer, step_s: float) -> verifier_pb2.DescribeVe
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=round(1e6 * step_s)) for n in (1, 1024)],
         instance_id=secrets.token_hex(8),
         model_fingerprint="fixed",
+        text_fingerprint=tokenizer.text_fingerprint(),
     )
 
 

@@ -43,7 +43,7 @@ class GatewayCore:
         channels: list[tuple[str, Any]] = [
             (f"speculator {i}", InlineChannel(services.speculators[i], drafts)) for i in speculators
         ]
-        self.pool = SpeculatorPool(channels, policy)
+        self.pool, self.client = SpeculatorPool(channels, policy), policy.client
         channel: Any = InlineChannel(services.verifier, verdicts)
         self._verifier = VerifierClient(channel)
         self._adaptive, self._clock = adaptive, itertools.count()

@@ -45,7 +45,9 @@ class _Run:
         self._target, self._episode, self._rng = target, episode, episode.rng
         self._mutator, self._spoiling = Mutator(episode.rng, _RARE), True
         self._under_way: dict[str, Expectation] = {}
-        self._submitted = 0
+        self._submitted, self._services = 0, services
+        self._lost = False
+        """Whether an answer seemed another process's: what was not released then has a time-to-live."""
         speculators = self._rng.choice(((0,), (0, 1), (0, 1)))
         drafts, verdicts = (self._drafts, untouched) if spoils == "drafts" else (untouched, self._verdicts)
         self._core = GatewayCore(
@@ -68,6 +70,9 @@ class _Run:
             self._check_books()
         finally:
             await self._core.close()
+            if self._lost:
+                names = [f"r{number}" for number in range(1, self._submitted + 1)]
+                await self._services.release(names, self._core.client)
 
     def _fill(self) -> None:
         while len(self._under_way) < _REQUESTS:
@@ -108,6 +113,12 @@ class _Run:
         return changed
 
     def _spoil_some(self, reply: Any) -> Any:
+        before = reply.step_id, reply.instance_id
+        changed = self._spoil_parts(reply)
+        self._lost |= before != (changed.step_id, changed.instance_id)
+        return changed
+
+    def _spoil_parts(self, reply: Any) -> Any:
         """One entry or several, so that the others can be checked; now and then the message as a whole."""
         if not len(reply.entries) or self._rng.random() < 0.2:
             return self._episode.spoilt(self._mutator.mutated(reply))
