@@ -41,7 +41,7 @@ async def by_batch(setup: Setup, batches: Sequence[int], new_tokens: int) -> dic
 async def crowd(setup: Setup, streams: int, new_tokens: int) -> dict[str, Any]:
     """Times to the first token with so many streams at once, and the memory that a stream takes.
 
-    Memory is the slope over a quarter of the streams, half and all of them, each on a new gateway: one that has
+    Memory is the slope over a quarter of the streams, half and all, each on a new gateway: one that has
     had more does not give all of it back.
     """
     sizes = sorted({max(1, streams // 4), max(2, streams // 2), streams})
