@@ -77,7 +77,11 @@ class ExhaustedError(SpecInferError):
 
 
 class UnavailableError(SpecInferError):
-    """A service that is needed cannot be reached."""
+    """A service that is needed cannot be reached; `retry_after_s` is a hint when to try again."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ServiceChangedError(UnavailableError):
@@ -120,5 +124,5 @@ def _place_of(error: BaseException) -> str:
 
 
 def _shorten(value: object, limit: int = 120) -> str:
-    text = repr(value)
+    text = repr(value[:limit] if isinstance(value, str) else value)  # a text from outside may be of megabytes
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -75,6 +75,21 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", *TORCH},
     ),
+    "specinfer.client": (
+        {
+            "specinfer.errors",
+            "specinfer.service.channel",
+            "specinfer.service.tls",
+            "specinfer.wire.status",
+            "specinfer.v1",
+            "specinfer.client",
+        },
+        {"grpc"},
+    ),
+    "specinfer.client.resume": (
+        {"specinfer.client.errors", "specinfer.client.failure", "specinfer.v1"},
+        set(),
+    ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
     "verifier_svc.acceptance": (
         {
@@ -141,7 +156,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "gateway.requests.store": ({"specinfer.errors", "gateway"}, {"redis"}),
+    "gateway.store": ({"specinfer.errors", "specinfer.sampling", "gateway"}, {"redis"}),
     "gateway": (
         {
             "gateway",
@@ -172,6 +187,7 @@ FORBIDDEN_STDLIB = {
         f"gateway.clients.{name}": {"asyncio", "time"}
         for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
     },
+    "specinfer.client.resume": {"asyncio", "random", "time"},
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }
@@ -235,7 +251,7 @@ def test_the_check_notices_what_it_should() -> None:
     assert violations("gateway.requests.queue", {"time"})
     assert violations("gateway.loop", {"redis.asyncio"})
     assert violations("specinfer.model.runner", {"grpc"})
-    assert not violations("gateway.requests.store", {"redis.asyncio", "asyncio"})
+    assert not violations("gateway.store.connection", {"redis.asyncio", "asyncio"})
 
 
 def test_the_gateway_runs_without_torch() -> None:

@@ -149,7 +149,7 @@ async def _generate(client: GatewayClient, request: generation_pb2.GenerateReque
         except StreamLostError as error:
             print_way_back(error)
             raise
-        except asyncio.CancelledError:  # Ctrl-C or SIGTERM
+        except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
             await _cancel(client, request.request_id)
             raise
 

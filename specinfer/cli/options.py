@@ -97,8 +97,9 @@ def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> N
     """
     for name in options:
         if was_given(context, name):
+            value = context.params[name]
             flag = "--" + name.replace("_", "-")
-            raise InvalidInputError(flag, context.params[name], why)
+            raise InvalidInputError(flag, str(value) if isinstance(value, Path) else value, why)
 
 
 def was_given(context: typer.Context, name: str) -> bool:

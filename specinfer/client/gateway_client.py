@@ -149,12 +149,12 @@ class GatewayClient:
             call = self._open(request, attempt)
             self._calls.add(call)
             try:
-                while not isinstance(event := await _read(call), Failure):
+                while not isinstance(event := await self._read(call), Failure):
                     self._gateways.first = attempt.address
                     for item in resume.replied(event):
                         yield item
                     if resume.ended:
-                        await _let_end(call)
+                        await self._let_end(call)
                         return
             finally:
                 self._calls.discard(call)
@@ -162,6 +162,31 @@ class GatewayClient:
             retry = resume.failed(event, time.monotonic())
             self._on_retry(retry)
             await asyncio.sleep(retry.wait_s)
+
+    async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
+        """The next reply, or how the call ended.
+
+        gRPC raises CancelledError where the call was cancelled, whoever did it.
+
+        Raises:
+            UnavailableError: if it was `close`.
+        """
+        try:
+            reply = await call.read()
+        except grpc.aio.AioRpcError as error:
+            return Failure.of(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._gateways.closed or (task is not None and task.cancelling()):
+                raise
+            raise UnavailableError(CLOSED) from None
+        return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
+
+    async def _let_end(self, call: _ReplyCall) -> None:
+        """Waits for the status behind the summary, so that the gateway sees no client that hangs up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._read(call)
 
     def _open(self, request: generation_pb2.GenerateRequest, call: Call) -> _ReplyCall:
         stub = self._gateways.stub(call.address)
@@ -201,30 +226,3 @@ def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.Generate
     message.CopyFrom(request)
     message.request_id = request.request_id or new_request_id()
     return message
-
-
-async def _read(call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
-    """The next reply, or how the call ended.
-
-    Raises:
-        UnavailableError: if the client was closed meanwhile.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    cancelled = task.cancelling()
-    try:
-        reply = await call.read()
-    except grpc.aio.AioRpcError as error:
-        return Failure.of(error)
-    except asyncio.CancelledError:
-        if task.cancelling() > cancelled:
-            raise
-        raise UnavailableError(CLOSED) from None
-    return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
-
-
-async def _let_end(call: _ReplyCall) -> None:
-    """Waits for the status behind the summary, so that the gateway does not see a client that hangs up."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_END_TIMEOUT_S):
-            await _read(call)

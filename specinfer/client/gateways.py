@@ -40,7 +40,7 @@ class Gateways:
         self.first = 0
         self._tls = tls
         self._channels: dict[int, grpc.aio.Channel] = {}
-        self._closed = False
+        self.closed = False
 
     def stub(self, index: int) -> generation_pb2_grpc.GenerationStub:
         """Of one gateway.
@@ -49,7 +49,7 @@ class Gateways:
             SettingError: if a file of TLS does not fit.
             UnavailableError: after `close`.
         """
-        if self._closed:
+        if self.closed:
             raise UnavailableError(CLOSED)
         if index not in self._channels:
             self._channels[index] = open_channel(self.addresses[index], self._tls)
@@ -62,6 +62,6 @@ class Gateways:
 
     async def close(self) -> None:
         """Closes all channels, for good."""
-        self._closed = True
+        self.closed = True
         for channel in self._channels.values():
             await channel.close()

@@ -19,10 +19,10 @@ def new_request_id() -> str:
 def make_request(
     prompt: str,
     *,
-    chat: bool,
-    max_new_tokens: int,
-    temperature: float,
-    speculation: str,
+    chat: bool = True,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    speculation: str = "tree",
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int | None = None,
@@ -32,7 +32,15 @@ def make_request(
     request_id: str = "",
     deadline_seconds: float | None = None,
 ) -> generation_pb2.GenerateRequest:
-    """The message of a request; the gateway checks the values."""
+    """The message of a request; the gateway checks the values.
+
+    Args:
+        chat: whether the prompt is a user's turn; else it is continued as it is.
+        speculation: one of `SPECULATION`.
+        seed: None: drawn at random by the gateway.
+        request_id: empty: chosen by the client.
+        deadline_seconds: after which the request ends with the tokens it has.
+    """
     request = generation_pb2.GenerateRequest(
         request_id=request_id,
         max_new_tokens=max_new_tokens,

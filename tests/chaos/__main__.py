@@ -27,6 +27,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=1.5, help="mean seconds between faults")
     parser.add_argument("--verifiers", type=int, default=2, help="verifiers")
     parser.add_argument("--lease", type=float, default=1.0, help="seconds of the gateways' leases")
+    parser.add_argument("--proposal", default="point", help="how SSMs propose: point, with_replacement, ...")
     parser.add_argument("--json", type=Path, default=None, help="file for the result")
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all is well")
     return parser.parse_args(argv)
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Runs; returns the exit code."""
     given = arguments(argv)
     seed = secrets.randbelow(10**6) if given.seed is None else given.seed
-    shape = Shape(verifiers=given.verifiers, lease_s=given.lease)
+    shape = Shape(verifiers=given.verifiers, lease_s=given.lease, proposal=given.proposal)
     options = RunOptions(given.faults, seed, given.clients, given.interval, shape=shape)
     directory = Path(tempfile.mkdtemp(prefix="specinfer-chaos-"))
     run, began = ChaosRun(options, lambda text: print(text, flush=True)), time.monotonic()

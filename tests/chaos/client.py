@@ -5,8 +5,9 @@ It stands beside the client of `specinfer.client`, which would silently drop wha
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import grpc
 
@@ -17,6 +18,8 @@ from tests.chaos.orders import Outcome
 _SILENCE_S = 4.0
 """After which it turns to another gateway: a stopped process keeps its connections and says nothing."""
 _RETRY_S = 0.1
+_LOOK_EVERY = 16
+"""Pieces between two looks into Redis."""
 _CURABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -33,6 +36,13 @@ class ChangedError(Exception):
     def __init__(self, kind: str, tokens: int, message: str) -> None:
         super().__init__(message)
         self.kind, self.tokens = kind, tokens
+
+
+class Look(Protocol):
+    """Compares what a client was given with what is stored; see `tests.chaos.audit`."""
+
+    async def look(self, request_id: str, tokens: Sequence[int], ended: bool) -> None:
+        """Raises ChangedError if they differ."""
 
 
 class UnfinishedError(Exception):
@@ -60,10 +70,10 @@ class Watch:
 class Client:
     """Sends one request after another and follows each to its end."""
 
-    def __init__(self, addresses: list[str], watch: Watch, patience_s: float) -> None:
+    def __init__(self, addresses: list[str], watch: Watch, audit: Look, patience_s: float) -> None:
         self._channels = [open_channel(address) for address in addresses]
         self._stubs = [generation_pb2_grpc.GenerationStub(channel) for channel in self._channels]
-        self._watch, self._patience_s = watch, patience_s
+        self._watch, self._audit, self._patience_s = watch, audit, patience_s
         self._turn = 0
         self._last = 0.0
         """When a piece came, or when the request was first sent."""
@@ -73,7 +83,7 @@ class Client:
         """Everything that a request brings.
 
         Raises:
-            ChangedError: if tokens are left out or come twice.
+            ChangedError: if tokens are left out, come twice or are not stored.
             UnfinishedError: if it ends with an error, or not within the client's patience.
         """
         request = generation_pb2.GenerateRequest()
@@ -120,6 +130,8 @@ class Client:
                     return  # ended, perhaps without a summary
                 self._last = self._watch.piece(self._last)
                 take(reply, outcome)
+                if outcome.finish or self._watch.pieces % _LOOK_EVERY == 0:
+                    await self._audit.look(request.request_id, outcome.tokens, bool(outcome.finish))
         finally:
             call.cancel()
 

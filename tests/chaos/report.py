@@ -26,6 +26,8 @@ class Report:
     unfinished: int = 0
     retries: int = 0
     """Streams that were taken up again."""
+    looks: int = 0
+    """Times that Redis was asked whether it has what a client was given."""
     failed_starts: int = 0
     """Processes that ended while they started, because what they needed was down."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -70,6 +72,7 @@ class Report:
             "requests": self.requests,
             "tokens": self.tokens,
             "streams_resumed": self.retries,
+            "looks_into_redis": self.looks,
             "failed_starts": self.failed_starts,
             "tokens_lost": self.lost,
             "tokens_repeated": self.repeated,

@@ -29,7 +29,15 @@ class Shape:
     """Drafters, a service of its own for each."""
     lease_s: float = 1.0
     max_batch: int = 16
+    proposal: str = "point"
+    """Of SSMs. If they draw, what is sampled hangs on when it is drawn: then only what is greedy is compared with
+    the undisturbed run, and everything with Redis."""
     gateway_flags: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def drawn(self) -> bool:
+        """Whether speculators draw."""
+        return self.proposal != "point"
 
 
 class ChaosSystem:
@@ -139,9 +147,10 @@ class ChaosSystem:
             self._serve(f"verifier-{n + 1}", "verifier", "verifier_svc", verifier)
             for n in range(shape.verifiers)
         ]
+        ssm = model | {"dtype": "float32", "proposal": shape.proposal}
         speculators = []
         for drafter in shape.speculators:
-            flags = {"drafter": drafter} | (model | {"dtype": "float32"} if "ssm" in drafter else {})
+            flags = {"drafter": drafter} | (ssm if "ssm" in drafter else {})
             speculators.append(self._serve(f"speculator-{drafter}", "speculator", "speculator_svc", flags))
         for n in range(shape.gateways):
             link = self._link(f"redis-{n + 1}", redis.port)

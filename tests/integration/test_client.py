@@ -1,4 +1,4 @@
-"""The client against real gRPC servers that die, repeat, refuse, leave out: no token is lost or seen twice."""
+"""The client against real gRPC servers that die, repeat, refuse or leave out. No token is lost or doubled."""
 
 import asyncio
 import random
@@ -38,7 +38,8 @@ def client_of(*gateways: FakeGateway, **options: object) -> GatewayClient:
 
 async def check_whole(client: GatewayClient) -> None:
     """An answer is the undisturbed one, and its pieces say where they belong."""
-    pieces, summaries = [], []
+    pieces: list[Piece] = []
+    summaries: list[generation_pb2.Summary] = []
     async with aclosing(client.stream(REQUEST)) as items:
         async for item in items:
             if isinstance(item, Piece):

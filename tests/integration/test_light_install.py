@@ -85,6 +85,7 @@ def test_torch_is_hidden() -> None:
         (["specinfer.cli", "models", "list"], "smollm2-135m"),
         (["specinfer.cli", "bench", "--help"], "--prompts"),
         (["specinfer.cli", "demo", "--help"], "--max-new-tokens"),
+        (["specinfer.cli", "attach", "--help"], "--from-token"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -99,6 +100,15 @@ def test_a_client_runs_without_the_model_extra() -> None:
     done = run("specinfer.cli", "status", "--address", "127.0.0.1:9")
     assert done.returncode == 1
     assert done.stderr.startswith("specinfer: error: gateway at 127.0.0.1:9")
+
+
+def test_the_python_client_loads_no_more_than_it_needs() -> None:
+    """Neither what draws terminals nor numbers; torch is hidden anyway."""
+    code = (
+        "import sys, specinfer.client; print(sorted({'numpy', 'rich', 'typer', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 def test_conversion_names_the_missing_extra(tmp_path: Path) -> None:

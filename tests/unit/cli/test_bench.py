@@ -1,29 +1,24 @@
 """How modes take turns, and what is made of their times."""
 
 import math
+from typing import cast
 
 import pytest
 
-from specinfer.cli import bench
 from specinfer.cli.bench import BenchPlan, Turn, parts, run_bench, summarise
-from specinfer.client import Answer
+from specinfer.client import Answer, GatewayClient
 from specinfer.v1 import generation_pb2
 
 
 class Gateway:
     """Records what it is asked, in order; every answer is the token 7 as often as wanted."""
 
-    asked: list[tuple[str, int, int]]
-
-    def __init__(self, address: str) -> None:
-        pass
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, int]] = []
 
     async def generate(self, request: generation_pb2.GenerateRequest) -> Answer:
         self.asked.append((request.text, request.speculation, request.max_new_tokens))
         return Answer(token_ids=[7] * request.max_new_tokens)
-
-    async def close(self) -> None:
-        pass
 
 
 OFF, SEQUENCE, TREE = (
@@ -33,15 +28,12 @@ OFF, SEQUENCE, TREE = (
 )
 
 
-async def test_modes_take_turns_prompt_by_prompt_over_prompts_that_were_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench, "GatewayClient", Gateway)
-    Gateway.asked = []
+async def test_modes_take_turns_prompt_by_prompt_over_prompts_that_were_read() -> None:
+    gateway = Gateway()
     labels: list[str] = []
     plan = BenchPlan(("a", "b", "c"), ("tree", "sequence", "incremental"), (1,), 5, 0.0, chat=False)
-    runs = await run_bench("", plan, labels.append)
-    warm_up, *asked = Gateway.asked
+    runs = await run_bench(cast(GatewayClient, gateway), plan, labels.append)
+    warm_up, *asked = gateway.asked
     assert warm_up == ("a", TREE, 5)
     orders = [(OFF, SEQUENCE, TREE), (TREE, SEQUENCE, OFF), (OFF, SEQUENCE, TREE)]
     assert asked == [

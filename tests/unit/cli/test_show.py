@@ -1,16 +1,18 @@
 """What commands print."""
 
+import asyncio
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from rich.console import Console
 
-from specinfer.cli import bench, demo, show
+from specinfer.cli import demo, show
 from specinfer.cli.bench import Run, Turn, summarise
-from specinfer.cli.show import answer_line, planner_words, print_runs
-from specinfer.client import Answer
+from specinfer.cli.show import answer_line, planner_words, print_runs, status_table
+from specinfer.client import Answer, GatewayClient
 from specinfer.v1 import generation_pb2
 
 
@@ -56,9 +58,6 @@ def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
     """Prompts, modes and answers as plain lines, one after another, on standard output."""
 
     class Gateway:
-        def __init__(self, address: str) -> None:
-            pass
-
         async def generate(
             self, request: generation_pb2.GenerateRequest, on_text: Callable[[str], None] = str
         ) -> Answer:
@@ -67,16 +66,11 @@ def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
             summary = generation_pb2.Summary(total_seconds=1.0, new_tokens=3)
             return Answer(token_ids=[1, 2, 3], summary=summary)
 
-        async def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(demo, "GatewayClient", Gateway)
-    monkeypatch.setattr(bench, "GatewayClient", Gateway)
     # a console keeps the width that the environment named when it was made, which was in another test
     narrow = Console(width=width)
     monkeypatch.setattr(show, "output", narrow)
     monkeypatch.setattr(demo, "output", narrow)
-    demo.print_demo(demo.run_demo("", 3))
+    demo.print_demo(asyncio.run(demo.run_demo(cast(GatewayClient, Gateway()), 3)))
     text, errors = capsys.readouterr()
     assert errors == ""
     assert "\x1b" not in text
@@ -102,3 +96,19 @@ def test_the_planners_choice_is_told_with_its_reason() -> None:
     assert planner_words(trees) == "ngram + ssm, 11 nodes: fastest; expects 150 tok/s, of plain decoding 90"
     fixed = generation_pb2.PlannerState(speculators=["ssm"], step_nodes=8, reason="not adaptive")
     assert planner_words(fixed) == "ssm, 8 nodes: not adaptive"
+
+
+def test_status_tells_who_drives_what() -> None:
+    status = generation_pb2.StatusReply(gateway_id="g1", gateways=2, draining=True, verifier_ready=True)
+    status.verifiers.add(address="v:1", ready=True, gateway_id="g1", running=3, waiting=1)
+    status.verifiers.add(address="v:2", ready=True, gateway_id="g2")
+    status.verifiers.add(address="v:3")
+    file = io.StringIO()
+    Console(file=file, width=200).print(status_table("here", status))
+    lines = [line.split("│") for line in file.getvalue().splitlines() if line.count("│") == 3]
+    rows = {line[1].strip(): line[2].strip() for line in lines}
+    assert rows["gateway"] == "g1, 2 alive, draining: takes no new requests"
+    assert (rows["redis"], rows["verifier"]) == ("not answering", "ready")
+    assert rows["verifier v:1"] == "ready, driven by this gateway: 3 running, 1 waiting"
+    assert rows["verifier v:2"] == "ready, driven by gateway g2"
+    assert rows["verifier v:3"] == "not answering, driven by nobody"
