@@ -1,4 +1,4 @@
-"""Looks into Redis whether it holds what a client was just given: a token is stored before anybody sees it."""
+"""Looks into Redis for what a client was just given: a token is stored before anybody sees it."""
 
 from collections.abc import Sequence
 
