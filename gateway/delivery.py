@@ -16,7 +16,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.planning.feedback import FinishedStep
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feeds
-from gateway.requests.request import RequestState
+from gateway.requests.request import FinishReason, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
 from gateway.requests.text import TextStream
@@ -70,9 +70,18 @@ class Deliveries:
         request = state.request
         self.unfinished[request.request_id] = adoption
         if request.stop_strings:
-            text = TextStream(self._tokenizer, request.stop_strings)
-            text.push(state.tokens[len(request.prompt) :], last=False)
-            self._texts[request.request_id] = text
+            self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
+            tokens = state.tokens[len(request.prompt) :]
+            if text.push(tokens, last=False).stopped:  # only its end was not written
+                self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
+
+    def adopted_again(self, request_id: str, adoption: int) -> bool:
+        """The gateway lost a request that runs here and got it back: whether nobody had it in between, so
+        that the lane goes on with it."""
+        unbroken = self.unfinished.get(request_id) == adoption - 1
+        if unbroken:
+            self.unfinished[request_id] = adoption
+        return unbroken
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
         """Hands on what a step brought; waits only if the store is far behind.

@@ -130,6 +130,7 @@ class Lane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self.loop.close()
         await self.loop.pool.close()
         for _, channel in self._channels:
             await channel.close()

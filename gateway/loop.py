@@ -195,6 +195,12 @@ class GenerationLoop:
             self._metrics.preemptions.inc(len(preempted))
             await self.verifier.release(preempted)
 
+    async def close(self) -> None:
+        """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     def _learn(self, step: FinishedStep) -> None:
         learn(step, self._planner, self._calibration)
 

@@ -72,7 +72,7 @@ def sound_tree(
     """
     tree = decode_tree(message, speculator)
     tree.validate(vocab_size, entry.limits.nodes + 1)
-    if tree.root_token_id != entry.state.tokens[-1]:
+    if tree.root_token_id != entry.delta[-1]:  # the state may have moved on since
         raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
     depth = int(depths(tree.parents).max())
     if depth > entry.limits.depth:

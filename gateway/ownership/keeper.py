@@ -66,20 +66,31 @@ class Keeper:
         """Takes the gateway's lease, and the verifiers that are there.
 
         Raises:
-            UnavailableError: if Redis does not answer, or no verifier within the start time.
+            UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        await self._renew_once()
         deadline = time.monotonic() + self._settings.start_timeout_s
-        while True:
-            await self._lanes.look_up(strict=True)
-            if self._lanes.known:
-                break
-            if time.monotonic() > deadline:
-                where, seconds = self._settings.verifiers, self._settings.start_timeout_s
-                raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
+        while not await self._begun(last=time.monotonic() > deadline):
             await asyncio.sleep(0.05)
         await self._claim()
+
+    async def _begun(self, last: bool) -> bool:
+        """Whether Redis and a verifier answer.
+
+        Raises:
+            UnavailableError: if not, at the last attempt.
+        """
+        try:
+            await self._renew_once()
+        except UnavailableError:
+            if last:
+                raise
+            return False
+        await self._lanes.look_up(strict=True)
+        if not self._lanes.known and last:
+            where, seconds = self._settings.verifiers, self._settings.start_timeout_s
+            raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
+        return self._lanes.known > 0
 
     async def run(self) -> None:
         """Renews and works until cancelled."""
@@ -176,9 +187,10 @@ class Keeper:
         """Takes requests that nobody owns, as many as its queues hold."""
         queued = sum(lane.loop.scheduler.waiting for lane in self._lanes)
         most = min(_ADOPT_AT_ONCE, self._settings.max_waiting - queued)
-        if self.draining or not len(self._lanes) or most <= 0 or time.monotonic() < self._adopt_from:
+        models = models_of(self._lanes)
+        if self.draining or not models or most <= 0 or time.monotonic() < self._adopt_from:
             return
-        records = await self._store.adopt(most, models_of(self._lanes))
+        records = await self._store.adopt(most, models)
         for record in records:
             await self._lanes.take(record)
 

@@ -53,7 +53,11 @@ class Lanes:
 
     def owns(self, request_id: str) -> bool:
         """Whether a lane has a request, or has not stored its end yet."""
-        return any(request_id in lane.loop.deliveries.unfinished for lane in self.by_instance.values())
+        return self._holder(request_id) is not None
+
+    def _holder(self, request_id: str) -> Lane | None:
+        lanes = self.by_instance.values()
+        return next((lane for lane in lanes if request_id in lane.loop.deliveries.unfinished), None)
 
     def best_for(self, request: GenerationRequest, model: str = "") -> Lane | None:
         """Where a request goes best; None if no lane serves its model."""
@@ -68,6 +72,13 @@ class Lanes:
             UnavailableError: if Redis does not answer.
         """
         request = record.request
+        if record.ending is not None:
+            return  # its end was written just before
+        holder = self._holder(request.request_id)
+        if holder is not None and holder.loop.deliveries.adopted_again(request.request_id, record.adoption):
+            return  # nobody has had it meanwhile
+        if holder is not None:
+            holder.loop.deliveries.let_go([request.request_id])
         lane = self.best_for(request, record.model)
         try:
             if lane is None:
@@ -178,5 +189,5 @@ class Lanes:
 
 
 def models_of(lanes: Iterable[Lane]) -> list[str]:
-    """Fingerprints of the models that lanes serve."""
-    return sorted({lane.model for lane in lanes})
+    """Fingerprints of the models that running lanes serve."""
+    return sorted({lane.model for lane in lanes if lane.running})

@@ -6,6 +6,7 @@ Every test compares with what an undisturbed run gives, token for token.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,11 @@ from tests.system import (
     crash,
     request_for,
     running_system,
-    text_of,
     until,
 )
 
 PROMPT = [5, 17, 3, 88, 41]
-LONG = 300
+LONG = 120
 Stub = generation_pb2_grpc.GenerationStub
 
 
@@ -62,26 +62,54 @@ def tokens_of(replies: Sequence[generation_pb2.GenerateReply]) -> list[int]:
     return [token for reply in replies for token in reply.token_ids]
 
 
-async def begin(stub: Stub, request: generation_pb2.GenerateRequest, least: int = 10) -> Any:
-    """A call of which so many tokens have been read, and those."""
-    call, seen = stub.Generate(request), []
-    while len(seen) < least:
-        seen += list((await call.read()).token_ids)
-    return call, seen
+@dataclass(slots=True)
+class Reader:
+    """A call, and what was read of it."""
+
+    call: Any
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    last: generation_pb2.GenerateReply | None = None
+
+    async def read(self) -> bool:
+        """Reads a reply; says whether there was one."""
+        reply = await self.call.read()
+        if reply is grpc.aio.EOF:
+            return False
+        assert reply.position == len(self.tokens)
+        self.tokens += list(reply.token_ids)
+        self.text += reply.text
+        self.last = reply
+        return True
+
+    async def finish(self) -> list[int]:
+        """All tokens."""
+        while await self.read():
+            pass
+        return self.tokens
+
+
+async def begin(stub: Stub, request: generation_pb2.GenerateRequest, least: int = 10) -> Reader:
+    """A call of which so many tokens have been read."""
+    reader = Reader(stub.Generate(request))
+    while len(reader.tokens) < least:
+        assert await reader.read()
+    return reader
 
 
 async def test_a_stream_goes_on_where_it_was_cut(redis_url: str) -> None:
     async with running_system(redis_url, linger_seconds=5.0) as system:
         request = request_for(PROMPT, max_new_tokens=LONG, stop_strings=["no such text"], logprobs=True)
-        call, seen = await begin(system.stub, request)
-        call.cancel()
+        reader = await begin(system.stub, request)
+        reader.call.cancel()
+        seen = reader.tokens
         replies = await rest(system.stub, request.request_id, len(seen))
         again = await rest(system.stub, request.request_id, LONG - 3)
         whole = [r async for r in system.stub.Generate(request)]
     assert replies[0].position == len(seen)
     assert seen + tokens_of(replies) == greedy(PROMPT, LONG)
     assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
-    assert "".join(r.text for r in replies) == text_of(greedy(PROMPT, LONG))[len(text_of(seen)) :]
+    assert reader.text + "".join(r.text for r in replies) == "".join(r.text for r in whole)
     assert tokens_of(again) == greedy(PROMPT, LONG)[-3:]
     assert tokens_of(whole) == greedy(PROMPT, LONG), "the same request is attached to, not run again"
     logprobs = [value for r in whole for value in r.logprobs]
@@ -121,20 +149,18 @@ async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
 async def test_a_request_is_cancelled_through_another_gateway(redis_url: str) -> None:
     async with two_gateways(redis_url) as (system, _, stub):
         request = request_for(PROMPT, max_new_tokens=LONG)
-        call, _ = await begin(system.stub, request)
+        reader = await begin(system.stub, request)
         await stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
-        last = None
-        async for last in call:
-            pass
-        assert last is not None
-        assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+        await reader.finish()
+        assert reader.last is not None
+        assert reader.last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 
 
 async def test_a_client_that_hangs_up_at_a_gateway_that_only_follows(redis_url: str) -> None:
     async with two_gateways(redis_url) as (system, _, stub):
         request = request_for(PROMPT, max_new_tokens=LONG)
-        call, _ = await begin(stub, request)
-        call.cancel()
+        reader = await begin(stub, request)
+        reader.call.cancel()
         await until(lambda: system.loop.scheduler.running == 0)
         record = await system.store.load(request.request_id)
     assert record is not None
@@ -147,16 +173,15 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         undisturbed = await system.tokens(PROMPT, max_new_tokens=LONG, request_id="calm", **sampling)
         requests = [
-            request_for([*PROMPT, i], max_new_tokens=LONG, request_id=f"r{i}", **sampling) for i in range(10)
+            request_for([*PROMPT, i], max_new_tokens=LONG, request_id=f"r{i}", **sampling) for i in range(6)
         ]
         same = request_for(PROMPT, max_new_tokens=LONG, request_id="same", **sampling)
-        begun = [await begin(system.stub, request, 4) for request in [*requests, same]]
-        seen = [tokens for _, tokens in begun]
+        begun = await asyncio.gather(*(begin(system.stub, request, 4) for request in [*requests, same]))
+        seen = [reader.tokens for reader in begun]
         await crash(system.gateway)
-        for (call, _), tokens in zip(begun, seen, strict=True):
+        for reader in begun:
             with pytest.raises(grpc.aio.AioRpcError):  # what was on its way still arrives
-                async for reply in call:
-                    tokens += list(reply.token_ids)
+                await reader.finish()
         names = [request.request_id for request in [*requests, same]]
         rests = await asyncio.gather(
             *(rest(stub, name, len(tokens)) for name, tokens in zip(names, seen, strict=True))
@@ -178,7 +203,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
         loop, fenced = system.loop, []
         request = request_for(PROMPT, max_new_tokens=LONG)
         verify, go_on, asleep = loop.verifier.verify, asyncio.Event(), asyncio.Event()
-        call, seen = await begin(system.stub, request)
+        reader = await begin(system.stub, request)
 
         async def late(*arguments: Any) -> Any:
             asleep.set()
@@ -195,10 +220,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
         await until(lambda: any(lane.loop.scheduler.running for lane in other.lanes))
         system.gateway.keeper._renew_once = renew  # type: ignore[method-assign]
         go_on.set()
-        async for reply in call:
-            assert reply.position == len(seen)
-            seen += list(reply.token_ids)
-        assert seen == greedy(PROMPT, LONG)
+        assert await reader.finish() == greedy(PROMPT, LONG)
         assert len(fenced) == 1, "the verifier refused it"
         await until(lambda: not len(system.gateway.lanes))
         _replaced(system, other)
@@ -206,29 +228,25 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
 async def test_a_drained_gateway_hands_over_and_ends(redis_url: str) -> None:
     async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
-        # the second has a verifier of its own to go on with, once the first gives it up
-        call, seen = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
-        other.lanes.links.clear()  # until it is looked up again, nothing can be claimed
+        reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         assert not await system.gateway.keeper.hand_over(), "nobody else serves"
         assert len(system.gateway.lanes) == 1
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await system.tokens(PROMPT)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         draining = asyncio.create_task(system.gateway.drain())
-        async for reply in call:
-            seen += list(reply.token_ids)
+        assert await reader.finish() == greedy(PROMPT, LONG), "finished within the drain time"
         await draining
-    assert seen == greedy(PROMPT, LONG), "finished within the drain time"
 
 
 async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url: str) -> None:
     async with running_system(redis_url, linger_seconds=5.0) as system:
         request = request_for(PROMPT, max_new_tokens=LONG)
-        call, seen = await begin(system.stub, request)
+        reader = await begin(system.stub, request)
         await system.gateway.drain()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            async for reply in call:
-                seen += list(reply.token_ids)
+            await reader.finish()
+        seen = reader.tokens
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(seen) < LONG
         await system.gateway.lanes.end_all()
@@ -244,14 +262,12 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
     async with running_system(redis_url, lease_s=0.6, max_batch=1, linger_seconds=5.0) as system:
         running = request_for(PROMPT, max_new_tokens=LONG)
         waiting = request_for(PROMPT[::-1], max_new_tokens=20)
-        call, seen = await begin(system.stub, running)
+        reader = await begin(system.stub, running)
         later = asyncio.create_task(_all(system.stub, waiting))
         await until(lambda: system.loop.scheduler.waiting == 1)
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
-        async for reply in call:
-            seen += list(reply.token_ids)
-        assert seen == greedy(PROMPT, LONG)
+        assert await reader.finish() == greedy(PROMPT, LONG)
         assert tokens_of(await later) == greedy(PROMPT[::-1], 20)
         record = await system.store.load(running.request_id)
         assert record is not None
@@ -266,7 +282,7 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
     redis = Child("redis", command, log, {})
     wait_for_port(redis, port, timeout_s=20)
     async with running_system(f"redis://127.0.0.1:{port}/0", lease_s=0.6, linger_seconds=9.0) as system:
-        call, seen = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
+        reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         redis.kill()
         await until(lambda: not system.gateway.keeper.redis_ready)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -276,9 +292,7 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
         assert int(hints["grpc-retry-pushback-ms"]) > 0
         redis = Child("redis", command, log, {})
         wait_for_port(redis, port, timeout_s=20)
-        async for reply in call:
-            seen += list(reply.token_ids)
-        assert seen == greedy(PROMPT, LONG)
+        assert await reader.finish() == greedy(PROMPT, LONG)
         await until(lambda: system.gateway.keeper.redis_ready)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
     redis.kill()
