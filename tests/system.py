@@ -108,6 +108,7 @@ class System:
     address: str
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
+    verifiers: Sequence[VerifierEngine] = ()
 
     @property
     def loop(self) -> GenerationLoop:
@@ -165,22 +166,25 @@ async def running_system(
     speculator_tokenizer: Tokenizer | None = None,
     one_service: bool = False,
     absent: AbstractSet[str] = frozenset(),
+    verifiers: int = 1,
+    service_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[System]:
-    """Starts verifier, speculators and gateway; ends them on leaving and checks the cache.
+    """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
 
     Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
-    `options` are further settings of the gateway.
+    `service_options` are settings of the services' servers, `options` further ones of the gateway.
     """
     tokenizer = ascii_tokenizer()
-    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=kv_tokens, kv_window=kv_window)
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
-    engine = VerifierEngine(runner, acceptance, engine_limits)
+    model = model or tiny_transformers("llama")
+    runners = [runner_of(model, kv_tokens=kv_tokens, kv_window=kv_window) for _ in range(verifiers)]
+    engines = [VerifierEngine(runner, acceptance, engine_limits) for runner in runners]
     servers: dict[str, ServiceServer] = {}
     threads: list[EngineThread] = []
 
     async def serve(name: str, service: str, add: Callable[[ServiceServer, EngineThread], None]) -> str:
-        servers[name] = server = ServiceServer(settings(), [service])
+        servers[name] = server = ServiceServer(settings(**service_options or {}), [service])
         threads.append(EngineThread(name))
         add(server, threads[-1])
         return f"127.0.0.1:{await server.start()}"
@@ -193,20 +197,27 @@ async def running_system(
         max_requests=engine_limits.max_requests,
         max_nodes=engine_limits.max_nodes,
         max_step_tokens=engine_limits.max_step_tokens,
-        kv_capacity_tokens=runner.cache.capacity_tokens,
+        kv_capacity_tokens=runners[0].cache.capacity_tokens,
         kv_block_tokens=BLOCK_TOKENS,
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
         eos_token_ids=[EOS],
         kv_window_tokens=kv_window,
-        instance_id=secrets.token_hex(4),
         model_fingerprint="tiny",
     )
+    verifier_addresses = []
+    for number, engine in enumerate(engines):
 
-    def add_verifier(server: ServiceServer, thread: EngineThread) -> None:
-        servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), description)
-        verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
+        def add_verifier(
+            server: ServiceServer, thread: EngineThread, engine: VerifierEngine = engine
+        ) -> None:
+            own = verifier_pb2.DescribeVerifierReply()
+            own.CopyFrom(description)
+            own.instance_id = secrets.token_hex(4)
+            servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), own)
+            verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
-    verifier_address = await serve("verifier", "specinfer.v1.Verifier", add_verifier)
+        name = f"verifier-{number}" if number else "verifier"
+        verifier_addresses.append(await serve(name, "specinfer.v1.Verifier", add_verifier))
     addresses = []
     drafters = drafters or {}
     for group in [drafters] if one_service else [{name: drafters[name]} for name in drafters]:
@@ -221,7 +232,7 @@ async def running_system(
 
     gateway_settings = GatewaySettings(
         listen="127.0.0.1:0",
-        verifiers=verifier_address,
+        verifiers=",".join(verifier_addresses),
         speculators=",".join(addresses),
         redis_url=redis_url,
         draft_deadline_ms=1000 * deadline_s,
@@ -235,7 +246,7 @@ async def running_system(
     )
     try:
         async with another_gateway(gateway_settings) as (gateway, stub, address):
-            system = System(stub, gateway, engine, address, verifier_address, servers)
+            system = System(stub, gateway, engines[0], address, verifier_addresses[0], servers, engines)
             yield system
             if system.gateway is gateway:  # unless the test has ended it
                 assert not gateway.running.done(), gateway.running
@@ -244,8 +255,9 @@ async def running_system(
             await server.stop()
         for thread in threads:
             thread.stop()
-        engine.release(list(engine._held))
-        runner.cache.check()
+        for engine in engines:
+            engine.release(list(engine._held))
+            engine.runner.cache.check()
 
 
 @asynccontextmanager
@@ -290,9 +302,9 @@ def add_speculators(
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
 
 
-def settings() -> ServiceSettings:
+def settings(**options: Any) -> ServiceSettings:
     """Any free port of loopback, no drain."""
-    return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2)
+    return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2, **options)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -70,7 +70,7 @@ class Keeper:
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
         deadline = time.monotonic() + self._settings.start_timeout_s
-        while not await self._begun(last=time.monotonic() > deadline):
+        while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
         await self._claim()
 

@@ -39,7 +39,9 @@ class ServiceServer:
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
-        self.grpc = grpc.aio.server(interceptors=[FaultInterceptor()], options=options)
+        self.grpc = grpc.aio.server(
+            interceptors=[FaultInterceptor()], options=options, maximum_concurrent_rpcs=settings.max_calls
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]

@@ -45,6 +45,9 @@ class ServiceSettings(BaseSettings):
         False, description="Write exceptions whole, with what they may quote of prompts and answers."
     )
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
+    max_calls: int = Field(
+        4096, ge=1, description="Most calls at once; more are refused with RESOURCE_EXHAUSTED."
+    )
     max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
 
     tls_certificate: str = Field(

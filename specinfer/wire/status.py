@@ -18,7 +18,7 @@ from specinfer.errors import (
 )
 
 RETRY_HINT_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata of RESOURCE_EXHAUSTED and UNAVAILABLE: when to try again, as gRPC retry policies read it."""
+"""Trailing metadata of RESOURCE_EXHAUSTED and UNAVAILABLE: when to try again, as retry policies read it."""
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,

@@ -285,6 +285,7 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         redis.kill()
         await until(lambda: not system.gateway.keeper.redis_ready)
+        assert not system.gateway.keeper.ready
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await system.tokens(PROMPT)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -296,6 +297,37 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
         await until(lambda: system.gateway.keeper.redis_ready)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
     redis.kill()
+
+
+async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(redis_url: str) -> None:
+    """Its requests go on at the other one; a request goes where its beginning was read."""
+    async with running_system(redis_url, verifiers=2, lease_s=0.6, max_batch=4, linger_seconds=5.0) as system:
+        requests = [request_for([*PROMPT, i], max_new_tokens=LONG) for i in range(4)]
+        readers = await asyncio.gather(*(begin(system.stub, request) for request in requests))
+        assert [lane.loop.scheduler.running for lane in system.gateway.lanes] == [2, 2]
+        await system.servers["verifier"].stop()
+        found = await asyncio.gather(*(reader.finish() for reader in readers))
+        assert found == [greedy([*PROMPT, i], LONG) for i in range(4)]
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert [verifier.ready for verifier in status.verifiers] == [False, True]
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert system.gateway.keeper.ready
+
+
+async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
+    async with running_system(redis_url, verifiers=2, lease_s=0.6) as system:
+        async with another_gateway(system.gateway.settings) as (other, stub, _):
+            assert (len(system.gateway.lanes), len(other.lanes)) == (2, 0), "what is held is not taken away"
+            for lane in list(system.gateway.lanes)[1:]:
+                await system.gateway.lanes.end(lane)
+            await until(lambda: len(other.lanes) == 1)
+            assert len(system.gateway.lanes) == 1, "half of them are its share"
+            many = [request_for([*PROMPT, i], max_new_tokens=40) for i in range(16)]
+            found = await asyncio.gather(*(_all(system.stub, request) for request in many))
+            assert [tokens_of(replies) for replies in found] == [greedy([*PROMPT, i], 40) for i in range(16)]
+            (lane,) = other.lanes
+            assert lane.loop.steps > 0, "what waited at the first ran at the second"
+            assert tokens_of(await _all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
 
 
 async def _all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
