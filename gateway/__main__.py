@@ -1,10 +1,11 @@
 """Starts a gateway: settings -> app -> server."""
 
+import asyncio
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app import build_gateway, end_process_if_failed
+from gateway.app import Gateway, build_gateway, end_process_if_failed
 from gateway.settings import GatewaySettings
 from specinfer.hub import resolve_model
 from specinfer.service.entry_point import run_service
@@ -13,6 +14,7 @@ from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 
+_HEALTH_S = 0.2
 PROGRAM = "gateway"
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 
@@ -26,7 +28,16 @@ async def serve(settings: GatewaySettings) -> None:
         serve_metrics(registry, settings.metrics_host, settings.metrics_port)
         server = ServiceServer(settings, [SERVICE])
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)  # type: ignore[no-untyped-call]
-        await run_until_signalled(server)
+        health = asyncio.create_task(_show_health(gateway, server))
+        await run_until_signalled(server, before_stop=gateway.drain)
+        health.cancel()
+
+
+async def _show_health(gateway: Gateway, server: ServiceServer) -> None:
+    """Health says SERVING while a request that comes now would be served."""
+    while True:
+        await server.set_serving(gateway.keeper.ready)
+        await asyncio.sleep(_HEALTH_S)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,121 +1,110 @@
-"""The wiring of a gateway: what its parts need of each other and of the verifier's description."""
+"""The wiring of a gateway: what its parts need of each other."""
 
 import asyncio
 import logging
+import secrets
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
 from prometheus_client import CollectorRegistry
 
-from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
-from gateway.clients.verifier import VerifierClient, pass_curve
-from gateway.loop import GenerationLoop
+from gateway.callers import Callers
+from gateway.decoding import RequestDecoder
+from gateway.desk import Desk
+from gateway.lane import Shared
 from gateway.metrics import GatewayMetrics
-from gateway.planning.budget import derive_budget
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import Planner
-from gateway.requests.budget import NodeBudget
-from gateway.requests.scheduler import Scheduler, SchedulerLimits
-from gateway.requests.store import RequestStore
-from gateway.servicer import GenerationServicer, TargetInfo
+from gateway.ownership.follower import Follower
+from gateway.ownership.keeper import Keeper
+from gateway.ownership.lanes import Lanes
+from gateway.requests.feeds import Feeds
+from gateway.servicer import GenerationServicer
 from gateway.settings import GatewaySettings
-from specinfer.errors import IncompatibleError
-from specinfer.service.channel import open_channel, wait_until_serving
+from gateway.status import StatusReporter
+from gateway.store.connection import RedisConnection
+from gateway.store.leases import LeaseStore
+from gateway.store.requests import RequestStore
+from specinfer.errors import UnavailableError
 from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
+_DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that runs: its loop, and what answers clients."""
+    """A gateway that runs."""
 
-    loop: GenerationLoop
-    servicer: GenerationServicer
+    settings: GatewaySettings
+    lanes: Lanes
+    keeper: Keeper
     store: RequestStore
+    feeds: Feeds
+    servicer: GenerationServicer
     running: asyncio.Task[None]
-    """The loop's task; it ends only by a fault."""
+    """What keeps leases and follows requests; it ends only by a fault."""
+
+    async def drain(self) -> None:
+        """Takes no new requests, lets other gateways go on with those that it has or finishes them, and
+        lets its streams end; returns after the drain time at the latest."""
+        deadline = time.monotonic() + self.settings.drain_seconds
+        self.keeper.draining = True
+        try:
+            if await self.keeper.hand_over():
+                log.info("another gateway goes on with the requests of this one")
+        except UnavailableError as error:
+            log.warning("nothing is handed over: %s", error)
+        while self.feeds.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # many things end them
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self.feeds.fail_all(UnavailableError("this gateway ends; attach to the request at another one"))
 
 
 @asynccontextmanager
 async def build_gateway(
     settings: GatewaySettings, tokenizer: Tokenizer, registry: CollectorRegistry
 ) -> AsyncIterator[Gateway]:
-    """Connects to Redis, verifier and speculators, and runs the loop until the context is left.
+    """Connects to Redis, verifiers and speculators, and runs until the context is left.
 
     Raises:
-        UnavailableError: if Redis or the verifier does not answer in time.
+        UnavailableError: if Redis or every verifier does not answer in time.
         IncompatibleError: if a service does not fit the model's tokenizer.
+        SettingError: if a setting is wrong.
     """
-    store = RequestStore.connect(settings.redis_url, settings.retention_seconds)
-    channels = [(address, open_channel(address)) for address in settings.speculator_addresses]
-    verifier_channel = open_channel(settings.verifier)
-    opened = [verifier_channel, *(channel for _, channel in channels)]
+    gateway_id = secrets.token_hex(8)
+    metrics, feeds = GatewayMetrics(registry), Feeds()
+    callers = Callers.load(settings.key_file)
+    connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
+    store = RequestStore(connection, gateway_id, settings.retention_seconds)
+    leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
+    lanes = Lanes(Shared(settings, tokenizer, metrics, store, feeds), leases)
+    keeper = Keeper(settings, leases, store, lanes, feeds, metrics)
+    desk = Desk(settings, store, feeds, lanes, keeper)
     try:
-        await store.check()
-        verifier, description = await _meet(verifier_channel, settings, tokenizer)
-        policy = PoolPolicy(
-            settings.draft_deadline_ms / 1000,
-            description.vocab_size,
-            description.tokenizer_fingerprint,
-            settings.hung_seconds,
-        )
-        pool = SpeculatorPool(channels, policy)
-        try:
-            await pool.connect()
-            loop = _loop(
-                settings, description, pool, verifier, store, tokenizer, GatewayMetrics(registry, pool.names)
-            )
-            async with _running(loop) as task:
-                servicer = GenerationServicer(loop, tokenizer, TargetInfo.of(description))
-                yield Gateway(loop, servicer, store, task)
-        finally:
-            await pool.close()
+        await keeper.start()
+        target = lanes.target
+        decoder = RequestDecoder(tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids)
+        status = StatusReporter(gateway_id, lanes, keeper, target)
+        servicer = GenerationServicer(desk, decoder, tokenizer, callers, status)
+        async with _running(keeper, Follower(feeds, store)) as task:
+            log.info("gateway %s", gateway_id)
+            yield Gateway(settings, lanes, keeper, store, feeds, servicer, task)
     finally:
-        await store.close()
-        for channel in opened:
-            await channel.close()
-
-
-async def _meet(
-    channel: grpc.aio.Channel, settings: GatewaySettings, tokenizer: Tokenizer
-) -> tuple[VerifierClient, verifier_pb2.DescribeVerifierReply]:
-    """Waits for the verifier, and refuses one with another tokenizer."""
-    await wait_until_serving(channel, f"verifier at {settings.verifier}", settings.start_timeout_s)
-    verifier = VerifierClient(channel, settings.hung_seconds)
-    description = await verifier.describe()
-    ours, theirs = tokenizer.fingerprint(), description.tokenizer_fingerprint
-    if ours != theirs:
-        raise IncompatibleError(f"the gateway has tokenizer {ours}, the verifier has {theirs}")
-    return verifier, description
-
-
-def _loop(
-    settings: GatewaySettings,
-    description: verifier_pb2.DescribeVerifierReply,
-    pool: SpeculatorPool,
-    verifier: VerifierClient,
-    store: RequestStore,
-    tokenizer: Tokenizer,
-    metrics: GatewayMetrics,
-) -> GenerationLoop:
-    limits, curve = scheduler_limits(settings, description), pass_curve(description)
-    budget = node_budget(settings, limits, curve)
-    log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
-    planner = Planner(curve, budget, settings.adaptive)
-    scheduler = Scheduler(limits, budget)
-    return GenerationLoop(
-        scheduler, pool, verifier, store, tokenizer, metrics, planner, settings.verifier_patience_s
-    )
+        await desk.close()
+        await lanes.close()
+        await keeper.leave()
+        await connection.close()
 
 
 @asynccontextmanager
-async def _running(loop: GenerationLoop) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(loop.run())
+async def _running(keeper: Keeper, follower: Follower) -> AsyncIterator[asyncio.Task[None]]:
+    async def both() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keeper.run())
+            tasks.create_task(follower.run())
+
+    task = asyncio.create_task(both())
     try:
         yield task
     finally:
@@ -124,37 +113,7 @@ async def _running(loop: GenerationLoop) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def end_process_if_failed(task: "asyncio.Task[None]") -> None:
-    """A loop that died of a bug must not leave a gateway that accepts requests and answers none."""
+    """A keeper that died of a bug must not leave a gateway that accepts requests and answers none."""
     if not task.cancelled() and task.exception() is not None:
-        log.critical("the generation loop failed", exc_info=task.exception())
+        log.critical("the gateway failed", exc_info=task.exception())
         sys.exit(70)
-
-
-def scheduler_limits(
-    settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
-) -> SchedulerLimits:
-    """The gateway's own limits within those of the verifier."""
-    return SchedulerLimits(
-        max_batch=min(settings.max_batch, verifier.max_requests),
-        max_waiting=settings.max_waiting,
-        prefill_chunk=min(settings.prefill_chunk, verifier.max_step_tokens),
-        tree_depth=settings.tree_depth or verifier.max_nodes,
-        sequence_length=settings.sequence_length,
-        max_step_tokens=verifier.max_step_tokens,
-        kv_capacity_tokens=verifier.kv_capacity_tokens,
-        kv_block_tokens=verifier.kv_block_tokens,
-        kv_window_tokens=verifier.kv_window_tokens,
-        max_tree_nodes=verifier.max_nodes - 1,
-    )
-
-
-def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
-    """The operator's, or what the verifier's passes allow."""
-    return derive_budget(
-        curve,
-        limits.max_batch,
-        limits.max_tree_nodes,
-        limits.max_step_tokens,
-        settings.tree_nodes,
-        settings.step_nodes,
-    )

@@ -1,7 +1,8 @@
 """What happens to a step beside the next one: it is learnt from, stored, and published. In this order of
 steps.
 
-Invariant: a token is durable before a client sees it.
+Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps
+gather here up to a bound, then the loop waits.
 """
 
 import asyncio
@@ -10,62 +11,78 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gateway.clients.outage import Outage
 from gateway.metrics import GatewayMetrics
 from gateway.planning.feedback import FinishedStep
-from gateway.requests.request import GenerationRequest, RequestState
+from gateway.requests.ending import Ending
+from gateway.requests.feeds import Feeds
+from gateway.requests.request import RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
-from gateway.requests.store import RequestStore
-from gateway.requests.subscribers import Subscribers, Update
 from gateway.requests.text import TextStream
+from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 _MOST_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
+_LONGEST_PAUSE_S = 1.0
+"""Between two attempts to write while Redis is away."""
 
 
 class _Delivery(NamedTuple):
-    progress: list[tuple[Progress, str | None]]
-    """With its text, or None where that can be found later."""
+    progress: Sequence[Progress]
     step: FinishedStep | None
     """To learn from; None if requests ended between steps."""
 
 
 class Deliveries:
-    """The queue between the loop and everybody who waits for tokens."""
+    """The queue between a lane's loop and everybody who waits for tokens."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         store: RequestStore,
+        feeds: Feeds,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
+        names: Sequence[str],
         learn: Callable[[FinishedStep], None],
         release: Callable[[list[str]], None],
+        model: str = "",
+        redis_patience_s: float = 300.0,
     ) -> None:
-        """`learn` is told every finished step, `release` the requests that have ended."""
-        self._scheduler, self._store, self._tokenizer, self._metrics = scheduler, store, tokenizer, metrics
-        self._learn, self._release = learn, release
+        """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
+        the speculators, which the pool goes on filling."""
+        self._scheduler, self._store, self._feeds, self._tokenizer = scheduler, store, feeds, tokenizer
+        self._metrics, self._names, self._learn, self._release = metrics, names, learn, release
+        self._model, self._patience_s = model, redis_patience_s
         self._texts: dict[str, TextStream] = {}
+        self.unfinished: dict[str, int] = {}
+        """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
-        self.subscribers = Subscribers()
+        self._outage = Outage("Redis")
         self.new_tokens = 0
 
-    def open(self, request: GenerationRequest) -> "asyncio.Queue[Update]":
-        """From now on a request's tokens are published; returns the queue of its updates."""
-        self._texts[request.request_id] = TextStream(self._tokenizer, request.stop_strings)
-        return self.subscribers.subscribe(request.request_id)
+    def open(self, state: RequestState, adoption: int) -> None:
+        """From now on a request is this lane's, and its text is searched for its stop strings."""
+        request = state.request
+        self.unfinished[request.request_id] = adoption
+        if request.stop_strings:
+            text = TextStream(self._tokenizer, request.stop_strings)
+            text.push(state.tokens[len(request.prompt) :], last=False)
+            self._texts[request.request_id] = text
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
         """Hands on what a step brought; waits only if the store is far behind.
 
-        A stop string ends a request, which the next plan must know: where there are any, text comes first.
+        A stop string ends a request, which the next plan must know: so text is searched here.
         """
-        found = [(item, self._text(item) if item.state.request.stop_strings else None) for item in progress]
-        if found or step:
-            await self._waiting.put(_Delivery(found, step))
+        for item in progress:
+            self._stop_at_string(item)
+        if progress or step:
+            await self._waiting.put(_Delivery(progress, step))
 
     async def run(self) -> None:
         """Delivers until cancelled; what has gathered meanwhile is stored at once."""
@@ -77,53 +94,122 @@ class Deliveries:
             for _, step in waiting:
                 if step is not None:
                     self._learn_from(step)
-            found = [
-                (item, self._text(item) if text is None else text)
-                for progress, _ in waiting
-                for item, text in progress
-            ]
-            if found:
-                await self._store_and_publish(found)
+            progress = [item for items, _ in waiting for item in items]
+            if progress:
+                await self._store_and_publish(progress)
 
     def _learn_from(self, step: FinishedStep) -> None:
         try:
-            self._metrics.observe_step(step)
+            self._metrics.observe_step(step, self._names)
             self._learn(step)
         except Exception:  # what is learnt makes steps faster, not right
             log.exception("nothing is learnt from a step")
             self._metrics.failed_steps.inc()
 
-    async def _store_and_publish(self, found: list[tuple[Progress, str]]) -> None:
+    async def _store_and_publish(self, progress: list[Progress]) -> None:
         try:
-            await self._store.append([item for item, _ in found])
+            written = await self._write(progress)
         except UnavailableError as error:
-            log.error("%s; ending %d requests", error, len(found))
-            lost = {item.state.request.request_id: item.state for item, _ in found}
-            open_states = [state for state in lost.values() if state.finish is None]
-            ended = self._scheduler.fail(open_states, str(error), time.monotonic())
-            found += [(item, "") for item in ended]
-        for item, text in found:
-            self._publish(item, text)
-        ended_ids = [item.state.request.request_id for item, _ in found if item.final]
-        for request_id in ended_ids:
+            self._give_up(progress, error)
+            return
+        lost = {name for name, what in written.items() if what is Written.LOST}
+        if lost:
+            written |= await self._restore([item for item in progress if _name(item) in lost])
+        for item in progress:
+            if written[_name(item)] in (Written.OK, Written.CANCEL):
+                self._publish(item)
+        self._heed(written)
+        self._forget([_name(item) for item in progress if item.final])
+
+    async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes until Redis answers.
+
+        Raises:
+            UnavailableError: if it is away for longer than the patience.
+        """
+        attempt = 0
+        while True:
+            try:
+                written = await self._store.append(progress, self._names, self.unfinished)
+            except UnavailableError as error:
+                if self._outage.failed(error, time.monotonic()) > self._patience_s:
+                    raise
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, 0.05 * 2**attempt))
+                attempt += 1
+            else:
+                self._outage.over(time.monotonic())
+                return written
+
+    async def _restore(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Redis lost its data: writes these requests again, then what is new of them."""
+        log.warning("Redis does not know %d requests any more; writing them again", len(progress))
+        for state in {_name(item): item.state for item in progress}.values():
+            await self.write_again(state)
+        return await self._write(progress)
+
+    async def write_again(self, state: RequestState) -> None:
+        """Writes a request to a Redis that lost it.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        name = state.request.request_id
+        feed = self._feeds.get(name)
+        if feed is not None and name in self.unfinished:
+            await self._store.restore(state, feed, self._model, self.unfinished[name], time.monotonic())
+
+    def _heed(self, written: dict[str, Written]) -> None:
+        """Ends what somebody wants cancelled, and lets go of what another gateway owns."""
+        for request_id, what in written.items():
+            if what is Written.CANCEL and request_id in self._scheduler.states:
+                self._scheduler.cancel(request_id)
+        fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
+        if fenced:
+            log.warning("%d requests belong to another gateway now", len(fenced))
+            self._metrics.fenced_requests.inc(len(fenced))
+            self.let_go(fenced)
+
+    def let_go(self, request_ids: Sequence[str]) -> None:
+        """Another gateway goes on with these requests; their streams here follow it."""
+        for request_id in request_ids:
+            if request_id in self._scheduler.states:
+                self._scheduler.drop(request_id)
+        self._feeds.moved(request_ids)
+        self._forget(request_ids)
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
             self._texts.pop(request_id, None)
-        if ended_ids:
-            self._release(ended_ids)
+            self.unfinished.pop(request_id, None)
+        if request_ids:
+            self._release(list(request_ids))
 
-    def _text(self, item: Progress) -> str:
-        stream = self._texts.get(item.state.request.request_id)
-        if stream is None:
-            return ""
-        piece = stream.push(item.tokens, last=item.final)
-        if piece.stopped:
-            self._scheduler.cut(item, piece.used, time.monotonic())
-        return piece.text
+    def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
+        """Redis was away for too long: these requests end here; what was not stored is not shown."""
+        log.error("%s; ending %d requests", error, len({_name(item) for item in progress}))
+        names = list({_name(item) for item in progress})
+        for item in progress:
+            feed = self._feeds.get(_name(item))
+            if feed is not None and feed.ending is None:
+                feed.fail(error)
+        self.let_go(names)
 
-    def _publish(self, item: Progress, text: str) -> None:
-        state: RequestState = item.state
+    def _stop_at_string(self, item: Progress) -> None:
+        stream = self._texts.get(_name(item))
+        if stream is not None:
+            piece = stream.push(item.tokens, last=item.final)
+            if piece.stopped:
+                self._scheduler.cut(item, piece.used, time.monotonic())
+
+    def _publish(self, item: Progress) -> None:
         self.new_tokens += len(item.tokens)
-        final = state if item.final else None
-        self._metrics.observe_progress(item)
-        if item.tokens or text or final:
-            update = Update(item.tokens, text, item.logprobs, final)
-            self.subscribers.publish(state.request.request_id, update)
+        self._metrics.observe_progress(item, self._names)
+        feed = self._feeds.get(_name(item))
+        if feed is not None:
+            ending = Ending.of(item.state, self._names) if item.final else None
+            feed.extend(item.tokens, item.logprobs, ending)
+            self._feeds.forget_if_idle(feed)
+
+
+def _name(item: Progress) -> str:
+    return item.state.request.request_id

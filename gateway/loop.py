@@ -1,13 +1,15 @@
 """The main loop: draft, merge, verify, commit, deliver; once per iteration for the whole batch.
 
 An iteration that the verifier does not answer is repeated (the services resynchronise by themselves, see
-docs/protocol.md); only when it stays away do its requests end with an error. One that fails by a fault of
-ours is repeated request by request, so that only the culprit ends.
+docs/protocol.md). When it stays away, is replaced, or serves another gateway, the loop ends with that
+error, and its requests go on elsewhere. One that fails by a fault of ours is repeated request by request,
+so that only the culprit ends.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.clients.outage import Outage
@@ -20,13 +22,10 @@ from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.node_threshold import NO_NODES, NodeThreshold
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.planning.trees import trees_to_verify
-from gateway.requests.request import GenerationRequest
+from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import StepEntry
-from gateway.requests.store import RequestStore
-from gateway.requests.subscribers import Update
-from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.tokenizer import Tokenizer
+from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -48,19 +47,20 @@ class GenerationLoop:
         scheduler: Scheduler,
         pool: SpeculatorPool,
         verifier: VerifierClient,
-        store: RequestStore,
-        tokenizer: Tokenizer,
         metrics: GatewayMetrics,
         planner: Planner,
-        verifier_patience_s: float = 30.0,
+        deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
+        verifier_patience_s: float = 3.0,
     ) -> None:
-        self.scheduler, self.pool, self._verifier, self._store = scheduler, pool, verifier, store
+        """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
+        requests; after `verifier_patience_s` without an answer the loop ends."""
+        self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._metrics, self._planner, self._calibration = metrics, planner, Calibration()
         self._patience_s = verifier_patience_s
         self._wake = asyncio.Event()
-        self.deliveries = Deliveries(scheduler, store, tokenizer, metrics, self._learn, self._release)
+        self.deliveries = deliveries(self._learn, self._release)
         self._background: set[asyncio.Task[None]] = set()
-        self._outage = Outage()
+        self._outage = Outage("the verifier")
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
         self.steps = 0
@@ -72,17 +72,28 @@ class GenerationLoop:
         """Whether the last call to the verifier succeeded."""
         return self._outage.since is None
 
-    async def submit(self, request: GenerationRequest) -> "asyncio.Queue[Update]":
-        """Records and queues a request; returns the queue of its updates."""
-        await self._store.create(request)
-        try:
-            self.scheduler.submit(request, time.monotonic(), self.pool.draws)
-        except SpecInferError:
-            await self._store.discard(request.request_id)
-            raise
-        # nothing is awaited from here on: the loop must find the listener in place
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        generated: Sequence[int] = (),
+        drawn_for: bool | None = None,
+        arrived_ago_s: float = 0.0,
+        adoption: int = 1,
+    ) -> RequestState:
+        """Queues a request that is recorded, by this adoption; see `Scheduler.submit`, whose errors it
+        raises."""
+        state = self.scheduler.submit(
+            request,
+            time.monotonic(),
+            self.pool.draws,
+            generated=generated,
+            drawn_for=drawn_for,
+            arrived_ago_s=arrived_ago_s,
+        )
+        self.deliveries.open(state, adoption)
         self._wake.set()
-        return self.deliveries.open(request)
+        return state
 
     def cancel(self, request_id: str) -> None:
         """Ends a request at the next iteration."""
@@ -90,18 +101,33 @@ class GenerationLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Iterates until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.deliveries.run())
-            tasks.create_task(self._run())
+        """Iterates until cancelled, or until it cannot go on with this verifier.
+
+        Raises:
+            FencedError: if another gateway drives it.
+            UnavailableError: if it stays away, or another process answers at its address.
+        """
+        delivering = asyncio.create_task(self.deliveries.run())
+        iterating = asyncio.create_task(self._run())
+        try:
+            await asyncio.wait([delivering, iterating], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (delivering, iterating):
+                task.cancel()
+            results = await asyncio.gather(delivering, iterating, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
 
     async def _run(self) -> None:
         while True:
             step = await self._next_step()
             try:
                 await self._iterate(step)
+            except (FencedError, ServiceChangedError):
+                raise
             except UnavailableError as error:
-                await self._bear_with_verifier(step, error)
+                await self._bear_with_verifier(error)
             except Exception:  # a fault of ours must not end everybody's requests
                 log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
                 self._metrics.failed_steps.inc()
@@ -114,8 +140,10 @@ class GenerationLoop:
                 continue
             try:
                 await self._iterate(Step(PLAIN, NO_NODES, [entry]))
+            except (FencedError, ServiceChangedError):
+                raise
             except UnavailableError as error:
-                return await self._bear_with_verifier(step, error)
+                return await self._bear_with_verifier(error)
             except Exception as error:
                 log.exception("request %s failed", entry.request_id)
                 message = f"internal error: {type(error).__name__}"
@@ -148,7 +176,7 @@ class GenerationLoop:
         drafted = time.perf_counter()
         trees = trees_to_verify(entries, drafts, self._calibration, step.threshold)
         merged = time.perf_counter()
-        verdicts, pass_s = await self._verifier.verify(entries, trees)
+        verdicts, pass_s = await self.verifier.verify(entries, trees)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
@@ -165,7 +193,7 @@ class GenerationLoop:
         if preempted:
             log.info("preempting %d requests", len(preempted))
             self._metrics.preemptions.inc(len(preempted))
-            await self._verifier.release(preempted)
+            await self.verifier.release(preempted)
 
     def _learn(self, step: FinishedStep) -> None:
         learn(step, self._planner, self._calibration)
@@ -178,16 +206,18 @@ class GenerationLoop:
 
     async def _release_everywhere(self, request_ids: list[str]) -> None:
         try:
-            await self._verifier.release(request_ids)
+            await self.verifier.release(request_ids)
         except UnavailableError as error:
             log.warning("could not release %d requests: %s", len(request_ids), error)
         await self.pool.release(request_ids)
 
-    async def _bear_with_verifier(self, step: Step, error: UnavailableError) -> None:
-        """Waits a little for the verifier; after its patience the step's requests end with an error."""
-        now = time.monotonic()
+    async def _bear_with_verifier(self, error: UnavailableError) -> None:
+        """Waits a little for the verifier; after its patience this loop gives it up.
+
+        Raises:
+            UnavailableError: the error, after the patience.
+        """
         self._metrics.verifier_failures.inc()
-        if self._outage.failed(error, now) > self._patience_s:
-            states = [entry.state for entry in step.entries]
-            await self.deliveries.put(self.scheduler.fail(states, str(error), now))
+        if self._outage.failed(error, time.monotonic()) > self._patience_s:
+            raise error
         await asyncio.sleep(_BACKOFF_S)

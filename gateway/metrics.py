@@ -16,9 +16,7 @@ _MILLISECONDS = [0.001 * 2**i for i in range(14)]
 class GatewayMetrics:
     """Counts what the loop did."""
 
-    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
-        """`names` are those of the speculators by number; the pool adds to them as it meets services."""
-        self._names = names
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._waiting = Gauge("specinfer_gateway_waiting", "Requests waiting.", registry=registry)
         self._running = Gauge("specinfer_gateway_running", "Requests running.", registry=registry)
         self._tokens = Counter("specinfer_gateway_tokens", "Tokens generated.", registry=registry)
@@ -73,6 +71,22 @@ class GatewayMetrics:
             "Steps that failed by a fault of the gateway.",
             registry=registry,
         )
+        self.fenced_requests = Counter(
+            "specinfer_gateway_fenced_requests",
+            "Requests that another gateway had taken when this one wrote to them.",
+            registry=registry,
+        )
+        self.redis_outages = Counter(
+            "specinfer_gateway_redis_outages", "Times that Redis stopped answering.", registry=registry
+        )
+        self.redis_losses = Counter(
+            "specinfer_gateway_redis_losses", "Times that Redis had lost its data.", registry=registry
+        )
+        self.adopted_requests = Counter(
+            "specinfer_gateway_adopted_requests",
+            "Requests that this gateway took over.",
+            registry=registry,
+        )
         self.verifier_failures = Counter(
             "specinfer_gateway_verifier_failures",
             "Iterations the verifier did not answer.",
@@ -84,14 +98,17 @@ class GatewayMetrics:
         self._waiting.set(waiting)
         self._running.set(running)
 
-    def observe_step(self, step: FinishedStep) -> None:
-        """Counts the phases of one iteration, what the planner chose, and how far it was off."""
+    def observe_step(self, step: FinishedStep, names: Sequence[str]) -> None:
+        """Counts the phases of one iteration, what the planner chose, and how far it was off.
+
+        `names` are those of the speculators by number.
+        """
         for phase, (start, stop) in zip(_PHASES, pairwise(step.times[1:]), strict=True):
             self._phase.labels(phase).observe(stop - start)
         choice = step.choice
         self._choices.labels(choice.reason).inc()
         for speculator in choice.speculators:
-            self._asked.labels(self._names[speculator]).inc()
+            self._asked.labels(names[speculator]).inc()
         self._nodes.observe(sum(len(tree) - 1 for tree in step.trees.values()))
         if choice.seconds:
             self._expected_s.inc(choice.seconds)
@@ -99,7 +116,7 @@ class GatewayMetrics:
             self._expected_tokens.inc(choice.tokens)
             self._actual_tokens.inc(sum(1 + len(verdict.accepted) for verdict in step.verdicts.values()))
 
-    def observe_progress(self, item: Progress) -> None:
+    def observe_progress(self, item: Progress, names: Sequence[str]) -> None:
         """Counts new tokens, and a request's statistics when it ends."""
         self._tokens.inc(len(item.tokens))
         state = item.state
@@ -109,5 +126,5 @@ class GatewayMetrics:
         if state.first_token_at is not None:
             self._ttft.observe(state.first_token_at - state.queued_at)
         for index, counts in state.stats.speculators.items():
-            self._drafted.labels(self._names[index]).inc(counts.drafted)
-            self._accepted.labels(self._names[index]).inc(counts.accepted)
+            self._drafted.labels(names[index]).inc(counts.drafted)
+            self._accepted.labels(names[index]).inc(counts.accepted)

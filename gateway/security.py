@@ -41,8 +41,10 @@ class SecuritySettings(ServiceSettings):
     @property
     def services_tls(self) -> ClientTls:
         """How channels to verifiers and speculators are opened."""
-        files = (self.services_tls_ca, self.services_tls_certificate, self.services_tls_key)
-        return ClientTls(*map(as_path, files), server_name=self.services_tls_name, prefix="services_tls")
+        ca, certificate, key = map(
+            as_path, (self.services_tls_ca, self.services_tls_certificate, self.services_tls_key)
+        )
+        return ClientTls(ca, certificate, key, self.services_tls_name, prefix="services_tls")
 
     def redis_tls(self, url: str) -> dict[str, Any]:
         """Keyword arguments for `Redis.from_url(url)`.

@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from gateway.clients.addresses import service_addresses
 from gateway.security import SecuritySettings
 from specinfer.hub import DEFAULT_MODEL
 
@@ -14,19 +15,56 @@ class GatewaySettings(SecuritySettings):
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
-    verifier: str = Field("127.0.0.1:50052", description="Address of the verifier.")
-    speculators: str = Field("", description="Addresses of the speculator services, separated by commas.")
+    verifiers: str = Field(
+        "127.0.0.1:50052",
+        description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "
+        "name, which "
+        "is looked up again every second.",
+    )
+    speculators: str = Field(
+        "",
+        description="Speculator services, separated by commas: host:port, several replicas of one as "
+        "host:port|host:port, or dns:///name:port.",
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
     start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
-    verifier_patience_s: float = Field(30.0, ge=0, description="Time without verifier before requests fail.")
-    draft_deadline_ms: float = Field(500.0, gt=0, description="Time the speculators get per iteration.")
+    lease_seconds: float = Field(
+        3.0,
+        gt=0,
+        description="Life of this gateway's leases, renewed six times as often: others take over what a "
+        "dead gateway had "
+        "after that time.",
+    )
+    verifier_patience_s: float = Field(
+        30.0, ge=0, description="Time that requests wait for a verifier that nobody drives before they fail."
+    )
+    redis_patience_seconds: float = Field(
+        300.0, ge=0, description="Time that running requests wait for a Redis that does not answer."
+    )
+    linger_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="Time that a request goes on after its last client has left, for the client to come "
+        "back.",
+    )
+    draft_deadline_ms: float = Field(
+        0.0,
+        ge=0,
+        description="Time the speculators get per iteration; 0: in proportion to what the verifier takes.",
+    )
+    trust_draws: bool = Field(
+        True,
+        description="Let speculators draw for sampled requests. One that lies about what it drew from "
+        "biases the "
+        "output; --no-trust-draws takes only points.",
+    )
     hung_seconds: float = Field(
         5.0,
         gt=0,
         description="Silence after which a speculator service is taken for dead in a step that has draws.",
     )
     max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(256, ge=1, description="Most requests waiting; more are refused.")
+    max_waiting: int = Field(1024, ge=1, description="Most requests waiting; more are refused.")
     prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(
         0,
@@ -46,6 +84,11 @@ class GatewaySettings(SecuritySettings):
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     @property
-    def speculator_addresses(self) -> list[str]:
-        """The speculator services, in order of preference."""
-        return [address.strip() for address in self.speculators.split(",") if address.strip()]
+    def verifier_addresses(self) -> list[str]:
+        """The verifiers, names not looked up."""
+        return [address.strip() for address in self.verifiers.split(",") if address.strip()]
+
+    @property
+    def speculator_services(self) -> list[str]:
+        """The speculator services, in order of preference; see `gateway.clients.addresses`."""
+        return service_addresses(self.speculators)

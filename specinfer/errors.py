@@ -11,6 +11,7 @@
     +- UnavailableError           a service cannot be reached            UNAVAILABLE
     |  +- ServiceChangedError     another process answers there now      UNAVAILABLE
     +- FencedError                somebody else holds the lease          ABORTED
+    +- FaultError                 a bug, or code that is not ours        INTERNAL
     +- UnauthenticatedError       no key, or one nobody knows            UNAUTHENTICATED
     +- DeniedError                the key does not allow it              PERMISSION_DENIED
 
@@ -21,13 +22,25 @@
 class SpecInferError(Exception):
     """Base of all errors raised on purpose."""
 
+    @property
+    def for_logs(self) -> str:
+        """The message without values that may come from a request's text or tokens."""
+        return str(self)
+
 
 class InvalidInputError(SpecInferError):
     """A field has a value it may not have; the message names both."""
 
     def __init__(self, field: str, value: object, why: str) -> None:
         super().__init__(f"{field} = {_shorten(value)}: {why}")
-        self.field = field
+        self.field, self._why = field, why
+        may_be_shown = isinstance(value, (bool, int, float)) and "token_ids" not in field
+        self._shown = f" = {value}" if may_be_shown else ""
+
+    @property
+    def for_logs(self) -> str:
+        """The field and what is wrong; the value only where it is a number and no token."""
+        return f"{self.field}{self._shown}: {self._why}"
 
 
 class MalformedTreeError(InvalidInputError):
@@ -36,6 +49,11 @@ class MalformedTreeError(InvalidInputError):
 
 class SettingError(InvalidInputError):
     """A service or command was started with a bad setting."""
+
+    @property
+    def for_logs(self) -> str:
+        """With the value, which is the operator's own."""
+        return str(self)
 
 
 class NotFoundError(SpecInferError):
@@ -70,12 +88,35 @@ class FencedError(SpecInferError):
     """A lease was lost: somebody else holds it, under a higher number."""
 
 
+class FaultError(SpecInferError):
+    """An exception that nobody foresaw. What it says may quote a request, so logs leave it out."""
+
+    def __init__(self, what: str, cause: BaseException) -> None:
+        super().__init__(f"{what}: {type(cause).__name__}: {cause}")
+        self._place = f"{what}: {type(cause).__name__}{_place_of(cause)}"
+
+    @property
+    def for_logs(self) -> str:
+        """What failed, the kind of the exception and the line that raised it."""
+        return self._place
+
+
 class UnauthenticatedError(SpecInferError):
     """A call without a key, or with one that is not known."""
 
 
 class DeniedError(SpecInferError):
     """The caller's key does not allow this."""
+
+
+def _place_of(error: BaseException) -> str:
+    """File and line that raised an exception."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" at {trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"
 
 
 def _shorten(value: object, limit: int = 120) -> str:

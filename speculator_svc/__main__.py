@@ -1,5 +1,6 @@
 """Starts a speculator service: settings -> drafters -> engine -> servicer -> server."""
 
+import secrets
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -31,9 +32,10 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 
 
 def describe(
-    engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str]
+    engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """What `Describe` answers for speculators of these names and drafting methods."""
+    """What `Describe` answers for speculators of these names and drafting methods, in the process of this
+    id."""
     speculators = [
         speculator_pb2.SpeculatorDescription(
             name=name,
@@ -49,6 +51,7 @@ def describe(
         tokenizer_fingerprint=engine.description.tokenizer_fingerprint,
         max_context_len=engine.description.max_context_len,
         max_nodes=engine.max_nodes,
+        instance_id=instance_id,
     )
 
 
@@ -59,7 +62,7 @@ async def serve(settings: SpeculatorSettings) -> None:
     registry = CollectorRegistry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
-    description = describe(engine, settings.names, settings.drafters)
+    description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     metrics = SpeculatorMetrics(registry, settings.names)
     servicer = SpeculatorServicer(engine, thread, metrics, description)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import IncompatibleError, InvalidInputError, SpecInferError
+from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.contexts import Contexts
@@ -78,7 +78,9 @@ class SpeculatorEngine:
             try:
                 self._check(entry)
             except InvalidInputError as error:
-                outcomes[index] = DraftOutcome(entry.request_id, EntryStatus.ERROR, str(error), held_len=held)
+                outcomes[index] = DraftOutcome(
+                    entry.request_id, EntryStatus.ERROR, error.for_logs, held_len=held
+                )
                 continue
             if held != entry.base_len:
                 outcomes[index] = DraftOutcome(entry.request_id, EntryStatus.RESYNC, held_len=held)
@@ -148,13 +150,18 @@ class SpeculatorEngine:
             return []
         drafter = self.drafters[speculator]
         try:
-            return drafter.draft(jobs)
-        except (RuntimeError, ValueError, ArithmeticError, LookupError) as error:
+            found = drafter.draft(jobs)
+            if len(found) != len(jobs):
+                raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
+            return found
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
             log.exception("drafting failed for a batch of %d", len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)
             if len(jobs) == 1:
-                return [SpecInferError(f"the drafter failed: {error}")]
+                return [FaultError("the drafter failed", error)]
         return [result for job in jobs for result in self._run(speculator, [job])]
 
 

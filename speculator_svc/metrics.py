@@ -29,6 +29,11 @@ class SpeculatorMetrics:
             buckets=[0.0005 * 2**i for i in range(14)],
             registry=registry,
         )
+        self.failed_steps = Counter(
+            "specinfer_speculator_failed_steps",
+            "Steps that failed by a fault of the service.",
+            registry=registry,
+        )
         self._held = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
 
     def observe(self, outcomes: Sequence[DraftOutcome], seconds: float) -> None:

@@ -1,21 +1,24 @@
 """Protobuf in and out of the speculator engine, nothing else."""
 
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeAlias
 
 import grpc
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import SpecInferError
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
+from speculator_svc.clients import own_id, request_id_of
 from speculator_svc.engine import DraftEntry, DraftOutcome, SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 
+log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -40,19 +43,39 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             yield await self._thread.call(self._step, request)
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
+        """A fault of ours costs the step, not the stream."""
         started = time.perf_counter()
-        decoded = [_decode(entry) for entry in request.entries]
-        results = iter(self._engine.draft([item for item in decoded if isinstance(item, DraftEntry)]))
-        outcomes = [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
-        seconds = time.perf_counter() - started
-        self._metrics.observe(outcomes, seconds)
+        try:
+            outcomes = self._serve(request)
+            entries = [_encode(outcome) for outcome in outcomes]
+            self._metrics.observe(outcomes, time.perf_counter() - started)
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(request.entries))
+            entries = [_encode(outcome) for outcome in self._recover(request, error)]
         self._metrics.observe_held(self._engine.held_requests)
         return speculator_pb2.DraftReply(
             step_id=request.step_id,
-            entries=[_encode(outcome) for outcome in outcomes],
-            compute_us=round(seconds * 1e6),
+            entries=entries,
+            compute_us=round((time.perf_counter() - started) * 1e6),
             speculator_us=[round(own * 1e6) for own in self._engine.seconds],
+            instance_id=self._description.instance_id,
         )
+
+    def _serve(self, request: speculator_pb2.DraftRequest) -> list[DraftOutcome]:
+        decoded = _decode_all(request.client, request.entries)
+        results = iter(self._engine.draft([item for item in decoded if isinstance(item, DraftEntry)]))
+        return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
+
+    def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
+        """Forgets the requests of a step that failed; an error for each of its entries."""
+        self._metrics.failed_steps.inc()
+        ids = [own_id(request.client, entry.request_id) for entry in request.entries]
+        try:
+            self._engine.release(ids)
+        except Exception:
+            log.exception("could not forget the requests of a failed step")
+        message = f"internal error: {type(error).__name__}"
+        return [DraftOutcome(own, EntryStatus.ERROR, message) for own in ids]
 
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
@@ -61,33 +84,52 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forgets requests."""
-        released = await self._thread.call(self._engine.release, list(request.request_ids))
+        """Forgets requests of the client that asks."""
+        own_ids = [own_id(request.client, request_id) for request_id in request.request_ids]
+        released = await self._thread.call(self._engine.release, own_ids)
         self._metrics.observe_held(self._engine.held_requests)
         return common_pb2.ReleaseReply(released=released)
 
 
-def _decode(entry: speculator_pb2.DraftEntry) -> DraftEntry | DraftOutcome:
+def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
+    """One per entry; of entries with the same id only the first is served."""
+    found: list[DraftEntry | DraftOutcome] = []
+    seen: set[str] = set()
+    for entry in entries:
+        found.append(_decode(client, entry, entry.request_id in seen))
+        seen.add(entry.request_id)
+    return found
+
+
+def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> DraftEntry | DraftOutcome:
     """The entry, or the outcome that says what is wrong with it."""
-    width = 1 if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     try:
+        if twice:
+            raise InvalidInputError("request_id", entry.request_id, "is in the message twice")
         return DraftEntry(
-            entry.request_id,
+            own_id(client, entry.request_id),
             entry.base_len,
             list(entry.delta_token_ids),
-            TreeLimits(entry.node_budget, entry.max_depth, width, entry.least_reach),
+            _limits(entry),
             decode_sampling(entry.sampling),
             list(entry.speculators),
             entry.draw_seed,
             entry.sampling.HasField("seed"),
         )
     except SpecInferError as error:
-        return DraftOutcome(entry.request_id, EntryStatus.ERROR, str(error))
+        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
+
+
+def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:
+    """No tree is deeper than it has nodes, so a drafter need not look further."""
+    width = 1 if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
+    depth = min(entry.max_depth, entry.node_budget)
+    return TreeLimits(entry.node_budget, depth, width, entry.least_reach)
 
 
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
     return speculator_pb2.DraftResult(
-        request_id=outcome.request_id,
+        request_id=request_id_of(outcome.request_id),
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
         drafts=[_encode_draft(speculator, found) for speculator, found in outcome.drafts],
@@ -98,6 +140,6 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
 def _encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
     if isinstance(found, SpecInferError):
         status = common_pb2.ENTRY_STATUS_ERROR
-        return speculator_pb2.Draft(speculator=speculator, status=status, message=str(found))
+        return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)
     status = common_pb2.ENTRY_STATUS_OK
     return speculator_pb2.Draft(speculator=speculator, status=status, tree=encode_tree(found))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from redis import Redis
 
 from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command, redis_url_from_environment
+from specinfer.cli.redis_server import redis_command
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
@@ -41,17 +42,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real server: $REDIS_URL, or a private one for this session."""
-    if url := redis_url_from_environment():
-        yield url
-        return
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a private server for this session; never one of somebody else: tests empty it."""
     directory, port = tmp_path_factory.mktemp("redis"), free_ports(1)[0]
     child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
     wait_for_port(child, port, timeout_s=20)
     yield f"redis://127.0.0.1:{port}/0"
     child.terminate()
     child.join(timeout_s=5)
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    """A real server that holds nothing: gateways adopt what they find."""
+    with Redis.from_url(redis_server) as redis:
+        redis.flushall()
+    return redis_server
 
 
 @pytest.fixture(scope="session")

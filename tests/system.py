@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from gateway.app import build_gateway
+from gateway.app import Gateway, build_gateway
 from gateway.loop import GenerationLoop
-from gateway.requests.store import RequestStore
 from gateway.settings import GatewaySettings
+from gateway.store.requests import RequestStore
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS
@@ -53,6 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "step_nodes": 64,
     "tree_depth": 4,
     "sequence_length": 3,
+    "linger_seconds": 0.0,
+    "drain_seconds": 0.2,
 }
 """Settings of the gateway, unless a test says otherwise."""
 FIRST_CHARACTER = 2
@@ -101,12 +103,22 @@ class System:
     """Handles on every part, and a client of the gateway."""
 
     stub: generation_pb2_grpc.GenerationStub
-    loop: GenerationLoop
+    gateway: Gateway
     verifier: VerifierEngine
-    store: RequestStore
     address: str
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
+
+    @property
+    def loop(self) -> GenerationLoop:
+        """The loop of the lane that there is."""
+        (lane,) = self.gateway.lanes
+        return lane.loop
+
+    @property
+    def store(self) -> RequestStore:
+        """The requests in Redis."""
+        return self.gateway.store
 
     async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
         """All replies to one greedy request for token ids (any field can be overridden)."""
@@ -146,6 +158,7 @@ async def running_system(
     deadline_s: float = 10.0,
     hung_s: float = 5.0,
     patience_s: float = 5.0,
+    lease_s: float = 1.0,
     adaptive: bool = False,
     kv_tokens: int = 2048,
     kv_window: int = 0,
@@ -205,12 +218,14 @@ async def running_system(
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
     gateway_settings = GatewaySettings(
-        verifier=verifier_address,
+        verifiers=verifier_address,
         speculators=",".join(addresses),
         redis_url=redis_url,
         draft_deadline_ms=1000 * deadline_s,
         hung_seconds=hung_s,
         verifier_patience_s=patience_s,
+        lease_seconds=lease_s,
+        redis_patience_seconds=5.0,
         adaptive=adaptive,
         retention_seconds=60,
         **DEFAULTS | options,
@@ -224,7 +239,7 @@ async def running_system(
             address = await serve("gateway", "specinfer.v1.Generation", add_gateway)
             async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
                 stub = generation_pb2_grpc.GenerationStub(client)
-                yield System(stub, gateway.loop, engine, gateway.store, address, verifier_address, servers)
+                yield System(stub, gateway, engine, address, verifier_address, servers)
                 assert not gateway.running.done(), gateway.running
     finally:
         for server in reversed(servers.values()):

@@ -123,16 +123,38 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"specinfer.tree", "specinfer.entry_status", "gateway.planning", "gateway.requests"},
         {"numpy"},
     ),
+    "gateway.requests.caller": (set(), set()),
+    "gateway.requests.ranking": (set(), set()),
+    "gateway.requests.limits": (set(), set()),
+    "gateway.requests.finish_rate": (set(), set()),
+    "gateway.requests.queue": ({"gateway.requests.ranking", "gateway.requests.request"}, set()),
+    "gateway.requests.room": (
+        {f"gateway.requests.{name}" for name in ("budget", "limits", "request")},
+        set(),
+    ),
+    "gateway.requests.batch": ({f"gateway.requests.{name}" for name in ("queue", "request", "room")}, set()),
+    "gateway.requests.entries": (
+        {
+            "specinfer.tree",
+            *(f"gateway.requests.{name}" for name in ("budget", "limits", "request", "room", "step")),
+        },
+        set(),
+    ),
+    "gateway.requests.verdicts": (
+        {"specinfer.tree", "specinfer.entry_status", "gateway.requests.request", "gateway.requests.step"},
+        set(),
+    ),
     "gateway.requests.scheduler": (
         {
             "specinfer.tree",
             "specinfer.errors",
-            "specinfer.entry_status",
-            "gateway.requests.request",
-            "gateway.requests.budget",
-            "gateway.requests.step",
+            *(
+                f"gateway.requests.{name}"
+                for name in ("batch", "budget", "entries", "finish_rate", "limits", "ranking", "request")
+            ),
+            *(f"gateway.requests.{name}" for name in ("room", "step", "verdicts")),
         },
-        {"numpy"},
+        set(),
     ),
     "gateway.requests.store": ({"specinfer.errors", "gateway"}, {"redis"}),
     "gateway": (
@@ -156,12 +178,18 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "verifier_svc": ({"verifier_svc", "specinfer"}, SERVICE | {"torch"}),
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
+PURE = (
+    *("batch", "budget", "caller", "entries", "finish_rate", "limits", "queue", "ranking", "request"),
+    *("room", "scheduler", "step", "verdicts"),
+)
 FORBIDDEN_STDLIB = {
+    **{
+        f"gateway.clients.{name}": {"asyncio", "time"}
+        for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
+    },
     "specinfer.client.resume": {"asyncio", "random", "time"},
     "gateway.planning": {"asyncio"},
-    "gateway.requests.scheduler": {"asyncio"},
-    "gateway.requests.request": {"asyncio"},
-    "gateway.requests.budget": {"asyncio"},
+    **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }
 
 
@@ -220,6 +248,7 @@ def test_the_check_notices_what_it_should() -> None:
     assert violations("gateway.loop", {"specinfer.model.runner"})
     assert violations("gateway.loop", {"verifier_svc.engine"})
     assert violations("gateway.requests.scheduler", {"asyncio"})
+    assert violations("gateway.requests.queue", {"time"})
     assert violations("gateway.loop", {"redis.asyncio"})
     assert violations("specinfer.model.runner", {"grpc"})
     assert not violations("gateway.requests.store", {"redis.asyncio", "asyncio"})

@@ -12,10 +12,10 @@ from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics
 from specinfer.service.server import ServiceServer, run_until_signalled
-from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
 from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.pass_costs import measure_passes
 from verifier_svc.servicer import VerifierServicer
@@ -60,7 +60,7 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
 def describe(
     settings: VerifierSettings,
     engine: VerifierEngine,
-    fingerprint: str,
+    identity: Identity,
     pass_costs: Sequence[tuple[int, float]],
 ) -> verifier_pb2.DescribeVerifierReply:
     """What `Describe` answers; `pass_costs` are (tokens, seconds)."""
@@ -68,7 +68,7 @@ def describe(
     return verifier_pb2.DescribeVerifierReply(
         model=settings.model,
         vocab_size=config.vocab_size,
-        tokenizer_fingerprint=fingerprint,
+        tokenizer_fingerprint=identity.tokenizer_fingerprint,
         max_context_len=limits.max_context_len,
         max_requests=limits.max_requests,
         max_nodes=limits.max_nodes,
@@ -83,6 +83,9 @@ def describe(
         executor=engine.runner.executor_name,
         device=settings.device,
         weights=settings.weights,
+        instance_id=identity.instance_id,
+        model_fingerprint=identity.model_fingerprint,
+        text_fingerprint=identity.text_fingerprint,
     )
 
 
@@ -94,14 +97,14 @@ async def serve(settings: VerifierSettings) -> None:
     """Serves until signalled."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    fingerprint = Tokenizer.load(resolve_model(settings.model)).fingerprint()
     thread = EngineThread("verifier-engine")
+    identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
     engine = await thread.call(build_engine, settings)
     pass_costs = await thread.call(_pass_costs, engine)
     registry = CollectorRegistry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
-    description = describe(settings, engine, fingerprint, pass_costs)
+    description = describe(settings, engine, identity, pass_costs)
     servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description)
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
     await run_until_signalled(server)

@@ -17,10 +17,13 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.tree import TokenTree
+from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.judge import Judge, Ruling
 
 log = logging.getLogger(__name__)
+MAX_TOP_K = 256
+"""Most token ids returned per node: the reply must stay within the size of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,20 @@ class VerifierEngine:
         self.runner, self.limits = runner, limits or EngineLimits()
         self._judge = Judge(acceptance)
         self._held: dict[str, _Held] = {}
+        self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches, since the start."""
         self._clock = clock
+
+    def admit(self, fence: int) -> bool:
+        """Whether the holder of the lease with this number is served; a later lease than all before it
+        forgets every request, as its holder knows nothing of them. Prefix blocks stay."""
+        standing = self._fence.admit(fence)
+        if standing is Standing.NEW and self._held:
+            log.info("lease %d: forgetting %d requests", fence, self.release(list(self._held)))
+        return standing is not Standing.STALE
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Serves one step; one outcome per job, in order."""
@@ -107,6 +119,12 @@ class VerifierEngine:
             self.runner.cache.check()
         return len(known)
 
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Forgets requests after a fault in the middle of their step, whatever state their caches are in."""
+        broken = [self._held[name].sequence for name in request_ids if name in self._held]
+        self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
+        self.release(request_ids)
+
     @property
     def held_requests(self) -> int:
         """Requests with something in the cache."""
@@ -143,6 +161,9 @@ class VerifierEngine:
         for token in job.delta:
             if not 0 <= token < vocab_size:
                 raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
+        most = min(vocab_size, MAX_TOP_K)
+        if job.top_k > most:
+            raise InvalidInputError("return_top_k", job.top_k, f"at most {most}")
         nodes = 0
         if job.tree is not None:
             job.tree.validate(vocab_size, limits.max_nodes)
@@ -177,7 +198,7 @@ class VerifierEngine:
     def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError) -> VerifyOutcome:
         if isinstance(ruling, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, str(ruling))
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, ruling.for_logs)
         sequence = self._held[job.request_id].sequence
         accepted = ruling.verdict.accepted if ruling.verdict is not None else ()
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
@@ -195,7 +216,7 @@ class VerifierEngine:
         if held is not None and not held.sequence.blocks:
             self.release([job.request_id])  # opened for this very entry
         status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
-        return VerifyOutcome(job.request_id, status, str(error), held_len=self._held_len(job.request_id))
+        return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

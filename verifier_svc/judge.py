@@ -82,7 +82,7 @@ class Judge:
     def rule(self, job: VerifyJob, rows: torch.Tensor | RuntimeError) -> Ruling | SpecInferError:
         """The ruling on a job from its logits, or why there is none. Changes nothing."""
         if isinstance(rows, RuntimeError):
-            return BrokenModelError(f"the model failed: {rows}")
+            return BrokenModelError(f"the model failed: {type(rows).__name__}")
         if job.tree is None:
             return Ruling()
         rule = self._greedy if job.sampling.greedy else self._stochastic

@@ -29,6 +29,16 @@ class VerifierMetrics:
             "specinfer_verifier_kv_free_tokens", "Tokens that fit into free blocks.", registry=registry
         )
 
+        self.failed_steps = Counter(
+            "specinfer_verifier_failed_steps",
+            "Steps that failed by a fault of the verifier.",
+            registry=registry,
+        )
+        self.fenced_steps = Counter(
+            "specinfer_verifier_fenced_steps",
+            "Steps refused because their sender's lease was over.",
+            registry=registry,
+        )
         self._shared = Gauge(
             "specinfer_verifier_shared_tokens", "Prompt tokens found instead of computed.", registry=registry
         )

@@ -1,7 +1,8 @@
 """Protobuf in and out of the verifier engine, nothing else."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.metrics import VerifierMetrics
 
+log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -53,23 +55,66 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             await self._thread.call(self._conclude, step)  # while the reply travels
 
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
+        """A fault of ours costs the step, not the stream."""
+        try:
+            if not self._engine.admit(request.fence):
+                self._metrics.fenced_steps.inc()
+                return _Step(self._reply(request.step_id, fenced=True), (), (), 0.0)
+            return self._serve(request)
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(request.entries))
+            return self._failed(request, error)
+
+    def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
         started = time.perf_counter()
-        decoded = [_decode(entry) for entry in request.entries]
+        decoded = _decode_all(request.entries)
         jobs = [job for job in decoded if isinstance(job, VerifyJob)]
         served = self._engine.verify(jobs)
         seconds = time.perf_counter() - started
         results = iter(served)
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
-        reply = verifier_pb2.VerifyReply(
-            step_id=request.step_id,
-            entries=[_encode(outcome) for outcome in outcomes],
-            compute_us=round(seconds * 1e6),
-        )
+        reply = self._reply(request.step_id, map(_encode, outcomes), round(seconds * 1e6))
         return _Step(reply, jobs, served, seconds)
 
+    def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
+        """Forgets the requests of a step that failed; an error for each of its entries."""
+        ids = [entry.request_id for entry in request.entries]
+        self._recover(ids)
+        message = f"internal error: {type(error).__name__}"
+        outcomes = [VerifyOutcome(request_id, EntryStatus.ERROR, message) for request_id in ids]
+        return _Step(self._reply(request.step_id, map(_encode, outcomes)), (), (), 0.0)
+
+    def _recover(self, request_ids: Sequence[str]) -> None:
+        self._metrics.failed_steps.inc()
+        try:
+            self._engine.abandon(request_ids)
+        except Exception:  # the caches are in a state that is not understood: the stream is still of use
+            log.exception("could not forget the requests of a failed step")
+
+    def _reply(
+        self,
+        step_id: int,
+        entries: Iterable[verifier_pb2.Verdict] = (),
+        compute_us: int = 0,
+        fenced: bool = False,
+    ) -> verifier_pb2.VerifyReply:
+        return verifier_pb2.VerifyReply(
+            step_id=step_id,
+            entries=entries,
+            compute_us=compute_us,
+            fenced=fenced,
+            instance_id=self._description.instance_id,
+            model_fingerprint=self._description.model_fingerprint,
+        )
+
     def _conclude(self, step: _Step) -> None:
-        self._engine.settle()
-        self._metrics.observe(step.jobs, step.outcomes, step.seconds)
+        try:
+            self._engine.settle()
+        except Exception:
+            log.exception("could not settle a step of %d requests", len(step.jobs))
+            self._recover([job.request_id for job in step.jobs])
+        if step.jobs:
+            self._metrics.observe(step.jobs, step.outcomes, step.seconds)
         self._observe_cache()
 
     async def Describe(
@@ -79,14 +124,32 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forgets requests."""
-        released = await self._thread.call(self._engine.release, list(request.request_ids))
+        """Forgets requests; none for a sender whose lease is over."""
+        released = await self._thread.call(self._release, request.fence, list(request.request_ids))
         self._observe_cache()
         return common_pb2.ReleaseReply(released=released)
+
+    def _release(self, fence: int, request_ids: Sequence[str]) -> int:
+        return self._engine.release(request_ids) if self._engine.admit(fence) else 0
 
     def _observe_cache(self) -> None:
         cache = self._engine.runner.cache
         self._metrics.observe_cache(self._engine.held_requests, cache.free_tokens, cache.shared_tokens)
+
+
+def _decode_all(entries: Iterable[verifier_pb2.VerifyEntry]) -> list[VerifyJob | VerifyOutcome]:
+    """One per entry; of entries with the same id only the first is served."""
+    found: list[VerifyJob | VerifyOutcome] = []
+    seen: set[str] = set()
+    for entry in entries:
+        found.append(_twice(entry.request_id) if entry.request_id in seen else _decode(entry))
+        seen.add(entry.request_id)
+    return found
+
+
+def _twice(request_id: str) -> VerifyOutcome:
+    error = InvalidInputError("request_id", request_id, "is in the message twice")
+    return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
 
 
 def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
@@ -104,7 +167,7 @@ def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
             entry.return_top_k,
         )
     except SpecInferError as error:
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, str(error))
+        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
 
 
 def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:

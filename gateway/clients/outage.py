@@ -24,23 +24,24 @@ class LogPace:
 
 @dataclass(slots=True)
 class Outage:
-    """The time in which the verifier does not answer."""
+    """The time in which a service does not answer."""
 
+    name: str = "the verifier"
     since: float | None = None
     """When it failed first; None while it answers."""
     _pace: LogPace | None = None
 
     def failed(self, error: Exception, now: float) -> float:
-        """Notes a failure; returns for how many seconds the verifier has been away."""
+        """Notes a failure; returns for how many seconds the service has been away."""
         if self.since is None or self._pace is None:
             self.since, self._pace = now, LogPace()
         away = now - self.since
         if self._pace.due(now):
-            log.warning("the verifier does not answer (for %.0f s): %s", away, error)
+            log.warning("%s does not answer (for %.0f s): %s", self.name, away, error)
         return away
 
     def over(self, now: float) -> None:
         """Notes that it answered."""
         if self.since is not None:
-            log.warning("the verifier answers again after %.1f s", now - self.since)
+            log.warning("%s answers again after %.1f s", self.name, now - self.since)
             self.since = None

@@ -7,11 +7,13 @@ pool's. Invariant: `held` never claims more than the service said.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.clients.outage import LogPace
+from gateway.clients.quarantine import Quarantine
+from gateway.clients.tree_share import TreeShare, sound_tree
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
 from specinfer.entry_status import EntryStatus
@@ -19,12 +21,13 @@ from specinfer.errors import MalformedTreeError
 from specinfer.sampling import draft_seed
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
-from specinfer.tree.topology import depths
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
-from specinfer.wire.tree_codec import decode_tree
 
 log = logging.getLogger(__name__)
+
+MAX_REASON = 200
+"""Characters of a service's message that are logged."""
 
 CONTEXT_CHUNK = 1024
 """Most context tokens sent to a service in one iteration."""
@@ -44,6 +47,8 @@ class ServiceCounters:
     answered: int = 0
     missed: int = 0
     malformed: int = 0
+    quarantines: Counter[int] = field(default_factory=Counter)
+    """How often each speculator was left out for its malformed trees."""
 
 
 @dataclass(slots=True)
@@ -53,10 +58,13 @@ class SpeculatorService:
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub
     stream: MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
-    members: range = range(0)
-    """Its speculators by their numbers in the pool; empty until it was first reached."""
+    members: tuple[int, ...] = ()
+    """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
+    reached."""
     drawing: SpeculatorSet = frozenset()
     """Those of its speculators that may draw."""
+    distrusted: SpeculatorSet = frozenset()
+    """Those that would draw but are not trusted to: they are asked for greedy requests only."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
@@ -71,16 +79,21 @@ class SpeculatorService:
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     failures: Counter[int] = field(default_factory=Counter)
     """Drafts that were refused, failed or malformed, by speculator."""
+    clock: Callable[[], float] = time.monotonic
     _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
+    _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
     def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, Asked]:
         """What this service has to do in a step."""
-        everybody = frozenset(self.members)
+        now = self.clock()
+        present = frozenset(s for s in self.members if s in chosen and not self._quarantines[s].holds(now))
         found = {}
         for entry in entries:
-            wanted = everybody & chosen
-            if not (entry.state.drawn_for or entry.state.sampling.greedy):
-                wanted -= self.drawing  # it began before they came: its noise has been shown
+            wanted = present
+            if not entry.state.sampling.greedy:
+                wanted -= self.distrusted
+                if not entry.state.drawn_for:
+                    wanted -= self.drawing  # it began before they came: its noise has been shown
             willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)
             if entry.drafts and willing:
                 found[entry.request_id] = Asked(entry, willing)
@@ -114,13 +127,17 @@ class SpeculatorService:
             max_depth=entry.limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, with_seed=not entry.state.drawn_for),
-            speculators=sorted(s - self.members.start for s in speculators),
+            speculators=[place for place, s in enumerate(self.members) if s in speculators],
             least_reach=entry.limits.least_reach,
-            draw_seed=draft_seed(sampling.seed, self.members.start),
+            draw_seed=draft_seed(sampling.seed, self.members[0]),
         )
 
     def accept(
-        self, asked: Mapping[str, Asked], result: speculator_pb2.DraftResult, vocab_size: int
+        self,
+        asked: Mapping[str, Asked],
+        result: speculator_pb2.DraftResult,
+        vocab_size: int,
+        share: TreeShare,
     ) -> list[tuple[int, TokenTree]]:
         """The sound trees of a result, by speculator; keeps the books in any case."""
         name = result.request_id
@@ -129,45 +146,70 @@ class SpeculatorService:
         if result.status == int(EntryStatus.RESYNC):
             self.held[name] = 0
             return []
+        entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
-            for speculator in asked[name].speculators:
-                self._fail(speculator, result.message)
-                self.refused.add((name, speculator))
+            for speculator in speculators:
+                self._refuse(name, speculator, result.message)
             return []
         self.held[name] = result.held_len
         found: dict[int, TokenTree] = {}
         for draft in result.drafts:
-            speculator = self.members.start + draft.speculator
+            speculator = self._number(draft, speculators)
             if draft.status == int(EntryStatus.ERROR):
-                self._fail(speculator, draft.message)
-                self.refused.add((name, speculator))
+                self._refuse(name, speculator, draft.message)
                 continue
             try:
-                if speculator not in asked[name].speculators or speculator in found:
+                if speculator not in speculators or speculator in found:
                     raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
-                tree = _sound_tree(draft, speculator, asked[name].entry, vocab_size)
-                if tree.has_draws and not self._may_draw(speculator, asked[name].entry):
-                    raise MalformedTreeError("tree.proposals", "drawn", "it says that it does not draw")
-                found[speculator] = tree
+                tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
+                if tree.has_draws and not self._may_draw(speculator, entry):
+                    raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
             except MalformedTreeError as error:
-                self._fail(speculator, f"malformed tree: {error}")
-                self.counters.malformed += 1
+                self._malformed(speculator, error)
+            else:
+                self._quarantines[speculator].sound()
+                found[speculator] = tree
         return list(found.items())
+
+    def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
+        """Whose draft this is; a place that the service does not have is blamed on the first that was
+        asked."""
+        in_range = draft.speculator < len(self.members)
+        return self.members[draft.speculator] if in_range else min(asked)
 
     def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
         """Greedy requests are verified without q, so for them draws do no harm."""
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
+    def _refuse(self, request_id: str, speculator: int, why: str) -> None:
+        self._fail(speculator, why)
+        self.refused.add((request_id, speculator))
+
+    def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
+        """Counts a malformed tree; one too many in a row leaves the speculator out for a while."""
+        self.counters.malformed += 1
+        self._fail(speculator, f"malformed tree: {error.for_logs}")
+        if seconds := self._quarantines[speculator].malformed(self.clock()):
+            self.counters.quarantines[speculator] += 1
+            log.warning(
+                "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
+                *(self._name(speculator), self.address, seconds),
+            )
+
+    def _name(self, speculator: int) -> str:
+        described = self.description.speculators if self.description else ()
+        names = dict(zip(self.members, (each.name for each in described), strict=False))
+        return names.get(speculator, f"number {speculator}")
+
     def _fail(self, speculator: int, why: str) -> None:
         """Counts a draft that failed; logs the first, then the latest one at times."""
         self.failures[speculator] += 1
-        if self._paces[speculator].due(time.monotonic()):
-            described = self.description.speculators if self.description else ()
-            names = dict(zip(self.members, (each.name for each in described), strict=False))
-            who, count = names.get(speculator, f"number {speculator}"), self.failures[speculator]
+        if self._paces[speculator].due(self.clock()):
+            who, count = self._name(speculator), self.failures[speculator]
+            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
             log.warning(
-                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, why
+                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
             )
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
@@ -181,14 +223,8 @@ class SpeculatorService:
             self.held.pop(request_id, None)
             self.refused.difference_update([(request_id, speculator) for speculator in self.members])
 
-
-def _sound_tree(draft: speculator_pb2.Draft, speculator: int, entry: StepEntry, vocab_size: int) -> TokenTree:
-    """Also checks what only the gateway can know: the root, and how deep this tree may be."""
-    tree = decode_tree(draft.tree, speculator)
-    tree.validate(vocab_size, entry.limits.nodes + 1)
-    if tree.root_token_id != entry.state.tokens[-1]:
-        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
-    depth = int(depths(tree.parents).max())
-    if depth > entry.limits.depth:
-        raise MalformedTreeError("tree.depth", depth, f"deeper than {entry.limits.depth}")
-    return tree
+    def replaced(self) -> None:
+        """Another process answers at the address: it holds nothing, and what the one before refused is open
+        again."""
+        self.held.clear()
+        self.refused.clear()

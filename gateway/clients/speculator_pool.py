@@ -1,45 +1,33 @@
 """The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
 
-Speculators are numbered in the order in which their services are first reached, and keep their numbers.
-A late service keeps working on its message and is left out of the iterations until it is done; a failed
-one is left out until it answers again. Malformed trees are dropped and counted.
+A late service keeps working on its message and is left out of the iterations until it is done; a failed one,
+or one that was replaced, is left out until it was described again. Malformed trees are dropped and counted.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.deadline import StepTimes
+from gateway.clients.pool_policy import PoolPolicy as PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
+from gateway.clients.speculator_directory import SpeculatorDirectory
+from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
-from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.errors import ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-_RETRY_DESCRIBE_S = 0.5
-_LONGEST_RETRY_S = 30.0
 _USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPolicy:
-    """How the pool treats its services."""
-
-    deadline_s: float
-    vocab_size: int
-    tokenizer_fingerprint: str
-    """The verifier's; a service with another one is refused."""
-    hung_s: float = 10.0
-    """Silence after which a service is taken for dead."""
 
 
 class Drafts(NamedTuple):
@@ -57,10 +45,12 @@ class SpeculatorPool:
     def __init__(self, channels: Sequence[tuple[str, grpc.aio.Channel]], policy: PoolPolicy) -> None:
         self._policy = policy
         self.services = [_service(address, channel) for address, channel in channels]
-        self.names: list[str] = []
+        self._directory = SpeculatorDirectory(policy)
+        self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
+        self._step_times = StepTimes()
 
     async def connect(self) -> None:
         """Describes every service that can be reached and keeps trying the others in the background.
@@ -70,14 +60,14 @@ class SpeculatorPool:
         """
         for service in self.services:
             try:
-                await self._describe(service)
+                await self._directory.describe(service)
             except UnavailableError as error:
                 log.warning("going on without %s for now: %s", service.address, error)
-                self._spawn(self._keep_describing(service))
+                self._spawn(self._directory.keep_describing(service))
 
     @property
     def groups(self) -> list[SpeculatorSet]:
-        """The speculators, by service."""
+        """The present speculators, by service: not those that a service had before it was replaced."""
         return [frozenset(service.members) for service in self.services if service.members]
 
     @property
@@ -93,6 +83,8 @@ class SpeculatorPool:
         taken for dead.
         """
         self._steps += 1
+        self._step_times.begins(time.perf_counter())
+        share = self._share(len(entries))
         trees: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         questions = [
@@ -102,12 +94,16 @@ class SpeculatorPool:
             if (asked := service.asked(entries, chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
-        running = [self._spawn(self._ask(service, asked, trees, times)) for service, asked in questions]
+        running = [
+            self._spawn(self._ask(service, asked, share, trees, times)) for service, asked in questions
+        ]
         if running:
-            await asyncio.wait(running, timeout=None if drawn else self._policy.deadline_s)
+            deadline_s = self._policy.deadline(self._step_times.usual_s)
+            await asyncio.wait(running, timeout=None if drawn else deadline_s)
         late = [task for task in running if not task.done()]
         if late:
             log.debug("%d services missed the deadline", len(late))
+        self._step_times.drafted(time.perf_counter())
         # what arrives from now on concerns an older step: hand out copies
         in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in trees.items()}
         return Drafts(in_order, list(times))
@@ -116,7 +112,7 @@ class SpeculatorPool:
         """Lets all services forget requests; their time-to-live covers lost calls."""
         for service in self.services:
             service.forget(request_ids)
-        await asyncio.gather(*(_release(s, request_ids) for s in self.services if s.description))
+        await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
 
     async def close(self) -> None:
         """Ends background work."""
@@ -124,26 +120,30 @@ class SpeculatorPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _share(self, requests: int) -> TreeShare:
+        """What each speculator may send for each of so many requests."""
+        speculators = sum([len(service.members) for service in self.services])
+        return TreeShare.of(
+            self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
+        )
+
     async def _ask(
         self,
         service: SpeculatorService,
         asked: Mapping[str, Asked],
+        share: TreeShare,
         trees: dict[str, list[tuple[int, TokenTree]]],
         times: list[DraftTime],
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
         entries = [service.encode(item) for item in asked.values()]
+        request = speculator_pb2.DraftRequest(step_id=step, entries=entries, client=self._policy.client)
         service.busy = True
         try:
-            request = speculator_pb2.DraftRequest(step_id=step, entries=entries)
-            reply = await service.stream.exchange(request, self._policy.hung_s)
+            reply = await self._exchange(service, request)
         except UnavailableError as error:
-            log.warning("%s", error)
-            service.counters.missed += 1
-            service.description = None
-            service.losses += 1
-            self._spawn(self._keep_describing(service))
+            self._lost(service, error)
             return
         finally:
             service.busy = False
@@ -151,61 +151,51 @@ class SpeculatorPool:
         in_time = step == self._steps
         service.counters.answered += in_time
         service.counters.missed += not in_time
+        open_ = dict(asked)
         for result in reply.entries:
-            found = service.accept(asked, result, self._policy.vocab_size)
+            found = service.accept(open_, result, self._policy.vocab_size, share)
+            open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)
         service.last_seconds = time.perf_counter() - started
         if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
             times.append(service.draft_time(reply))
 
-    async def _describe(self, service: SpeculatorService) -> None:
+    async def _exchange(
+        self, service: SpeculatorService, request: speculator_pb2.DraftRequest
+    ) -> speculator_pb2.DraftReply:
+        """The answer of the service that was described.
+
+        Raises:
+            UnavailableError: if there is none.
+            ServiceChangedError: if another process answers.
+        """
+        reply = await service.stream.exchange(request, self._policy.hung_s)
+        if reply.step_id != request.step_id:
+            service.stream.reset()
+            raise UnavailableError(
+                f"{service.address}: answered step {reply.step_id} instead of {request.step_id}"
+            )
+        expected = service.description.instance_id if service.description else ""
+        if expected and reply.instance_id and reply.instance_id != expected:
+            raise ServiceChangedError(f"{service.address}: another process answers there now")
+        return reply
+
+    def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
+        """Leaves a service out until it was described again."""
+        log.warning("%s", error)
+        changed = isinstance(error, ServiceChangedError)
+        service.counters.missed += 1
+        service.description = None
+        service.losses += not changed
+        self._spawn(self._directory.keep_describing(service, at_once=changed))
+
+    async def _release(self, service: SpeculatorService, request_ids: Sequence[str]) -> None:
+        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self._policy.client)
         try:
-            description = await service.stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=5.0)
+            await service.stub.Release(request, timeout=5.0)
         except grpc.aio.AioRpcError as error:
-            raise UnavailableError(f"{service.address}: {error.details()}") from error
-        theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
-        if theirs and theirs != ours:
-            raise IncompatibleError(
-                f"the speculators at {service.address} have tokenizer {theirs}, the verifier has {ours}"
-            )
-        for each in description.speculators:
-            if each.draws and each.vocab_size > self._policy.vocab_size:
-                # its draws of the tokens that the target lacks would be dropped, which selects by token
-                raise IncompatibleError(
-                    f"speculator {each.name} at {service.address} draws from {each.vocab_size} tokens, "
-                    f"the target has {self._policy.vocab_size}"
-                )
-        self._enrol(service, [speculator.name for speculator in description.speculators])
-        drawing = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
-        service.drawing = frozenset(drawing)
-        service.held.clear()
-        service.description = description
-        for speculator in description.speculators:
-            log.info(
-                "speculator %s (%s) at %s is ready", speculator.name, speculator.drafter, service.address
-            )
-
-    def _enrol(self, service: SpeculatorService, names: Sequence[str]) -> None:
-        """Numbers the speculators of a service that was reached for the first time."""
-        if not service.members:
-            service.members = range(len(self.names), len(self.names) + len(names))
-            self.names += names
-        known = [self.names[speculator] for speculator in service.members]
-        if list(names) != known:
-            raise IncompatibleError(f"{service.address} came back with speculators {names}, not {known}")
-
-    async def _keep_describing(self, service: SpeculatorService) -> None:
-        """Tries again and again; a service that was lost several times in a row is left alone for longer."""
-        while service.description is None:
-            await asyncio.sleep(min(_RETRY_DESCRIBE_S * 2**service.losses, _LONGEST_RETRY_S))
-            try:
-                await self._describe(service)
-            except UnavailableError:
-                continue  # still away; _available counts what it misses
-            except IncompatibleError as error:
-                log.error("%s; it stays out", error)
-                return
+            log.warning("%s could not release: %s", service.address, error.details())
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -224,10 +214,3 @@ def _available(service: SpeculatorService) -> bool:
         service.counters.missed += 1
         return False
     return True
-
-
-async def _release(service: SpeculatorService, request_ids: Sequence[str]) -> None:
-    try:
-        await service.stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids), timeout=5.0)
-    except grpc.aio.AioRpcError as error:
-        log.warning("%s could not release: %s", service.address, error.details())

@@ -8,7 +8,7 @@ import grpc
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -30,8 +30,12 @@ class Verdicts(NamedTuple):
 class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
 
-    def __init__(self, channel: grpc.aio.Channel, hung_s: float = 10.0) -> None:
-        """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead."""
+    def __init__(self, channel: grpc.aio.Channel, hung_s: float = 10.0, fence: int = 0) -> None:
+        """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
+        `fence` is the number of the lease by which it is driven; 0 stands for none."""
+        self.fence = fence
+        self.instance_id = self.model_fingerprint = ""
+        """Those described last; empty before, and of a verifier that does not tell."""
         self._hung_s, self._pass_curve = hung_s, PassCurve([(1, 0.0)])
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
@@ -40,10 +44,11 @@ class VerifierClient:
         self._steps = 0
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """The model and its limits.
+        """The model and its limits. From now on replies are expected of this process with this model.
 
         Raises:
             UnavailableError: if the verifier does not answer.
+            IncompatibleError: if it does not tell what its passes take.
         """
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
@@ -51,18 +56,31 @@ class VerifierClient:
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
-        self._pass_curve = pass_curve(reply)
+        self.expect(reply)
         return reply
+
+    def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
+        """From now on replies are expected of this process with this model.
+
+        Raises:
+            IncompatibleError: if it does not tell what its passes take.
+        """
+        self._pass_curve = pass_curve(description)
+        self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
     async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
         """Verifies one step.
 
         Raises:
             UnavailableError: if the verifier does not answer.
+            ServiceChangedError: if another process answers than was described, or one with another model.
+            FencedError: if somebody else holds the lease by now; nothing was done.
         """
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
-            step_id=self._steps, entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries]
+            step_id=self._steps,
+            entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries],
+            fence=self.fence,
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
@@ -70,8 +88,21 @@ class VerifierClient:
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
+        self._check_sender(reply)
         found = {verdict.request_id: _decode(verdict) for verdict in reply.entries}
         return Verdicts(found, reply.compute_us / 1e6)
+
+    def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
+        """Another process first: a lease is for one process, so what it says of fences is not about ours."""
+        told = (
+            ("instance", reply.instance_id, self.instance_id),
+            ("model", reply.model_fingerprint, self.model_fingerprint),
+        )
+        for what, theirs, expected in told:
+            if expected and theirs and theirs != expected:
+                raise ServiceChangedError(f"verifier: {what} {theirs} answers instead of {expected}")
+        if reply.fenced:
+            raise FencedError(f"verifier: lease {self.fence} is over, somebody else holds a later one")
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets the verifier forget requests; its time-to-live covers a lost call.
@@ -80,7 +111,8 @@ class VerifierClient:
             UnavailableError: if the verifier does not answer.
         """
         try:
-            await self._stub.Release(common_pb2.ReleaseRequest(request_ids=request_ids), timeout=5.0)
+            request = common_pb2.ReleaseRequest(request_ids=request_ids, fence=self.fence)
+            await self._stub.Release(request, timeout=5.0)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error
 

@@ -28,12 +28,17 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 
     The sum never exceeds `budget.per_step`, a share never what was wanted nor `budget.per_request`.
     """
+    return fair_shares(budget.per_step, [min(most, budget.per_request) for most in wanted])
+
+
+def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
+    """Equal shares of a total; what some do not want goes to the others (max-min fairness)."""
     shares = [0] * len(wanted)
-    left = budget.per_step
+    left = total
     # the most modest first, so that what they leave goes to the others
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     for done, index in enumerate(order):
         fair = left // (len(order) - done)
-        shares[index] = max(0, min(wanted[index], budget.per_request, fair))
+        shares[index] = max(0, min(wanted[index], fair))
         left -= shares[index]
     return shares

@@ -3,6 +3,7 @@
 Pure data; knows no clock, no network and no model.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -30,6 +31,7 @@ class FinishReason(IntEnum):
     STOP_STRING = 3
     CANCELLED = 4
     ERROR = 5
+    DEADLINE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class GenerationRequest:
     priority: int = 0
     speculation: Speculation = Speculation.TREE
     logprobs: bool = False
+    caller: str = ""
+    """Name of the API key that asked; empty where there are no keys. Callers share the verifier fairly."""
+    deadline_s: float | None = None
+    """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -60,6 +66,8 @@ class GenerationRequest:
             raise InvalidInputError("stop_strings", len(self.stop_strings), f"at most {MAX_STOP_STRINGS}")
         if "" in self.stop_strings:
             raise InvalidInputError("stop_strings", "", "must not be empty")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:  # also refuses NaN
+            raise InvalidInputError("deadline_seconds", self.deadline_s, "must be a finite number > 0")
 
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
         """Checks what depends on the target model.
@@ -68,16 +76,21 @@ class GenerationRequest:
             InvalidInputError: naming the field and its value.
         """
         for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids)):
-            for token in ids:
+            for token in (min(ids, default=0), max(ids, default=0)):
                 if not 0 <= token < vocab_size:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
         total = len(self.prompt) + self.max_new_tokens
         if total > max_context_len:
-            raise InvalidInputError(
-                "prompt + max_new_tokens",
-                f"{len(self.prompt)} + {self.max_new_tokens}",
-                f"over the context of {max_context_len}",
-            )
+            raise self.too_long(f"over the context of {max_context_len}")
+
+    def too_long(self, why: str) -> InvalidInputError:
+        """The error of a request that is longer than something may hold."""
+        lengths = f"{len(self.prompt)} + {self.max_new_tokens}"
+        return InvalidInputError("prompt + max_new_tokens", lengths, why)
+
+    def drawn_for(self, draws: bool) -> bool:
+        """Whether speculators may draw for it, if any of them draws for requests that are sampled."""
+        return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
 
 
 @dataclass(slots=True)
@@ -128,8 +141,9 @@ class RequestState:
 
     request: GenerationRequest
     queued_at: float
+    """When it arrived, at whichever gateway that was, by this gateway's clock."""
     arrival: int
-    """Order of submission."""
+    """Order of submission at this gateway."""
     sampling: SamplingParams
     """How the target chooses: the request's, with a seed of its own if speculators may draw."""
     tokens: list[int]
@@ -154,17 +168,19 @@ class RequestState:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
     @classmethod
-    def new(cls, request: GenerationRequest, now: float, arrival: int, draws: bool) -> "RequestState":
-        """That of a request that has just come.
-
-        Args:
-            draws: whether any speculator draws for requests that are sampled.
-        """
+    def new(
+        cls,
+        request: GenerationRequest,
+        arrived_at: float,
+        arrival: int,
+        drawn_for: bool,
+        generated: Sequence[int] = (),
+    ) -> "RequestState":
+        """That of a request that begins, or goes on after the tokens that were generated for it."""
         sampling = request.sampling
-        drawn_for = draws and not sampling.greedy and request.speculation is not Speculation.OFF
         if drawn_for:
             sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
-        return cls(request, now, arrival, sampling, list(request.prompt), drawn_for)
+        return cls(request, arrived_at, arrival, sampling, [*request.prompt, *generated], drawn_for)
 
     @property
     def new_tokens(self) -> int:
@@ -175,3 +191,39 @@ class RequestState:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.request.max_new_tokens - self.new_tokens
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens that the verifier does not hold."""
+        return len(self.tokens) - self.verifier_len
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Its place in the order of arrival, which it keeps when another gateway goes on with it."""
+        return self.queued_at, self.arrival
+
+    @property
+    def deadline_at(self) -> float:
+        """When its time is over."""
+        return math.inf if self.request.deadline_s is None else self.queued_at + self.request.deadline_s
+
+    @property
+    def own_end(self) -> FinishReason | None:
+        """Why its tokens end it; None if they do not."""
+        if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if self.remaining <= 0 else None
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        """Commits tokens up to the first that ends the request, and returns those; others are dropped."""
+        kept = list(tokens[: self.remaining])
+        stop = next((i for i, t in enumerate(kept) if t in self.request.stop_token_ids), None)
+        if stop is not None:
+            kept = kept[: stop + 1]
+        self.tokens.extend(kept)
+        return kept
+
+    def end(self, reason: FinishReason, now: float, error: str = "", retryable: bool = True) -> None:
+        """Says why and when it ended."""
+        self.finish, self.finished_at = reason, now
+        self.error, self.retryable = error, retryable

@@ -2,118 +2,154 @@
 
     submit -> waiting --plan--> running --commit--> running | finished
                  |   <-preempt--   |
-                 +---- cancel -----+--> finished (at the next plan)
+                 +- cancel, time --+--> finished (at the next reap)
+                 +----- drop ------+--> another gateway's
 
 Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
-while there is room, and gives prompts at most one chunk of prefill per step, so that a long prompt
-delays the others by at most one chunk. Room is counted in cache blocks of what requests hold now, not of
-the worst case; when the running ones outgrow the cache, the last of the lowest priority goes back to
-waiting and is computed again later (mostly from shared blocks). Invariant: what a step needs fits into
-the verifier's cache, and the first request of the highest priority always runs.
+while there is room (`gateway.requests.queue` says in which order), and gives prompts at most one chunk of
+prefill per step. Room is counted in cache blocks of what requests hold now, not of the worst case; when the
+running ones outgrow the cache, one of the lowest priority goes back to waiting and is computed again later
+(mostly from shared blocks). Invariant: what a step needs fits into the verifier's cache, and of the running
+requests the earliest of the highest priority is never preempted, so that it finishes.
 """
 
-import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 
-from gateway.requests.budget import NodeBudget, split_budget
+from gateway.requests.batch import Batch
+from gateway.requests.budget import NodeBudget
+from gateway.requests.entries import plan_entries
+from gateway.requests.finish_rate import FinishRate
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.ranking import Ranking
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
+from gateway.requests.room import CacheRoom
 from gateway.requests.step import Progress, StepEntry, VerdictEntry
-from specinfer.entry_status import EntryStatus
+from gateway.requests.verdicts import apply_verdict
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
-from specinfer.tree import TokenTree, TreeLimits
-
-MAX_RETRIES = 50
-"""Consecutive steps a request may find the verifier full before it fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What may run at once."""
-
-    max_batch: int = 16
-    max_waiting: int = 256
-    prefill_chunk: int = 512
-    """Most prompt tokens in one step, over all requests."""
-    tree_depth: int = 8
-    sequence_length: int = 5
-    """Nodes of a chain in sequence speculation."""
-    max_step_tokens: int = 2048
-    kv_capacity_tokens: int = 32768
-    kv_block_tokens: int = 16
-    kv_window_tokens: int = 0
-    """Context tokens the verifier keeps per request; 0 for all."""
-    max_tree_nodes: int = 127
-    """Most nodes the verifier accepts in one tree, root excluded."""
+from specinfer.tree import TokenTree
 
 
 class Scheduler:
     """Holds every request between submission and finish."""
 
     def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
-        self._limits, self._budget = limits, budget
-        self._waiting: list[tuple[int, int, RequestState]] = []
-        self._running: dict[str, RequestState] = {}
+        self._limits, self._room = limits, CacheRoom(limits, budget)
+        self._batch = Batch(self._room)
         self._states: dict[str, RequestState] = {}
+        self._cancelled: list[RequestState] = []
+        self._deadlines: Ranking[str] = Ranking()
         self._arrivals = 0
-        self._preempted: list[str] = []
+        self._rate = FinishRate()
 
     @property
     def waiting(self) -> int:
         """Requests not admitted yet."""
-        return len(self._states) - len(self._running)
+        return len(self._batch.queue)
 
     @property
     def running(self) -> int:
         """Requests being decoded."""
-        return len(self._running)
+        return len(self._batch.running)
 
-    def submit(self, request: GenerationRequest, now: float, draws: bool = False) -> RequestState:
-        """Queues a request.
+    @property
+    def states(self) -> Mapping[str, RequestState]:
+        """Every request that is waiting or running, by id, in order of submission. To be read only."""
+        return MappingProxyType(self._states)
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        now: float,
+        draws: bool = False,
+        *,
+        generated: Sequence[int] = (),
+        drawn_for: bool | None = None,
+        arrived_ago_s: float = 0.0,
+    ) -> RequestState:
+        """Queues a request: a new one, or one that another gateway began.
+
+        If the generated tokens end it already, the state that is returned has its `finish` set, and the
+        scheduler does not hold it.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
+            generated: tokens that are committed already.
+            drawn_for: what was decided when it began; None decides it now, by `draws`.
+            arrived_ago_s: seconds since it arrived: its place in the queue and its deadline count from then.
 
         Raises:
             AlreadyExistsError: if a request of this id is waiting or running.
-            ExhaustedError: if the queue is full or the request could never fit.
+            ExhaustedError: if the queue is full, or the caller's share of it.
+            InvalidInputError: if the request could never fit into the cache.
         """
         if request.request_id in self._states:
             raise AlreadyExistsError(f"request_id = {request.request_id!r}: already running")
-        if self.waiting >= self._limits.max_waiting:
-            raise ExhaustedError(f"queue full: {self.waiting} requests are waiting", retry_after_s=1.0)
-        state = RequestState.new(request, now, self._arrivals, draws)
-        if self._room(state, request.max_new_tokens) > self._limits.kv_capacity_tokens:
-            raise ExhaustedError(
-                f"prompt + max_new_tokens = {len(request.prompt)} + {request.max_new_tokens}: "
-                f"over the cache of {self._limits.kv_capacity_tokens} tokens"
-            )
-        self._states[request.request_id] = state
+        drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
+        state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated)
+        if state.own_end is not None:
+            state.end(state.own_end, now)
+            return state
+        self._check_room(request, now)
         self._arrivals += 1
-        self._wait(state)
+        self._hold(state, now)
         return state
 
+    def could_hold(self, request: GenerationRequest) -> bool:
+        """Whether the verifier's whole cache is enough for a request."""
+        return self._room.could_hold(request)
+
+    def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
+        """Whether a request that has so many generated tokens would be admitted at the next plan."""
+        return self.could_hold(request) and self._batch.has_room(request, generated)
+
     def cancel(self, request_id: str) -> None:
-        """Ends a request at the next plan.
+        """Ends a request at the next reap.
 
         Raises:
             NotFoundError: if it is neither waiting nor running.
         """
-        if request_id not in self._states:
-            raise NotFoundError(f"request_id = {request_id!r}: not running")
-        self._states[request_id].cancelled = True
+        state = self._state(request_id)
+        if not state.cancelled:
+            state.cancelled = True
+            self._cancelled.append(state)
+
+    def drop(self, request_id: str) -> RequestState:
+        """Takes a request out without finishing it: another gateway goes on with it. What the verifier
+        answers for it from now on is ignored; it still has to be released there.
+
+        Raises:
+            NotFoundError: if it is neither waiting nor running.
+        """
+        state = self._state(request_id)
+        self._release(state)
+        return state
+
+    def drop_all(self) -> list[RequestState]:
+        """Takes all requests out without finishing them."""
+        return [self.drop(request_id) for request_id in list(self._states)]
+
+    def last_waiting(self, most: int) -> list[str]:
+        """Up to so many waiting requests that would be admitted last: lowest priority, then latest
+        arrival."""
+        ranked = sorted(self._batch.queue, key=lambda state: (state.request.priority, *_later_first(state)))
+        return [state.request.request_id for state in ranked[:most]]
 
     def reap(self, now: float) -> list[Progress]:
-        """Finishes cancelled requests; call before each plan."""
-        cancelled = [state for state in self._states.values() if state.cancelled]
-        for state in cancelled:
+        """Finishes requests that were cancelled or whose time is over; call before each plan."""
+        ended = [state for state in self._cancelled if self._holds(state)]
+        self._cancelled = []
+        for state in ended:
             self.finish(state, FinishReason.CANCELLED, now)
-        return [Progress(state, [], [], state.new_tokens, True) for state in cancelled]
+        while (first := self._deadlines.first()) is not None and self._states[first].deadline_at <= now:
+            ended.append(self._states[first])
+            self.finish(ended[-1], FinishReason.DEADLINE, now)
+        return [Progress(state, [], [], state.new_tokens, True) for state in ended]
 
     def admit(self, now: float) -> tuple[int, list[str]]:
         """Admits waiting requests while there is room; how many run, and those of them that want drafts."""
-        self._admit(now)
-        running = self._running.items()
+        self._batch.admit(now)
+        running = self._batch.running.items()
         wanting = [name for name, state in running if state.request.speculation is not Speculation.OFF]
         return len(running), wanting
 
@@ -124,31 +160,13 @@ class Scheduler:
             most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
             least_reach: probability of a path below which following it is hardly worth it in this step.
         """
-        self._admit(now)
-        self._preempt()
-        states = list(self._running.values())
-        room = self._limits.max_step_tokens - len(states)
-        chunk = min(self._limits.prefill_chunk, room)
-        wanted = [self._wanted_nodes(state) for state in states]
-        if most_nodes is not None:
-            wanted = [min(nodes, most_nodes) for nodes in wanted]
-        entries: list[StepEntry] = []
-        for state, nodes in zip(states, split_budget(self._budget, wanted), strict=True):
-            pending = len(state.tokens) - state.verifier_len
-            length = 1 if pending == 1 else min(pending, chunk)
-            if length == 0:
-                continue  # its prompt has to wait for the next step
-            chunk -= length if pending > 1 else 0
-            final = length == pending
-            nodes = min(nodes, room - max(chunk, 0)) if final else 0
-            room -= nodes
-            entries.append(self._entry(state, length, final, nodes, least_reach))
-        return entries
+        self._batch.admit(now)
+        self._batch.preempt()
+        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, least_reach)
 
     def take_preempted(self) -> list[str]:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
+        return self._batch.take_preempted()
 
     def commit(
         self,
@@ -161,11 +179,13 @@ class Scheduler:
         progress: list[Progress] = []
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
-            if verdict is None or entry.state.finish is not None:
+            if verdict is None or not self._holds(entry.state):
                 continue
-            moved = self._apply(entry, trees.get(entry.request_id), verdict, now)
+            moved = apply_verdict(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
                 progress.append(moved)
+            if entry.state.finish is not None:
+                self._finished(entry.state, now)
         return progress
 
     def cut(self, progress: Progress, keep: int, now: float) -> None:
@@ -180,115 +200,57 @@ class Scheduler:
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
     ) -> list[Progress]:
-        """Ends requests with an error; says whether the same request may succeed later."""
-        for state in states:
-            state.error, state.retryable = message, retryable
-            self.finish(state, FinishReason.ERROR, now)
-        return [Progress(state, [], [], state.new_tokens, True) for state in states]
+        """Ends requests with an error; says whether the same request may succeed later.
+
+        Those that it does not hold any more (finished, dropped) are left as they are.
+        """
+        failed = [state for state in states if self._holds(state)]
+        for state in failed:
+            state.end(FinishReason.ERROR, now, message, retryable)
+            self._finished(state, now)
+        return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Takes a request out of the schedule."""
-        state.finish, state.finished_at = reason, now
+        """Says why a request ended, and takes it out of the schedule if it is still in it."""
+        state.end(reason, now)
+        if self._holds(state):
+            self._finished(state, now)
+
+    def _finished(self, state: RequestState, now: float) -> None:
+        self._rate.finish(now)
+        self._release(state)
+
+    def _check_room(self, request: GenerationRequest, now: float) -> None:
+        if not self.could_hold(request):
+            raise request.too_long(f"over the cache of {self._limits.kv_capacity_tokens} tokens")
+        full = self._batch.queue.full_for(request.caller, self._limits.max_waiting)
+        if full:
+            raise ExhaustedError(full, self._rate.hint(now))
+
+    def _state(self, request_id: str) -> RequestState:
+        if request_id not in self._states:
+            raise NotFoundError(f"request_id = {request_id!r}: not running")
+        return self._states[request_id]
+
+    def _holds(self, state: RequestState) -> bool:
+        return self._states.get(state.request.request_id) is state
+
+    def _hold(self, state: RequestState, now: float) -> None:
         request_id = state.request.request_id
-        self._states.pop(request_id, None)
-        if self._running.pop(request_id, None) is None:
-            self._waiting = [item for item in self._waiting if item[2] is not state]
-            heapq.heapify(self._waiting)
+        if not self._states:
+            self._rate.begin(now)
+        self._states[request_id] = state
+        if state.request.deadline_s is not None:
+            self._deadlines.place(request_id, (state.deadline_at,))
+        self._batch.queue.push(state)
 
-    def _wait(self, state: RequestState) -> None:
-        heapq.heappush(self._waiting, (-state.request.priority, state.arrival, state))
+    def _release(self, state: RequestState) -> None:
+        request_id = state.request.request_id
+        del self._states[request_id]
+        self._deadlines.remove(request_id)
+        self._batch.remove(state)
 
-    def _admit(self, now: float) -> None:
-        block = self._limits.kv_block_tokens
-        # a block of slack for each, so that who is admitted is not preempted at once
-        used = sum(self._room(state) + block for state in self._running.values())
-        while self._waiting and len(self._running) < self._limits.max_batch:
-            state = self._waiting[0][2]
-            used += self._room(state) + block
-            if self._running and used > self._limits.kv_capacity_tokens:
-                return
-            heapq.heappop(self._waiting)
-            state.admitted_at = state.admitted_at or now
-            self._running[state.request.request_id] = state
 
-    def _preempt(self) -> None:
-        """Sends the least of the running requests back to waiting until the others fit."""
-        by_rank = sorted(self._running.values(), key=lambda s: (-s.request.priority, s.arrival))
-        used = sum(self._room(state) for state in by_rank)
-        while used > self._limits.kv_capacity_tokens and len(by_rank) > 1:
-            state = by_rank.pop()
-            used -= self._room(state)
-            state.verifier_len = 0
-            state.preemptions += 1
-            del self._running[state.request.request_id]
-            self._wait(state)
-            self._preempted.append(state.request.request_id)
-
-    def _room(self, state: RequestState, more: int = 0) -> int:
-        """Cache tokens a request needs in its next step, `more` tokens ahead: context, tree, whole blocks."""
-        block, window = self._limits.kv_block_tokens, self._limits.kv_window_tokens
-        context = len(state.tokens) + more
-        if window:  # it may hold a block and the chunk it is reading beyond its window
-            context = min(context, window + block + self._limits.prefill_chunk)
-        tokens = context + self._most_nodes(state)
-        return -(-tokens // block) * block
-
-    def _most_nodes(self, state: RequestState) -> int:
-        if state.request.speculation is Speculation.OFF:
-            return 0
-        if state.request.speculation is Speculation.SEQUENCE:
-            return min(self._limits.sequence_length, self._budget.per_request, self._limits.max_tree_nodes)
-        return min(self._budget.per_request, self._limits.max_tree_nodes)
-
-    def _wanted_nodes(self, state: RequestState) -> int:
-        """A drafted token is only of use if it and the bonus token may still be generated."""
-        return self._most_nodes(state) if state.remaining > 1 else 0
-
-    def _entry(
-        self, state: RequestState, length: int, final: bool, nodes: int, least_reach: float
-    ) -> StepEntry:
-        base = state.verifier_len
-        sequence = state.request.speculation is Speculation.SEQUENCE
-        depth = self._limits.sequence_length if sequence else self._limits.tree_depth
-        limits = TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, least_reach)
-        return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits)
-
-    def _apply(
-        self, entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
-    ) -> Progress | None:
-        state = entry.state
-        if verdict.status is EntryStatus.RESYNC:
-            state.verifier_len = 0
-            return None
-        if verdict.status is EntryStatus.EXHAUSTED and state.retries < MAX_RETRIES:
-            state.retries += 1
-            return None
-        if verdict.status is not EntryStatus.OK:
-            retryable = verdict.status is EntryStatus.EXHAUSTED
-            return self.fail([state], verdict.message, now, retryable)[0]
-        state.retries = 0
-        state.verifier_len = verdict.held_len
-        if tree is None:
-            return None
-        if not all(0 < node < len(tree) for node in verdict.accepted):
-            message = f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {len(tree)}"
-            return self.fail([state], message, now, retryable=False)[0]
-        state.stats.record(tree, verdict.accepted)
-        drafted = [int(tree.token_ids[node]) for node in verdict.accepted]
-        return self._extend(state, [*drafted, verdict.bonus], list(verdict.logprobs), now)
-
-    def _extend(self, state: RequestState, tokens: list[int], logprobs: list[float], now: float) -> Progress:
-        """Appends tokens up to the first that ends the request: what follows a stop is dropped."""
-        kept = tokens[: state.remaining]
-        stop = next((i for i, t in enumerate(kept) if t in state.request.stop_token_ids), None)
-        if stop is not None:
-            kept = kept[: stop + 1]
-        if state.first_token_at is None:
-            state.first_token_at = now
-        start = state.new_tokens
-        state.tokens.extend(kept)
-        if stop is not None:
-            self.finish(state, FinishReason.STOP_TOKEN, now)
-        elif state.remaining == 0:
-            self.finish(state, FinishReason.LENGTH, now)
-        return Progress(state, kept, logprobs[: len(kept)], start, state.finish is not None)
+def _later_first(state: RequestState) -> tuple[float, int]:
+    came, number = state.place
+    return -came, -number

@@ -177,7 +177,7 @@ class LocalSystem:
             self._wait(name, address)
         gateway = {
             "listen": self.address,
-            "verifier": self._verifier,
+            "verifiers": self._verifier,
             "speculators": ",".join(self._addresses),
             "redis-url": self.redis_url,
             **model,

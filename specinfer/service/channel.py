@@ -18,7 +18,8 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
 
     Channels ping when nothing was said for 30 seconds, so that a dead peer is noticed. A server by default
     counts pings without data as strikes and ends the connection with ENHANCE_YOUR_CALM after three: ours
-    allow them.
+    allow them. A name is looked up again when its connection is lost, at most once a second (gRPC's default
+    is 30 seconds), so that replicas that came in the meantime are found.
     """
     return [
         ("grpc.max_send_message_length", max_message_bytes),
@@ -30,6 +31,7 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ]
 
 

@@ -13,12 +13,14 @@ from grpc_reflection.v1alpha import reflection
 
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
+from specinfer.service.faults import FaultInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
 """Whoever starts a service may put a word of its own here and so tell it from another one at its address."""
 
@@ -34,9 +36,10 @@ class ServiceServer:
     def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
         self._settings = settings
         self._names = list(service_names)
+        self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
-        self.grpc = grpc.aio.server(options=options)
+        self.grpc = grpc.aio.server(interceptors=[FaultInterceptor()], options=options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -73,6 +76,13 @@ class ServiceServer:
             return self.grpc.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise SettingError("listen", listen, "cannot bind this address") from error
+
+    async def set_serving(self, serving: bool) -> None:
+        """Says whether this service can work at present."""
+        if serving != self._serving:
+            self._serving = serving
+            for name in ["", *self._names]:
+                await self._health.set(name, SERVING if serving else NOT_SERVING)
 
     async def stop(self) -> None:
         """Says NOT_SERVING, lets running calls finish for the drain time, then ends them."""

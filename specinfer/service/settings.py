@@ -41,6 +41,9 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )
+    log_requests: bool = Field(
+        False, description="Write exceptions whole, with what they may quote of prompts and answers."
+    )
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
     max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
 
@@ -76,13 +79,15 @@ class ServiceSettings(BaseSettings):
             if prefix and name.startswith(prefix) and name[len(prefix) :].lower() not in cls.model_fields:
                 raise SettingError(name, os.environ[name], "unknown setting")
         try:
-            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
+            settings = cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"])) or "settings"
             raise SettingError(key, first.get("input"), first["msg"]) from error
         except SettingsError as error:
             raise SettingError("arguments", list(argv), str(error)) from error
+        settings.tls.check()  # before a model is loaded
+        return settings
 
 
 def as_path(text: str) -> Path | None:

@@ -44,6 +44,9 @@ class MessageStream(Generic[Request, Reply]):
         except TimeoutError as error:
             self.reset()
             raise UnavailableError(f"{self._name}: no answer within {patience_s} s") from error
+        except asyncio.CancelledError:
+            self.reset()  # the reply is still to come: the next exchange must not take it for its own
+            raise
         except grpc.aio.AioRpcError as error:
             self.reset()
             raise UnavailableError(f"{self._name}: {error.details()}") from error

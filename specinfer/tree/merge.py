@@ -40,7 +40,7 @@ def merge_trees(
     for speculator, tree in trees:
         if tree.root_token_id != builder.token_ids[0]:
             raise MalformedTreeError(
-                "tree.token_ids[0]", tree.root_token_id, f"the root must be {builder.token_ids[0]}"
+                "tree.token_ids[0]", tree.root_token_id, "another root than the first tree has"
             )
         before = builder.proposals
         _graft(builder, speculator, tree, drawn)

@@ -26,7 +26,7 @@ Float32 = NDArray[np.float32]
 _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 _SUM_TOLERANCE = 1e-3
-_CANDIDATES_PER_NODE, _SUPPORT_PER_NODE = 8, 1024
+CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024
 """Most candidates, and most tokens of all q, for every node that a tree may have: repeated draws, several
 speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not."""
 
@@ -214,8 +214,8 @@ def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
     for name, found, most in (
-        ("candidates", max(candidates, len(tree.proposals)), _CANDIDATES_PER_NODE * max_nodes),
-        ("q_token_ids", support, _SUPPORT_PER_NODE * max_nodes),
+        ("candidates", max(candidates, len(tree.proposals)), CANDIDATES_PER_NODE * max_nodes),
+        ("q_token_ids", support, SUPPORT_PER_NODE * max_nodes),
     ):
         if found > most:
             raise MalformedTreeError(

@@ -11,6 +11,11 @@ from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.v1 import tree_pb2
 
+_NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
+"""Bytes of a node: token, parent, score; of a candidate; of a token of q and its probability."""
+_PROPOSAL, _TREE = 40, 64
+"""Bytes of the rest of a proposal, and of a tree: small numbers, tags and lengths."""
+
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
     """The message of a tree."""
@@ -27,6 +32,20 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
             added.q_token_ids.extend(q_token_ids.tolist())
             added.q_probabilities.extend(q_probabilities.tolist())
     return message
+
+
+def most_bytes(tree: TokenTree) -> int:
+    """Most bytes that a tree can add to a message, alone or merged with others (numbers take five bytes at
+    most, candidates stand in a proposal and in the order)."""
+    candidates = sum([len(proposal.children) for proposal in tree.proposals])
+    support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
+    return (
+        _NODE * len(tree)
+        + _PROPOSAL * len(tree.proposals)
+        + _CANDIDATE * candidates
+        + _SUPPORT * support
+        + _TREE
+    )
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:

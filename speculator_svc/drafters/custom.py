@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from specinfer.errors import MalformedTreeError, SettingError, SpecInferError
+from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
@@ -66,7 +66,7 @@ class CustomDrafter:
         try:
             tree = self._function(tuple(job.context), job.limits)
         except Exception as error:  # noqa: BLE001  it is not our code: it may raise anything
-            return SpecInferError(f"{self._name} raised {type(error).__name__}: {error}")
+            return FaultError(f"{self._name} failed", error)
         if tree is None:
             return nothing
         if not isinstance(tree, TokenTree):

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
+from speculator_svc.clients import request_id_of
 from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.oracle import always, greedy
 from tests.system import ScriptedDrafter, System, running_system, until
@@ -55,7 +56,7 @@ async def test_requests_with_the_same_seed_draw_independently(redis_url: str) ->
         await asyncio.gather(
             *(system.tokens(PROMPT, temperature=0.7, seed=5, request_id=name) for name in ("a", "b"))
         )
-    seeds = {job.request_id: job.draw_seed for job in drafter.jobs}
+    seeds = {request_id_of(job.request_id): job.draw_seed for job in drafter.jobs}
     assert len(set(seeds.values())) == 2
 
 
@@ -65,7 +66,7 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
     reached, go_on = threading.Event(), threading.Event()
 
     def waits(job: DraftJob) -> TokenTree:
-        if job.request_id == "early":
+        if request_id_of(job.request_id) == "early":
             reached.set()
             go_on.wait(10)
         return always(job)
@@ -81,9 +82,9 @@ async def test_requests_that_began_before_a_drawing_service_came_are_not_drawn_f
         asked_before = len(late.jobs)
         go_on.set()
         await early
-        assert "early" not in {job.request_id for job in late.jobs[asked_before:]}
+        assert "early" not in {request_id_of(job.request_id) for job in late.jobs[asked_before:]}
         await system.tokens(PROMPT, temperature=0.7, seed=5, request_id="later")
-    assert "later" in {job.request_id for job in late.jobs}
+    assert "later" in {request_id_of(job.request_id) for job in late.jobs}
 
 
 async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redis_url: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.requests.request import FinishReason
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob
@@ -215,11 +216,12 @@ async def test_a_stop_string_ends_the_text_before_it_and_the_tokens_with_it(redi
     cut = text.index(stop)
     async with running_system(redis_url, {"a": ScriptedDrafter(always)}) as system:
         replies = await system.generate(PROMPTS[0], stop_strings=["no such text", stop])
-        stored = await system.store.tokens(replies[-1].request_id)
+        stored = await system.store.load(replies[-1].request_id)
     assert "".join(r.text for r in replies) == text[:cut]
     tokens = [t for r in replies for t in r.token_ids]
     assert text_of(tokens) == text[: cut + 3]
-    assert stored == tokens
+    assert stored is not None
+    assert stored.tokens == tokens
     assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_STOP_STRING
 
 
@@ -253,10 +255,12 @@ async def test_summary_and_store_tell_the_same_story(redis_url: str) -> None:
         replies = await system.generate(PROMPTS[0], seed=99)
         summary = replies[-1].summary
         request_id = replies[-1].request_id
-        assert await system.store.tokens(request_id) == greedy(PROMPTS[0], 16)
-        state = await system.store.state(request_id)
+        record = await system.store.load(request_id)
         status = await system.stub.Status(generation_pb2.StatusRequest())
-    assert state == {"state": "finished", "finish": "length", "error": ""}
+    assert record is not None
+    assert record.tokens == greedy(PROMPTS[0], 16)
+    assert record.ending is not None
+    assert (record.ending.finish, record.ending.error) == (FinishReason.LENGTH, "")
     assert (summary.prompt_tokens, summary.new_tokens, summary.seed) == (7, 16, 99)
     assert summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
     assert 0 < summary.ttft_seconds <= summary.total_seconds

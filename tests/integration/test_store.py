@@ -1,64 +1,291 @@
-"""The store on a real Redis: durable before visible, repeatable, expiring."""
+"""Requests and leases on a real Redis: durable before visible, written by their owner alone, repeatable,
+expiring."""
 
+import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from gateway.requests.caller import ANYBODY, Caller
+from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
-from gateway.requests.store import RequestStore
-from specinfer.errors import AlreadyExistsError, UnavailableError
+from gateway.store.connection import RedisConnection
+from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_key
+from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
+from gateway.store.records import decode_content, decode_logprobs, encode_content, encode_logprobs
+from gateway.store.requests import RequestStore, Written
+from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
 from specinfer.sampling import SamplingParams
 
+ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 
-def state_of(tokens: list[int]) -> RequestState:
-    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0))
+
+def state_of(tokens: list[int], caller: str = "", logprobs: bool = False) -> RequestState:
+    request = GenerationRequest(
+        secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0), caller=caller, logprobs=logprobs
+    )
     return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
-async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redis_url: str) -> None:
-    store = RequestStore.connect(redis_url, retention_s=60)
-    state = state_of([5, 6])
-    request_id = state.request.request_id
-    await store.create(state.request)
-    await store.append([Progress(state, [5, 6], [], 0, False)])
-    state.tokens += [7]
-    for _ in range(2):  # the reply to the first attempt was lost
-        await store.append([Progress(state, [7], [], 2, False)])
-    assert await store.tokens(request_id) == [5, 6, 7]
-    assert await store.tokens("another") == []
-    assert (await store.state(request_id))["state"] == "running"
+@asynccontextmanager
+async def connected(redis_url: str) -> AsyncIterator[RedisConnection]:
+    connection = RedisConnection.open(redis_url)
+    yield connection
+    await connection.close()
+
+
+class Pair:
+    """Two gateways on one Redis."""
+
+    def __init__(self, connection: RedisConnection, lease_s: float = 30.0) -> None:
+        names = [secrets.token_hex(4) for _ in range(2)]
+        self.a, self.b = (RequestStore(connection, name, 60) for name in names)
+        self.lease_a, self.lease_b = (LeaseStore(connection, name, lease_s) for name in names)
+
+    async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
+        """Gateway A has a lease and owns the request."""
+        await self.lease_a.renew(GatewayReport(self.a.gateway_id), [])
+        await self.a.create(state.request, "digest", caller, owned=True)
+        return state.request.request_id
+
+
+def ones(state: RequestState) -> dict[str, int]:
+    """Owned by the first adoption."""
+    return {state.request.request_id: 1}
+
+
+def finished(state: RequestState) -> RequestState:
     state.finish = FinishReason.LENGTH
-    await store.append([Progress(state, [], [], 3, True)])
-    assert await store.state(request_id) == {"state": "finished", "finish": "length", "error": ""}
-    for key in (f"specinfer:{kind}:{request_id}" for kind in ("request", "state", "tokens")):
-        assert 0 < await store._redis.ttl(key) <= 60
-    await store.close()
+    return state
 
 
-async def test_a_request_that_begins_anew_finds_no_tokens_of_before(redis_url: str) -> None:
-    store, state = RequestStore.connect(redis_url, retention_s=60), state_of([1, 49151, 9])
-    await store.append([Progress(state, [1, 49151, 9], [], 0, False)])
-    await store.append([Progress(state, [8], [], 0, False)])
-    assert await store.tokens(state.request.request_id) == [8]
-    await store.close()
+async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5, 6], logprobs=True)
+        name = await stores.begin(state)
+        await stores.a.append([Progress(state, [5, 6], [-0.5, -0.25], 0, False)], [], {name: 1})
+        state.tokens += [7]
+        for _ in range(2):  # the reply to the first attempt was lost
+            await stores.a.append([Progress(state, [7], [-1.5], 2, False)], [], {name: 1})
+        record = await stores.a.load(name)
+        assert record is not None
+        assert (record.tokens, record.logprobs, record.ending) == ([5, 6, 7], [-0.5, -0.25, -1.5], None)
+        assert await stores.a.load("another") is None
+        for _ in range(2):
+            written = await stores.a.append([Progress(finished(state), [], [], 3, True)], [], {name: 1})
+            assert written == {name: Written.OK}
+        record = await stores.a.load(name)
+        assert record is not None
+        assert record.ending is not None
+        assert (record.ending.finish, record.ending.new_tokens) == (FinishReason.LENGTH, 3)
+        for key in (request_key(name), tokens_key(name), logprobs_key(name)):
+            assert 0 < await connection.redis.ttl(key) <= 60
+        assert name not in await stores.a.owned()
 
 
-async def test_a_duplicate_id_is_refused_until_discarded(redis_url: str) -> None:
-    store = RequestStore.connect(redis_url, retention_s=60)
-    request = state_of([]).request
-    await store.create(request)
-    with pytest.raises(AlreadyExistsError, match=request.request_id):
-        await store.create(request)
-    await store.discard(request.request_id)
-    await store.create(request)
-    await store.close()
+async def test_content_and_logprobs_come_back_as_they_were() -> None:
+    request = GenerationRequest(
+        "id",
+        (3, 1),
+        7,
+        SamplingParams(0.5, 3, 0.9, 2**63 + 1),
+        ("a\n",),
+        frozenset({4, 9}),
+        -2,
+        logprobs=True,
+    )
+    assert decode_content("id", encode_content(request)) == request
+    values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]
+    assert decode_logprobs(encode_logprobs(values)) == pytest.approx(values, rel=1e-8)
+
+
+async def test_an_id_is_taken_by_its_content_until_it_is_discarded(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        store, request = Pair(connection).a, state_of([]).request
+        assert await store.create(request, "digest", ANYBODY, owned=True)
+        assert not await store.create(request, "digest", ANYBODY, owned=True), "the same: to be attached to"
+        with pytest.raises(AlreadyExistsError, match=request.request_id):
+            await store.create(request, "another digest", ANYBODY, owned=True)
+        await store.discard(request.request_id)
+        assert await store.create(request, "another digest", ANYBODY, owned=True)
+
+
+async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5])
+        name = await stores.begin(state)
+        await stores.a.begin([state], "model")
+        await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1})
+        assert await stores.b.adopt(10, ["model"]) == [], "its lease is alive"
+        foreign = await stores.b.append([Progress(state, [9], [], 1, False)], [], {name: 1})
+        assert foreign == {name: Written.FENCED}
+        await connection.redis.delete(f"specinfer:2:gateway:{stores.a.gateway_id}")
+        assert await stores.b.adopt(10, ["another"]) == []
+        (record,) = await stores.b.adopt(10, ["model"])
+        assert (record.tokens, record.drawn_for, record.model) == ([5], False, "model")
+        assert record.adoption == 2
+        late = await stores.a.append([Progress(finished(state), [9], [], 1, True)], [], {name: 1})
+        assert late == {name: Written.FENCED}
+        found = await stores.b.load(name)
+        assert found is not None
+        assert (found.tokens, found.ending) == ([5], None)
+
+
+async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5])
+        name = await stores.begin(state)
+        await connection.redis.delete(request_key(name), tokens_key(name))
+        progress = Progress(state, [5], [], 0, False)
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.LOST}
+        feed = Feed(state.request, "digest", True)
+        assert await stores.a.restore(state, feed, "model", 1, 3.0) is Written.OK
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.OK}
+        record = await stores.a.load(name)
+        assert record is not None
+        assert (record.tokens, record.digest, record.model) == ([5], "digest", "model")
+        assert 3.0 <= record.age_s < 8.0
+        assert await stores.b.restore(state, feed, "model", 1, 3.0) is Written.FENCED
+        assert await stores.b.restore(state, feed, "model", 2, 3.0) is Written.OK, "the later owner"
+        assert await stores.a.append([progress], [], {name: 1}) == {name: Written.FENCED}
+
+
+async def test_a_write_that_was_under_way_for_long_is_refused_after_the_next_adoption(redis_url: str) -> None:
+    """Even if it is by the same gateway, which owned the request, lost it and owns it again."""
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5])
+        name = await stores.begin(state)
+        for store in (stores.b, stores.a):
+            await stores.a.disown([name])
+            await stores.b.disown([name])
+            assert len(await store.adopt(10, [])) == 1
+        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1})
+        assert late == {name: Written.FENCED}
+        now = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 3})
+        assert now == {name: Written.OK}
+
+
+async def test_a_wish_to_cancel_reaches_the_owner_and_ends_what_nobody_owns(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5])
+        name = await stores.begin(state)
+        await stores.b.cancel(name, ANYBODY)
+        assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [name]
+        assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])).cancels == [], "once"
+        assert await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}) == {
+            name: Written.CANCEL
+        }
+        await stores.a.disown([name])
+        await stores.b.cancel(name, ANYBODY)
+        record = await stores.b.load(name)
+        assert record is not None
+        assert record.ending is not None
+        assert record.ending.finish is FinishReason.CANCELLED
+        with pytest.raises(NotFoundError, match=name):
+            await stores.b.cancel(name, ANYBODY)
+        with pytest.raises(NotFoundError, match="nobody"):
+            await stores.b.cancel("nobody", ANYBODY)
+
+
+async def test_who_left_first_does_not_cancel_for_who_came_later(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([])
+        name = await stores.begin(state)
+        await stores.b.listen(name)  # the client came back at the other gateway
+        assert not await stores.a.leave(name)
+        assert await stores.b.leave(name)
+
+
+async def test_requests_are_seen_and_cancelled_by_their_caller_only(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([], caller="alice")
+        name = await stores.begin(state, ALICE)
+        for stranger in (ANYBODY, Caller("bob")):
+            assert await stores.b.load(name, stranger) is None
+            with pytest.raises(NotFoundError):
+                await stores.b.cancel(name, stranger)
+        assert await stores.b.load(name, ALICE) is not None
+
+
+async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        caller = Caller(secrets.token_hex(4), max_concurrent=2, tokens_per_minute=5)
+        stores = Pair(connection)
+        first, second, third = (state_of([], caller=caller.name) for _ in range(3))
+        await stores.begin(first, caller)
+        await stores.b.create(second.request, "digest", caller, owned=True)
+        with pytest.raises(ExhaustedError, match="2 requests are unfinished"):
+            await stores.b.create(third.request, "digest", caller, owned=True)
+        await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first))
+        await stores.b.create(third.request, "digest", caller, owned=True)
+        await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second))
+        with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
+            await stores.b.create(state_of([], caller=caller.name).request, "digest", caller, owned=True)
+
+
+async def test_requests_without_an_owner_end_when_nobody_takes_them(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        store, state = Pair(connection).a, state_of([])
+        name = state.request.request_id
+        await store.create(state.request, "digest", ANYBODY, owned=False)
+        await store.abandon(100.0, "no verifier")
+        record = await store.load(name)
+        assert record is not None
+        assert record.ending is None
+        await connection.redis.zadd("specinfer:2:unowned", {name: 0})
+        await store.abandon(100.0, "no verifier")
+        record = await store.load(name)
+        assert record is not None
+        assert record.ending is not None
+        assert (record.ending.error, record.ending.retryable) == ("no verifier", True)
+
+
+async def test_a_verifier_has_one_holder_and_fences_rise_even_if_redis_loses_its_data(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores, instance = Pair(connection), secrets.token_hex(4)
+        first = await stores.lease_a.claim(instance)
+        assert isinstance(first, VerifierLease)
+        assert await stores.lease_b.claim(instance) == stores.a.gateway_id
+        assert (await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [first])).lost == []
+        await connection.redis.delete(verifier_key(instance), "specinfer:2:fence")
+        renewal = await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [first])
+        assert renewal.lost == [instance]
+        second = await stores.lease_b.claim(instance)
+        assert isinstance(second, VerifierLease)
+        assert second.fence > first.fence
+        await stores.lease_a.give_up(first)  # not its own any more
+        assert await stores.lease_a.claim(instance) == stores.b.gateway_id
+        await stores.lease_b.give_up(second)
+        third = await stores.lease_a.claim(instance)
+        assert isinstance(third, VerifierLease)
+        assert third.fence > second.fence
+
+
+async def test_a_lease_ends_by_itself_and_who_leaves_frees_everything(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores = Pair(connection, lease_s=0.05)
+        state = state_of([])
+        name = await stores.begin(state)
+        report_b = GatewayReport(stores.b.gateway_id, lanes=1, room=3)
+        await asyncio.sleep(0.1)
+        alive = (await stores.lease_b.renew(report_b, [])).alive
+        assert stores.a.gateway_id not in [report.gateway_id for report in alive]
+        assert report_b in alive
+        assert name in [record.request.request_id for record in await stores.b.adopt(100, [])]
+        lease = await stores.lease_b.claim(name)
+        assert isinstance(lease, VerifierLease)
+        await stores.lease_b.leave([lease])
+        await stores.lease_a.renew(GatewayReport(stores.a.gateway_id), [])
+        assert isinstance(await stores.lease_a.claim(name), VerifierLease)
+        assert name in [record.request.request_id for record in await stores.a.adopt(100, [])]
 
 
 async def test_an_absent_redis_is_unavailable() -> None:
-    store = RequestStore.connect("redis://127.0.0.1:9/0", retention_s=60)
-    with pytest.raises(UnavailableError, match="Redis does not answer"):
-        await store.check()
-    with pytest.raises(UnavailableError, match="Redis does not answer"):
-        await store.create(state_of([]).request)
-    await store.close()
+    async with connected("redis://127.0.0.1:9/0") as connection:
+        with pytest.raises(UnavailableError, match="Redis does not answer"):
+            await connection.check()
+        with pytest.raises(UnavailableError, match="Redis does not answer"):
+            await RequestStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.requests.budget import NodeBudget, split_budget
+from gateway.requests.limits import SchedulerLimits
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
-from gateway.requests.scheduler import MAX_RETRIES, Scheduler, SchedulerLimits
+from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import StepEntry, VerdictEntry
+from gateway.requests.verdicts import MAX_RETRIES
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams
@@ -155,7 +157,9 @@ def test_admission_waits_for_room_in_the_cache() -> None:
     for name in "abc":  # 1 + 4 tokens now are a block of 16, and one of slack
         s.submit(request(name, new=20), 0.0)
     assert [e.request_id for e in s.plan(0.0)] == ["a", "b"]
-    with pytest.raises(ExhaustedError, match="over the cache of 64"):
+    with pytest.raises(
+        InvalidInputError, match=r"prompt \+ max_new_tokens = '60 \+ 8': over the cache of 64"
+    ):
         s.submit(request("d", prompt=60), 0.0)
 
 

@@ -78,7 +78,8 @@ def test_a_function_that_fails_costs_one_request_its_draft() -> None:
 
     raised, wrong, malformed, none = CustomDrafter(moody, "moody").draft([job([n]) for n in (1, 2, 3, 4)])
     assert isinstance(raised, SpecInferError)
-    assert "moody raised TypeError: no ones" in str(raised)
+    assert "moody failed: TypeError: no ones" in str(raised)
+    assert raised.for_logs.startswith("moody failed: TypeError at test_custom.py:")
     assert isinstance(wrong, SpecInferError)
     assert "returned SimpleNamespace" in str(wrong)
     assert isinstance(malformed, SpecInferError)

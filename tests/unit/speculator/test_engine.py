@@ -46,7 +46,7 @@ def test_bad_entries_fail_alone() -> None:
     ]
     outcomes = engine.draft(entries)
     assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 7 + [EntryStatus.OK]
-    assert "delta_token_ids = 11: not in the vocabulary of 10" in outcomes[1].message
+    assert "delta_token_ids: not in the vocabulary of 10" in outcomes[1].message
     assert "node_budget = 5: at most 4" in outcomes[2].message
     assert "context = 8: longer than the 6 served" in outcomes[3].message
     for outcome, value in zip(outcomes[4:7], ("-0.1", "1.5", "nan"), strict=True):

@@ -130,7 +130,7 @@ def test_limits_are_enforced_per_entry() -> None:
     ]
     assert "tree.nodes = 4: more than the 3 allowed" in outcomes[0].message
     assert "context = 11: longer than the 10 positions" in outcomes[1].message
-    assert "tree.token_ids[0] = 6: must repeat the last delta token" in outcomes[2].message
+    assert "tree.token_ids[0]: must repeat the last delta token" in outcomes[2].message
 
 
 def test_a_step_over_its_token_limit_serves_what_fits() -> None:

@@ -1,0 +1,102 @@
+"""Which speculators there are: describes their services, numbers them, and keeps trying services that are
+away.
+
+A speculator's number is its for ever: one that comes back under its name at its service's address gets its
+old number, another one gets a new number. So what is learnt and counted by number never mixes two
+speculators.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import grpc
+
+from gateway.clients.pool_policy import PoolPolicy
+from gateway.clients.speculator import SpeculatorService
+from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.v1 import speculator_pb2
+
+log = logging.getLogger(__name__)
+
+
+class SpeculatorDirectory:
+    """The speculators of all services that were ever reached."""
+
+    def __init__(self, policy: PoolPolicy) -> None:
+        self._policy = policy
+        self.names: list[str] = []
+        """By number; the list itself stays the same."""
+        self._numbers: dict[tuple[str, str, int], int] = {}
+        """By address, name, and place among those of this name at this address."""
+
+    async def describe(self, service: SpeculatorService) -> None:
+        """Asks a service what it is; from then on it takes part.
+
+        Raises:
+            UnavailableError: if it does not answer.
+            IncompatibleError: if its speculators do not fit the target.
+        """
+        try:
+            description = await service.stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"{service.address}: {error.details()}") from error
+        self._check(service.address, description)
+        self._enrol(service, description)
+        service.replaced()
+        service.description = description
+        for speculator in description.speculators:
+            log.info(
+                "speculator %s (%s) at %s is ready", speculator.name, speculator.drafter, service.address
+            )
+
+    async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
+        """Tries again and again; a service that was lost several times in a row is left alone for longer, and
+        so is one that does not fit: it may be replaced."""
+        unfit, pause = "", 0.0 if at_once else self._policy.retry_after(service.losses)
+        while service.description is None:
+            await asyncio.sleep(pause)
+            pause = self._policy.retry_after(service.losses)
+            try:
+                await self.describe(service)
+            except UnavailableError:
+                continue  # still away; the pool counts what it misses
+            except IncompatibleError as error:
+                if str(error) != unfit:
+                    log.error("%s; it stays out", error)
+                unfit, pause = str(error), self._policy.longest_retry_s
+
+    def _check(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
+        if theirs and theirs != ours:
+            raise IncompatibleError(
+                f"the speculators at {address} have tokenizer {theirs}, the verifier has {ours}"
+            )
+        for each in description.speculators:
+            if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
+                # its draws of the tokens that the target lacks would be dropped, which selects by token
+                raise IncompatibleError(
+                    f"speculator {each.name} at {address} draws from {each.vocab_size} tokens, "
+                    f"the target has {self._policy.vocab_size}"
+                )
+
+    def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        """Numbers the speculators of a service and notes who of them may draw."""
+        names = [speculator.name for speculator in description.speculators]
+        service.members = self._members(service.address, names)
+        draws = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
+        service.drawing = frozenset(draws if self._policy.trust_draws else ())
+        service.distrusted = frozenset(draws) - service.drawing
+        for speculator in sorted(service.distrusted):
+            log.warning(
+                "speculator %s at %s draws, which is not trusted: it is asked for greedy requests only",
+                *(self.names[speculator], service.address),
+            )
+
+    def _members(self, address: str, names: Sequence[str]) -> tuple[int, ...]:
+        keys = [(address, name, names[:place].count(name)) for place, name in enumerate(names)]
+        for key in keys:
+            if key not in self._numbers:
+                self._numbers[key] = len(self.names)
+                self.names.append(key[1])
+        return tuple(self._numbers[key] for key in keys)

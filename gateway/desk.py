@@ -1,0 +1,152 @@
+"""Where requests come in: recorded first, then run by a lane of this gateway or left to others, and read by
+clients.
+
+Knows no protobuf. Whoever reads a request reads its feed, whoever runs it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from gateway.ownership.keeper import Keeper
+from gateway.ownership.lanes import Lanes
+from gateway.requests.caller import Caller
+from gateway.requests.feeds import Feed, Feeds
+from gateway.requests.request import GenerationRequest
+from gateway.settings import GatewaySettings
+from gateway.store.records import Record
+from gateway.store.requests import RequestStore
+from specinfer.errors import (
+    InvalidInputError,
+    NotFoundError,
+    SpecInferError,
+    UnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Submits, attaches, cancels."""
+
+    def __init__(
+        self, settings: GatewaySettings, store: RequestStore, feeds: Feeds, lanes: Lanes, keeper: Keeper
+    ) -> None:
+        self._settings, self._store, self._feeds = settings, store, feeds
+        self._lanes, self._keeper = lanes, keeper
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def submit(self, request: GenerationRequest, digest: str, caller: Caller) -> Feed:
+        """Records a request and lets it run; the feed of the one that is there if it is repeated.
+
+        A client that hangs up meanwhile does not interrupt it: the request is then one that nobody reads.
+
+        Raises:
+            AlreadyExistsError: if its id was used for another request.
+            ExhaustedError: if the queue is full or the caller's quota used up.
+            InvalidInputError: if it could never fit into the verifier's cache.
+            UnavailableError: if this gateway is drained, or Redis does not answer.
+        """
+        if self._keeper.draining:
+            raise UnavailableError("this gateway is being drained; ask another one")
+        if not self._keeper.redis_ready:
+            raise UnavailableError("Redis does not answer")
+        task = asyncio.create_task(self._submit(request, digest, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def attach(self, request_id: str, from_token: int, caller: Caller) -> Feed:
+        """The feed of a request, whoever runs it.
+
+        Raises:
+            NotFoundError: if nobody knows it, or it is another caller's.
+            InvalidInputError: if it cannot have so many tokens.
+            UnavailableError: if Redis does not answer.
+        """
+        feed = self._feeds.get(request_id)
+        if feed is None or feed.failure is not None:
+            record = await self._store.load(request_id, caller)
+            if record is None:
+                raise NotFoundError(f"request_id = {request_id!r}: no such request")
+            feed = self._follow(record)
+        if feed.request.caller != caller.name:
+            raise NotFoundError(f"request_id = {request_id!r}: no such request")
+        if from_token > feed.request.max_new_tokens:
+            most = feed.request.max_new_tokens
+            raise InvalidInputError("from_token", from_token, f"the request has {most} tokens at most")
+        if feed.ending is None:
+            await self._store.listen(request_id)
+        return feed
+
+    async def cancel(self, request_id: str, caller: Caller) -> None:
+        """Ends a request soon, whoever runs it.
+
+        Raises:
+            NotFoundError: if it is not running, or another caller's.
+            UnavailableError: if Redis does not answer.
+        """
+        lane, feed = self._lanes.of_request(request_id), self._feeds.get(request_id)
+        if lane is not None and feed is not None and feed.request.caller == caller.name:
+            lane.loop.cancel(request_id)
+        else:
+            await self._store.cancel(request_id, caller)
+
+    @contextlib.contextmanager
+    def reading(self, feed: Feed) -> Iterator[None]:
+        """A client reads a feed; when the last one leaves, the request goes on for the linger time only."""
+        feed.readers += 1
+        try:
+            yield
+        finally:
+            feed.readers -= 1
+            if not feed.readers and feed.ending is None and feed.failure is None:
+                task: asyncio.Task[object] = asyncio.create_task(self._linger(feed))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            self._feeds.forget_if_idle(feed)
+
+    async def close(self) -> None:
+        """Ends background work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _submit(self, request: GenerationRequest, digest: str, caller: Caller) -> Feed:
+        lane = self._lanes.best_for(request)
+        new = await self._store.create(request, digest, caller, owned=lane is not None)
+        if not new:
+            return await self.attach(request.request_id, 0, caller)
+        if lane is None:
+            return self._feeds.add(Feed(request, digest, False))
+        feed = self._feeds.open_local(request, digest)
+        try:
+            state = lane.submit(Record(request, digest))
+        except SpecInferError:
+            self._feeds.moved([request.request_id])
+            await self._store.discard(request.request_id)
+            raise
+        await self._store.begin([state], lane.model)
+        return feed
+
+    def _follow(self, record: Record) -> Feed:
+        request = record.request
+        found = Feed(request, record.digest, False, record.tokens, record.logprobs, record.ending)
+        return found if record.ending is not None else self._feeds.add(found)
+
+    async def _linger(self, feed: Feed) -> None:
+        """Nobody reads it: after a while it is cancelled, unless somebody reads it again, here or
+        elsewhere."""
+        await asyncio.sleep(self._settings.linger_seconds)
+        if feed.readers or feed.ending is not None:
+            return
+        request_id = feed.request.request_id
+        try:
+            wanted = await self._store.leave(request_id)
+        except UnavailableError as error:
+            log.warning("request %s goes on though nobody reads it: %s", request_id, error)
+            return
+        lane = self._lanes.of_request(request_id)
+        if wanted and lane is not None:
+            lane.loop.cancel(request_id)

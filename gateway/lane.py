@@ -1,0 +1,213 @@
+"""A lane: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
+
+A lane has its own scheduler, planner, streams and speculator pool, so lanes know nothing of each other.
+When it ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.verifier import VerifierClient, pass_curve
+from gateway.clients.verifier_link import VerifierLink
+from gateway.delivery import Deliveries
+from gateway.loop import GenerationLoop
+from gateway.metrics import GatewayMetrics
+from gateway.planning.budget import derive_budget
+from gateway.planning.feedback import FinishedStep
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import Planner
+from gateway.requests.budget import NodeBudget
+from gateway.requests.feeds import Feeds
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.prefixes import PrefixIndex
+from gateway.requests.request import GenerationRequest, RequestState
+from gateway.requests.scheduler import Scheduler
+from gateway.settings import GatewaySettings
+from gateway.store.leases import VerifierLease
+from gateway.store.records import Record
+from gateway.store.requests import RequestStore
+from specinfer.errors import SpecInferError
+from specinfer.service.channel import open_channel
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all lanes of a gateway have in common."""
+
+    settings: GatewaySettings
+    tokenizer: Tokenizer
+    metrics: GatewayMetrics
+    store: RequestStore
+    feeds: Feeds
+
+
+class Lane:
+    """One verifier's requests, from `start` to `end`."""
+
+    def __init__(self, shared: Shared, link: VerifierLink, lease: VerifierLease) -> None:
+        self._shared, self.link, self.lease = shared, link, lease
+        assert link.description is not None, "a lease is of a verifier that was described"
+        self.description = link.description
+        self._channels: list[tuple[str, grpc.aio.Channel]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._prefixes = PrefixIndex(max(1, self.description.kv_block_tokens))
+        self.loop = self._build(self.description)
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the model that it serves."""
+        return self.description.model_fingerprint
+
+    @property
+    def running(self) -> bool:
+        """Whether its loop goes on, or is about to begin."""
+        return self._task is None or not self._task.done()
+
+    @property
+    def room(self) -> int:
+        """Requests that could begin at once, as far as places go."""
+        scheduler = self.loop.scheduler
+        limit = scheduler_limits(self._shared.settings, self.description).max_batch
+        return max(0, limit - scheduler.running - scheduler.waiting)
+
+    def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
+        """What decides whether a request goes here; see `gateway.ownership.rules.best_lane`."""
+        scheduler = self.loop.scheduler
+        shared = self._prefixes.shared(request.prompt)
+        return scheduler.has_room(request), scheduler.running + scheduler.waiting, shared
+
+    def submit(self, record: Record) -> RequestState:
+        """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it
+        raises."""
+        request = record.request
+        state = self.loop.submit(
+            request,
+            generated=record.tokens,
+            drawn_for=record.drawn_for,
+            arrived_ago_s=record.age_s,
+            adoption=record.adoption,
+        )
+        self._prefixes.note(request.prompt)
+        return state
+
+    def go_on_with(self, lease: VerifierLease) -> None:
+        """The lease was lost and got again, under a higher fence."""
+        self.lease = lease
+        self.loop.verifier.fence = lease.fence
+
+    async def start(self) -> None:
+        """Reaches the speculators and begins to iterate.
+
+        Raises:
+            IncompatibleError: if a speculator does not fit the model.
+        """
+        await self.loop.pool.connect()
+        self._task = asyncio.create_task(self.loop.run())
+        self._task.add_done_callback(self._ended)
+
+    async def end(self) -> None:
+        """Stops iterating, and lets go of its requests.
+
+        Raises:
+            UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
+        """
+        await self.stop()
+        names = list(self.loop.deliveries.unfinished)
+        self.loop.deliveries.let_go(names)
+        await self._shared.store.disown(names)
+
+    async def stop(self) -> None:
+        """Stops iterating and closes the connections."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.loop.pool.close()
+        for _, channel in self._channels:
+            await channel.close()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SpecInferError):
+            log.warning("the lane of the verifier at %s ends: %s", self.link.address, error)
+        elif error is not None:
+            log.error("the lane of the verifier at %s failed", self.link.address, exc_info=error)
+
+    def _build(self, description: verifier_pb2.DescribeVerifierReply) -> GenerationLoop:
+        settings, shared = self._shared.settings, self._shared
+        policy = PoolPolicy(
+            settings.draft_deadline_ms / 1000,
+            description.vocab_size,
+            description.tokenizer_fingerprint,
+            settings.hung_seconds,
+            trust_draws=settings.trust_draws,
+            max_nodes=description.max_nodes,
+        )
+        tls = settings.services_tls
+        self._channels = [(address, open_channel(address, tls)) for address in settings.speculator_services]
+        pool = SpeculatorPool(self._channels, policy)
+        limits, curve = scheduler_limits(settings, description), pass_curve(description)
+        budget = node_budget(settings, limits, curve)
+        log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
+        scheduler = Scheduler(limits, budget)
+
+        def deliveries(
+            learn: Callable[[FinishedStep], None], release: Callable[[list[str]], None]
+        ) -> Deliveries:
+            return Deliveries(
+                scheduler,
+                shared.store,
+                shared.feeds,
+                shared.tokenizer,
+                shared.metrics,
+                pool.names,
+                learn,
+                release,
+                self.model,
+                settings.redis_patience_seconds,
+            )
+
+        verifier = VerifierClient(self.link.channel, settings.hung_seconds, self.lease.fence)
+        verifier.expect(description)
+        planner = Planner(curve, budget, settings.adaptive)
+        return GenerationLoop(
+            scheduler, pool, verifier, shared.metrics, planner, deliveries, settings.lease_seconds
+        )
+
+
+def scheduler_limits(
+    settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
+) -> SchedulerLimits:
+    """The gateway's own limits within those of the verifier."""
+    return SchedulerLimits(
+        max_batch=min(settings.max_batch, verifier.max_requests),
+        max_waiting=settings.max_waiting,
+        prefill_chunk=min(settings.prefill_chunk, verifier.max_step_tokens),
+        tree_depth=settings.tree_depth or verifier.max_nodes,
+        sequence_length=settings.sequence_length,
+        max_step_tokens=verifier.max_step_tokens,
+        kv_capacity_tokens=verifier.kv_capacity_tokens,
+        kv_block_tokens=verifier.kv_block_tokens,
+        kv_window_tokens=verifier.kv_window_tokens,
+        max_tree_nodes=verifier.max_nodes - 1,
+    )
+
+
+def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
+    """The operator's, or what the verifier's passes allow."""
+    return derive_budget(
+        curve,
+        limits.max_batch,
+        limits.max_tree_nodes,
+        limits.max_step_tokens,
+        settings.tree_nodes,
+        settings.step_nodes,
+    )

@@ -1,0 +1,56 @@
+"""Reads requests that another gateway runs, for the clients that ask for them here."""
+
+import asyncio
+import logging
+import time
+
+from gateway.requests.feeds import Feed, Feeds
+from gateway.store.requests import RequestStore
+from specinfer.errors import NotFoundError, UnavailableError
+
+log = logging.getLogger(__name__)
+_INTERVAL_S = 0.025
+"""Between two looks: about a step of the verifier. One pipeline for all requests, 50 us and 5 us for each."""
+_MISSING_S = 10.0
+"""Time that a request may be missing, for example until its owner writes it again after Redis lost its
+data."""
+
+
+class Follower:
+    """Fills the feeds that no lane of this gateway fills."""
+
+    def __init__(self, feeds: Feeds, store: RequestStore) -> None:
+        self._feeds, self._store = feeds, store
+        self._missing_since: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            followed = self._feeds.followed()
+            if followed:
+                await self._look(followed)
+
+    async def _look(self, followed: dict[str, Feed]) -> None:
+        try:
+            found = await self._store.glimpse({name: len(feed.tokens) for name, feed in followed.items()})
+        except UnavailableError:
+            return  # whoever renews the lease says so; the feeds go on when it answers
+        for name, glimpse in found.items():
+            feed = followed[name]
+            if feed.local or feed.ending is not None:
+                continue  # a lane took it meanwhile
+            if glimpse is None:
+                self._note_missing(name, feed)
+                continue
+            self._missing_since.pop(name, None)
+            if glimpse.tokens or glimpse.ending:
+                feed.extend(glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                self._feeds.forget_if_idle(feed)
+
+    def _note_missing(self, name: str, feed: Feed) -> None:
+        now = time.monotonic()
+        if now - self._missing_since.setdefault(name, now) > _MISSING_S:
+            del self._missing_since[name]
+            log.warning("request %s is not in Redis any more", name)
+            feed.fail(NotFoundError(f"request_id = {name!r}: no gateway knows it any more"))

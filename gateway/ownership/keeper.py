@@ -1,0 +1,204 @@
+"""Keeps this gateway's leases, and takes and gives requests by them (docs/protocol.md, Ownership).
+
+Two loops beside those of the lanes. `_renew` never waits for anything but Redis, so that a lease is not
+lost to a slow verifier. `_work` looks for verifiers without a gateway and requests without an owner.
+"""
+
+import asyncio
+import logging
+import time
+
+from gateway.clients.outage import LogPace, Outage
+from gateway.metrics import GatewayMetrics
+from gateway.ownership.lanes import Lanes, models_of
+from gateway.ownership.rules import requests_to_share, somebody_serves, verifiers_to_claim
+from gateway.requests.feeds import Feeds
+from gateway.settings import GatewaySettings
+from gateway.store.leases import GatewayReport, LeaseStore, Renewal
+from gateway.store.requests import RequestStore
+from specinfer.errors import SpecInferError, UnavailableError
+
+log = logging.getLogger(__name__)
+_RENEWALS_PER_LEASE = 6
+"""So a lease outlives several renewals that fail or come late."""
+_LOOK_UP_S = 1.0
+"""Between two looks for verifiers."""
+_ADOPT_AT_ONCE = 64
+"""Most requests adopted at once: each takes a read, and the loops go on in between."""
+
+
+class Keeper:
+    """The part of a gateway that knows of other gateways."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        leases: LeaseStore,
+        store: RequestStore,
+        lanes: Lanes,
+        feeds: Feeds,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings, self._leases, self._store = settings, leases, store
+        self._lanes, self._feeds, self._metrics = lanes, feeds, metrics
+        self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
+        self._redis, self._pace = Outage("Redis"), LogPace()
+        self._adopt_from = 0.0
+        """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
+        self._strays: set[str] = set()
+        self.renewal = Renewal("", [], [], [])
+        """The latest."""
+        self.draining = False
+
+    @property
+    def redis_ready(self) -> bool:
+        """Whether Redis answered last time."""
+        return self._redis.since is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that comes now would be served."""
+        served = any(lane.loop.verifier_ready for lane in self._lanes)
+        elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
+        return self.redis_ready and not self.draining and (served or elsewhere)
+
+    async def start(self) -> None:
+        """Takes the gateway's lease, and the verifiers that are there.
+
+        Raises:
+            UnavailableError: if Redis does not answer, or no verifier within the start time.
+            IncompatibleError: if a service does not fit the gateway's tokenizer.
+        """
+        await self._renew_once()
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        while True:
+            await self._lanes.look_up(strict=True)
+            if self._lanes.known:
+                break
+            if time.monotonic() > deadline:
+                where, seconds = self._settings.verifiers, self._settings.start_timeout_s
+                raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
+            await asyncio.sleep(0.05)
+        await self._claim()
+
+    async def run(self) -> None:
+        """Renews and works until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew())
+            tasks.create_task(self._work())
+
+    async def leave(self) -> None:
+        """Gives everything back, for other gateways or the next one."""
+        try:
+            await self._leases.leave(self._lanes.held)
+        except UnavailableError as error:
+            log.warning("leaving without a word, so others wait for the lease to end: %s", error)
+
+    async def hand_over(self) -> bool:
+        """Ends all lanes if another gateway serves, so that it goes on with their requests; says whether."""
+        self.draining = True
+        await self._renew_once()
+        if not somebody_serves(self._leases.gateway_id, self.renewal.alive):
+            return False
+        await self._lanes.end_all()
+        return True
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self._renew_once()
+            except UnavailableError as error:
+                if self.redis_ready:
+                    self._metrics.redis_outages.inc()
+                self._redis.failed(error, time.monotonic())
+
+    async def _renew_once(self) -> None:
+        renewal = await self._leases.renew(self._report(), self._lanes.held)
+        if not self.redis_ready:
+            self._adopt_from = time.monotonic() + self._settings.lease_seconds
+            self._redis.over(time.monotonic())
+        before, self.renewal = self.renewal, renewal
+        for request_id in renewal.cancels:
+            self._cancel(request_id)
+        for instance_id in renewal.lost:
+            await self._lanes.keep(instance_id)
+        if before.epoch and before.epoch != renewal.epoch:
+            await self._write_again()
+
+    def _report(self) -> GatewayReport:
+        lanes = [lane for lane in self._lanes if lane.running]
+        room = 0 if self.draining else sum(lane.room for lane in lanes)
+        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining)
+
+    def _cancel(self, request_id: str) -> None:
+        lane = self._lanes.of_request(request_id)
+        if lane is not None:
+            lane.loop.cancel(request_id)
+
+    async def _write_again(self) -> None:
+        """Redis lost its data: what waits is written again here, what runs also when it next writes."""
+        log.error("Redis lost its data; writing what this gateway has again")
+        self._metrics.redis_losses.inc()
+        self._adopt_from = time.monotonic() + self._settings.lease_seconds
+        for lane in list(self._lanes):
+            for state in list(lane.loop.scheduler.states.values()):
+                await lane.loop.deliveries.write_again(state)
+
+    async def _work(self) -> None:
+        looked = 0.0
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if not self.redis_ready:
+                continue
+            try:
+                await self._lanes.end_stopped()
+                if time.monotonic() - looked > _LOOK_UP_S:
+                    looked = time.monotonic()
+                    await self._lanes.look_up()
+                    await self._give_up_strays()
+                    await self._store.abandon(
+                        self._settings.verifier_patience_s, "no verifier was free in time"
+                    )
+                await self._claim()
+                await self._adopt()
+                await self._share()
+            except SpecInferError as error:
+                if self._pace.due(time.monotonic()):
+                    log.warning("%s", error)
+
+    async def _claim(self) -> None:
+        if not self.draining:
+            alive = self.renewal.alive
+            await self._lanes.claim(verifiers_to_claim(self._lanes.known, len(self._lanes), alive))
+
+    async def _adopt(self) -> None:
+        """Takes requests that nobody owns, as many as its queues hold."""
+        queued = sum(lane.loop.scheduler.waiting for lane in self._lanes)
+        most = min(_ADOPT_AT_ONCE, self._settings.max_waiting - queued)
+        if self.draining or not len(self._lanes) or most <= 0 or time.monotonic() < self._adopt_from:
+            return
+        records = await self._store.adopt(most, models_of(self._lanes))
+        for record in records:
+            await self._lanes.take(record)
+
+    async def _share(self) -> None:
+        """Gives waiting requests to gateways that could run them at once."""
+        for lane in list(self._lanes):
+            scheduler = lane.loop.scheduler
+            most = requests_to_share(self._leases.gateway_id, scheduler.waiting, self.renewal.alive)
+            if most:
+                names = scheduler.last_waiting(most)
+                lane.loop.deliveries.let_go(names)
+                await self._store.disown(names)
+
+    async def _give_up_strays(self) -> None:
+        """Requests that are this gateway's in Redis and in no lane at two looks in a row go to whoever has
+        room."""
+        owned = await self._store.owned()
+        strays = {name for name in owned if not self._lanes.owns(name)}
+        twice, self._strays = strays & self._strays, strays
+        if twice:
+            log.warning("%d requests of this gateway are in no lane", len(twice))
+            await self._store.disown(sorted(twice))
+            self._feeds.moved(twice)

@@ -1,0 +1,43 @@
+"""What a gateway takes and gives, from what all gateways say of themselves. Pure."""
+
+from collections.abc import Sequence
+
+from gateway.store.leases import GatewayReport
+
+
+def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> int:
+    """How many more verifiers a gateway may claim: up to its share, ceil(known / gateways that are not
+    drained)."""
+    staying = max(1, sum(not report.draining for report in alive))
+    return max(0, -(-known // staying) - own)
+
+
+def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> int:
+    """How many waiting requests a gateway gives away: as many as others could run at once, shared fairly.
+
+    All busy gateways see the same room, so each takes an equal part of it.
+    """
+    others = [report for report in alive if report.gateway_id != me and not report.draining]
+    room = sum(report.room for report in others)
+    busy = 1 + sum(report.lanes > 0 and report.room == 0 for report in others)
+    return min(waiting, -(-room // busy))
+
+
+def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
+    """Whether another gateway could run a request."""
+    return any(report.gateway_id != me and report.lanes and not report.draining for report in alive)
+
+
+def best_lane(views: Sequence[tuple[bool, int, int]]) -> int | None:
+    """Where a new request goes: the index of a lane, or None if there is none.
+
+    Args:
+        views: of each lane whether it can run the request at once, how many requests it has, and how many
+        tokens at
+            the beginning of the prompt it has read already.
+
+    One that can run it at once goes before one that cannot; of those the one that has read most of the
+    prompt; then the one with the fewest requests.
+    """
+    ranked = sorted(range(len(views)), key=lambda i: (not views[i][0], -views[i][2], views[i][1]))
+    return ranked[0] if ranked else None

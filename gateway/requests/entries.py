@@ -1,0 +1,81 @@
+"""What each running request gets of a step: how many of its committed tokens are read, how large a tree may
+follow. Pure.
+
+Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. The chunk goes
+to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from gateway.requests.budget import fair_shares, split_budget
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.request import RequestState, Speculation
+from gateway.requests.room import CacheRoom
+from gateway.requests.step import StepEntry
+from specinfer.tree import TreeLimits
+
+
+def plan_entries(
+    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, least_reach: float
+) -> list[StepEntry]:
+    """The entries of a step; requests whose prompts have to wait for another step have none."""
+    limits = room.limits
+    lengths = delta_lengths(states, limits)
+    free = limits.max_step_tokens - sum(lengths)
+    wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
+    entries: list[StepEntry] = []
+    for state, length, share in zip(states, lengths, split_budget(room.budget, wanted), strict=True):
+        if length == 0:
+            continue
+        final = length == state.pending
+        nodes = min(share, free) if final else 0
+        free -= nodes
+        entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, least_reach)))
+    return entries
+
+
+def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:
+    """How many of its tokens that the verifier does not hold each request sends; 0: it has to wait.
+
+    One token is sent in any case. More than one shares the chunk.
+    """
+    lengths = [min(state.pending, 1) for state in states]
+    chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - len(states)))
+    prompts = [index for index, state in enumerate(states) if state.pending > 1]
+    prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
+    for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
+        for index, length in _share_chunk(chunk, list(level), states):
+            lengths[index] = length
+            chunk -= length
+    return lengths
+
+
+def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
+    """Tokens for each of the requests with these indices: equal shares for callers, then one by one."""
+    callers: dict[str, list[int]] = {}
+    for index in prompts:
+        callers.setdefault(states[index].request.caller, []).append(index)
+    wanted = [sum(states[index].pending for index in own) for own in callers.values()]
+    for own, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
+        for index in own:
+            length = min(states[index].pending, share)
+            share -= length
+            yield index, length
+
+
+def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:
+    """A drafted token is only of use if it and the bonus token may still be generated."""
+    nodes = room.most_nodes(state.request) if state.remaining > 1 else 0
+    return nodes if most_nodes is None else min(nodes, most_nodes)
+
+
+def _tree_limits(state: RequestState, nodes: int, limits: SchedulerLimits, least_reach: float) -> TreeLimits:
+    sequence = state.request.speculation is Speculation.SEQUENCE
+    depth = limits.sequence_length if sequence else limits.tree_depth
+    return TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, least_reach)
+
+
+def _entry(state: RequestState, length: int, final: bool, limits: TreeLimits) -> StepEntry:
+    base = state.verifier_len
+    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits)

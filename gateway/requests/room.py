@@ -1,0 +1,45 @@
+"""How much of the verifier's cache requests need: tokens in whole blocks. Pure arithmetic."""
+
+from dataclasses import dataclass
+
+from gateway.requests.budget import NodeBudget
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.request import GenerationRequest, RequestState, Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """The room of requests under these limits."""
+
+    limits: SchedulerLimits
+    budget: NodeBudget
+
+    def most_nodes(self, request: GenerationRequest) -> int:
+        """Most nodes that a tree of the request may have, root excluded."""
+        if request.speculation is Speculation.OFF:
+            return 0
+        most = min(self.budget.per_request, self.limits.max_tree_nodes)
+        if request.speculation is Speculation.SEQUENCE:
+            return min(self.limits.sequence_length, most)
+        return most
+
+    def of(self, state: RequestState) -> int:
+        """Cache tokens that a request needs in its next step."""
+        return self.at(state.request, len(state.tokens))
+
+    def to_admit(self, request: GenerationRequest, tokens: int) -> int:
+        """Cache tokens that must be free for a request of so many tokens: a block more than its next step
+        needs, so that who is admitted is not preempted at once."""
+        return self.at(request, tokens) + self.limits.kv_block_tokens
+
+    def at(self, request: GenerationRequest, tokens: int) -> int:
+        """Cache tokens that a request needs once it has so many tokens: context, tree, whole blocks."""
+        block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
+        if window:  # it may hold a block and the chunk it is reading beyond its window
+            tokens = min(tokens, window + block + self.limits.prefill_chunk)
+        return -(-(tokens + self.most_nodes(request)) // block) * block
+
+    def could_hold(self, request: GenerationRequest) -> bool:
+        """Whether the whole cache is enough for the request at its longest."""
+        longest = len(request.prompt) + request.max_new_tokens
+        return self.at(request, longest) <= self.limits.kv_capacity_tokens

@@ -1,0 +1,59 @@
+"""What the verifier's answer makes of a request. Pure."""
+
+from gateway.requests.request import FinishReason, RequestState
+from gateway.requests.step import Progress, StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.tree import TokenTree
+
+MAX_RETRIES = 50
+"""Consecutive steps a request may find the verifier full before it fails."""
+
+
+def apply_verdict(
+    entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
+) -> Progress | None:
+    """Changes the request's state by a verdict; what is new of it, None if nothing. Its state's `finish` says
+    whether it ended."""
+    state = entry.state
+    if verdict.status is EntryStatus.RESYNC:
+        state.verifier_len = 0
+        return None
+    if verdict.status is EntryStatus.EXHAUSTED and state.retries < MAX_RETRIES:
+        state.retries += 1
+        return None
+    if verdict.status is not EntryStatus.OK:
+        return _fail(state, verdict.message, now, verdict.status is EntryStatus.EXHAUSTED)
+    wrong = _contradiction(entry, tree, verdict)
+    if wrong:
+        return _fail(state, wrong, now, retryable=False)
+    state.retries = 0
+    state.verifier_len = verdict.held_len
+    return None if tree is None else _accept(state, tree, verdict, now)
+
+
+def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
+    state.stats.record(tree, verdict.accepted)
+    start = state.new_tokens
+    if start == 0:
+        state.first_token_at = now
+    kept = state.extend([*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus])
+    reason = state.own_end
+    if reason is not None:
+        state.end(reason, now)
+    return Progress(state, kept, list(verdict.logprobs[: len(kept)]), start, reason is not None)
+
+
+def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:
+    state.end(FinishReason.ERROR, now, message, retryable)
+    return Progress(state, [], [], state.new_tokens, True)
+
+
+def _contradiction(entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry) -> str:
+    """What of a verdict cannot be for its entry and tree; empty if nothing."""
+    nodes = len(tree) if tree is not None else 1
+    if not all(0 < node < nodes for node in verdict.accepted):
+        return f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {nodes}"
+    held_len = entry.base_len + len(entry.delta) + len(verdict.accepted)
+    if verdict.held_len != held_len:
+        return f"the verifier holds {verdict.held_len} tokens instead of {held_len}"
+    return ""

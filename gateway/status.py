@@ -1,0 +1,96 @@
+"""What `Generation.Status` tells of a gateway."""
+
+from gateway.clients.speculator import SpeculatorService
+from gateway.clients.verifier_link import VerifierLink
+from gateway.lane import Lane
+from gateway.ownership.keeper import Keeper
+from gateway.ownership.lanes import Lanes
+from gateway.planning.planner import Choice
+from specinfer.v1 import generation_pb2, verifier_pb2
+
+
+class StatusReporter:
+    """Reads the parts of a gateway."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        lanes: Lanes,
+        keeper: Keeper,
+        target: verifier_pb2.DescribeVerifierReply,
+    ) -> None:
+        """`target` describes the model as it was found at start."""
+        self._gateway_id, self._lanes, self._keeper, self._target = gateway_id, lanes, keeper, target
+
+    def reply(self) -> generation_pb2.StatusReply:
+        """The state of the system, as this gateway knows it. Planner and speculators are those of the first
+        lane."""
+        lanes, keeper = list(self._lanes), self._keeper
+        target = lanes[0].description if lanes else self._target
+        reply = generation_pb2.StatusReply(
+            model=target.model,
+            max_context_len=target.max_context_len,
+            waiting=sum(lane.loop.scheduler.waiting for lane in lanes),
+            running=sum(lane.loop.scheduler.running for lane in lanes),
+            verifier_ready=any(lane.loop.verifier_ready for lane in lanes),
+            steps=sum(lane.loop.steps for lane in lanes),
+            new_tokens=sum(lane.loop.deliveries.new_tokens for lane in lanes),
+            lossy=target.kv_window_tokens > 0,
+            dtype=target.dtype,
+            executor=target.executor,
+            device=target.device,
+            weights=target.weights,
+            gateway_id=self._gateway_id,
+            gateways=len(keeper.renewal.alive),
+            redis_ready=keeper.redis_ready,
+            draining=keeper.draining,
+            verifiers=[self._verifier(link) for link in self._lanes.links.values()],
+        )
+        if lanes:
+            pool = lanes[0].loop.pool
+            reply.planner.CopyFrom(_planner_state(lanes[0].loop.choice, pool.names))
+            reply.speculators.extend(row for s in pool.services for row in _speculators(s, pool.names))
+        return reply
+
+    def _verifier(self, link: VerifierLink) -> generation_pb2.VerifierState:
+        lane: Lane | None = self._lanes.by_instance.get(link.instance_id)
+        scheduler = lane.loop.scheduler if lane else None
+        return generation_pb2.VerifierState(
+            address=link.address,
+            ready=lane.loop.verifier_ready if lane else link.description is not None,
+            gateway_id=self._gateway_id if lane else link.holder,
+            running=scheduler.running if scheduler else 0,
+            waiting=scheduler.waiting if scheduler else 0,
+        )
+
+
+def _planner_state(choice: Choice, names: list[str]) -> generation_pb2.PlannerState:
+    """What the latest step was to do, and why."""
+    return generation_pb2.PlannerState(
+        speculators=[names[speculator] for speculator in sorted(choice.speculators)],
+        tree_nodes=choice.nodes,
+        step_nodes=choice.step_nodes,
+        expected_tokens=choice.tokens,
+        expected_seconds=choice.seconds,
+        plain_tokens_per_second=choice.plain_speed,
+        reason=choice.reason,
+    )
+
+
+def _speculators(service: SpeculatorService, known: list[str]) -> list[generation_pb2.SpeculatorState]:
+    """One row per speculator; of a service that is away its address, or the names it had."""
+    names = [known[speculator] for speculator in service.members] or [service.address]
+    numbers = service.members or [-1]
+    described = service.description.speculators if service.description else ()
+    drafters = [speculator.drafter for speculator in described] or [""] * len(names)
+    return [
+        generation_pb2.SpeculatorState(
+            name=name,
+            drafter=drafter,
+            ready=service.description is not None,
+            answered=service.counters.answered,
+            missed=service.counters.missed,
+            failed=service.failures[speculator],
+        )
+        for speculator, name, drafter in zip(numbers, names, drafters, strict=True)
+    ]

@@ -1,0 +1,87 @@
+"""Leases in Redis: which gateways live, and which of them drives which verifier."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from gateway.store.connection import RedisConnection
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What a gateway says of itself when it renews its lease."""
+
+    gateway_id: str
+    lanes: int = 0
+    """Verifiers that it drives."""
+    room: int = 0
+    """Requests that it could run at once beside those it has."""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierLease:
+    """The right to drive one verifier."""
+
+    instance_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a gateway learns when it renews its lease."""
+
+    epoch: str
+    """Another one than before means that Redis lost its data."""
+    alive: list[GatewayReport]
+    """All gateways, the asking one included."""
+    cancels: list[str]
+    """Requests that somebody wants cancelled."""
+    lost: list[str]
+    """Instances of verifiers whose leases are gone."""
+
+
+class LeaseStore:
+    """The leases of one gateway."""
+
+    def __init__(self, connection: RedisConnection, gateway_id: str, lease_s: float) -> None:
+        self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
+
+    async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
+        """Renews the gateway's lease and those of its verifiers.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        epoch, alive, cancels, lost = await self._connection.run(
+            "renew",
+            self.gateway_id,
+            self._milliseconds,
+            json.dumps(asdict(report)),
+            secrets.token_hex(8),
+            *_pairs(held),
+        )
+        reports = [GatewayReport(**json.loads(text)) for text in alive]
+        return Renewal(epoch, reports, list(cancels), list(lost))
+
+    async def claim(self, instance_id: str) -> VerifierLease | str:
+        """The lease of a verifier, or the id of the gateway that has it."""
+        fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
+        return str(holder) if holder else VerifierLease(instance_id, int(fence))
+
+    async def give_up(self, lease: VerifierLease) -> None:
+        """Lets others drive a verifier."""
+        await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
+
+    async def leave(self, held: Sequence[VerifierLease]) -> None:
+        """The gateway ends: all that it has is free."""
+        await self._connection.run("leave", self.gateway_id, *_pairs(held))
+
+    @property
+    def _milliseconds(self) -> int:
+        return round(self.lease_s * 1000)
+
+
+def _pairs(held: Sequence[VerifierLease]) -> list[str]:
+    return [text for lease in held for text in (lease.instance_id, str(lease.fence))]

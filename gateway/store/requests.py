@@ -1,0 +1,271 @@
+"""Requests and their tokens in Redis.
+
+Invariants, kept by the scripts: a token is in Redis before any client sees it; only the owner of a request
+writes to it. One script call per step for the whole batch, since passes need the cores that answers are
+read on. Writing the same again changes nothing, so a call whose answer was lost is simply repeated.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+from gateway.requests.caller import Caller
+from gateway.requests.ending import Ending
+from gateway.requests.feeds import Feed
+from gateway.requests.request import FinishReason, GenerationRequest, RequestState
+from gateway.requests.step import Progress
+from gateway.store.connection import RedisConnection
+from gateway.store.keys import (
+    LOGPROB_WIDTH,
+    OPEN_TTL_S,
+    TOKEN_WIDTH,
+    logprobs_key,
+    owned_key,
+    request_key,
+    tokens_key,
+)
+from gateway.store.records import (
+    Glimpse,
+    Record,
+    decode_content,
+    decode_logprobs,
+    decode_tokens,
+    encode_content,
+    encode_logprobs,
+    encode_tokens,
+)
+from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
+
+_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
+
+
+class Written(Enum):
+    """What became of a write."""
+
+    OK = "ok"
+    CANCEL = "cancel"
+    """Done, and somebody wants the request cancelled."""
+    FENCED = "fenced"
+    """Somebody else owns the request; nothing was written."""
+    LOST = "lost"
+    """Redis does not know the request; nothing was written."""
+
+
+class RequestStore:
+    """The requests of one gateway, which writes under its own id."""
+
+    def __init__(self, connection: RedisConnection, gateway_id: str, retention_s: int) -> None:
+        self._connection, self.gateway_id, self._retention_s = connection, gateway_id, retention_s
+
+    async def create(self, request: GenerationRequest, digest: str, caller: Caller, owned: bool) -> bool:
+        """Records a request; says whether it is new. One with the same id and digest may be there already.
+
+        Args:
+            owned: whether this gateway runs it; otherwise it waits for one that adopts it.
+
+        Raises:
+            AlreadyExistsError: if its id was used for something else within the retention time.
+            ExhaustedError: if the caller's quota is used up.
+            UnavailableError: if Redis does not answer.
+        """
+        what, _ = await self._connection.run(
+            "create",
+            request.request_id,
+            self.gateway_id if owned else "",
+            self.gateway_id,
+            caller.name,
+            encode_content(request),
+            digest,
+            caller.max_concurrent,
+            caller.tokens_per_minute,
+            OPEN_TTL_S,
+        )
+        match what:
+            case "other":
+                raise AlreadyExistsError(f"request_id = {request.request_id!r}: used for another request")
+            case "concurrent":
+                raise ExhaustedError(f"key {caller.name}: {caller.max_concurrent} requests are unfinished")
+            case "rate":
+                rate = caller.tokens_per_minute
+                raise ExhaustedError(f"key {caller.name}: over {rate} tokens per minute", retry_after_s=10.0)
+        return str(what) == "created"
+
+    async def append(
+        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int]
+    ) -> dict[str, Written]:
+        """Makes new tokens and ends durable; what became of each request.
+
+        Args:
+            names: those of speculators, by number.
+            adoptions: by which adoption this gateway owns each request.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        items = [_item(item, names, adoptions.get(_name(item), 0)) for item in progress]
+        limits = (OPEN_TTL_S, self._retention_s)
+        words = await self._connection.run("append", self.gateway_id, *limits, json.dumps(items))
+        found: dict[str, Written] = {}
+        for item, word in zip(progress, words, strict=True):
+            found[_name(item)] = Written(word)
+        return found
+
+    async def restore(
+        self, state: RequestState, feed: Feed, model: str, adoption: int, now: float
+    ) -> Written:
+        """Writes an unfinished request again, with all its tokens, where Redis has lost it."""
+        request = state.request
+        word = await self._connection.run(
+            "restore",
+            request.request_id,
+            self.gateway_id,
+            self.gateway_id,
+            request.caller,
+            encode_content(request),
+            feed.digest,
+            now - state.queued_at,
+            model,
+            int(state.drawn_for),
+            encode_tokens(state.tokens[len(request.prompt) :]),
+            encode_logprobs(feed.logprobs),
+            OPEN_TTL_S,
+            adoption,
+        )
+        return Written(word)
+
+    async def begin(self, states: Iterable[RequestState], model: str) -> None:
+        """Notes with which model requests begin, and whether speculators may draw for them."""
+        pairs = [text for s in states for text in (s.request.request_id, str(int(s.drawn_for)))]
+        if pairs:
+            await self._connection.run("begin", model, *pairs)
+
+    async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
+        """Takes up to so many requests that nobody owns and that began with one of these models, or not
+        yet."""
+        ids = await self._connection.run("adopt", self.gateway_id, most, *models)
+        return [record for record in [await self.load(request_id) for request_id in ids] if record]
+
+    async def disown(self, request_ids: Sequence[str]) -> None:
+        """From now on nobody owns these requests."""
+        if request_ids:
+            await self._connection.run("disown", self.gateway_id, *request_ids)
+
+    async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
+        """A request with everything that is known of it; None if it is not there or another caller's."""
+        fields, tokens, logprobs, time = await self._connection.answer(self._read(request_id))
+        values = dict(zip(_FIELDS, fields, strict=True))
+        if values["content"] is None or (caller is not None and values["caller"] != caller.name):
+            return None
+        seconds, microseconds = time
+        return Record(
+            decode_content(request_id, values["content"]),
+            values["digest"],
+            decode_tokens(tokens or ""),
+            decode_logprobs(logprobs or ""),
+            seconds + microseconds / 1e6 - float(values["created"]),
+            values["model"] or "",
+            None if values["drawn"] is None else values["drawn"] == "1",
+            int(values["adoption"]),
+            None if values["end"] is None else Ending.from_json(values["end"]),
+        )
+
+    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | None]:
+        """What is new of requests of which so many tokens are known; None for those that are not there.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        async with self._connection.redis.pipeline(transaction=False) as pipe:
+            for request_id, start in positions.items():
+                # the end first: when it is there, so are all tokens
+                pipe.hmget(request_key(request_id), "state", "end")
+                pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
+                pipe.getrange(logprobs_key(request_id), start * LOGPROB_WIDTH, -1)
+            answers = await self._connection.answer(pipe.execute())
+        rows = [answers[at : at + 3] for at in range(0, len(answers), 3)]
+        return {name: _glimpse(*row) for name, row in zip(positions, rows, strict=True)}
+
+    async def cancel(self, request_id: str, caller: Caller | None) -> None:
+        """Lets whoever owns a request end it.
+
+        Raises:
+            NotFoundError: if it is not running, or another caller's.
+        """
+        if caller is not None:
+            stored = await self._connection.answer(
+                self._connection.redis.hget(request_key(request_id), "caller")
+            )
+            if stored != caller.name:
+                raise NotFoundError(f"request_id = {request_id!r}: not running")
+        if await self._cancel(request_id, "") in ("unknown", "finished"):
+            raise NotFoundError(f"request_id = {request_id!r}: not running")
+
+    async def leave(self, request_id: str) -> bool:
+        """Nobody listens to a request at this gateway any more: it is cancelled unless somebody does
+        elsewhere.
+
+        Returns:
+            Whether its owner is to end it.
+        """
+        return await self._cancel(request_id, self.gateway_id) == "asked"
+
+    async def owned(self) -> list[str]:
+        """The unfinished requests of this gateway."""
+        key = owned_key(self.gateway_id)
+        return list(await self._connection.answer(self._connection.redis.zrange(key, 0, -1)))
+
+    async def listen(self, request_id: str) -> None:
+        """This gateway is now the last one at which a client listens to a request."""
+        key = request_key(request_id)
+        if await self._connection.answer(self._connection.redis.exists(key)):
+            await self._connection.answer(self._connection.redis.hset(key, "edge", self.gateway_id))
+
+    async def abandon(self, patience_s: float, why: str) -> int:
+        """Ends requests that have had no owner for so long; returns how many."""
+        ending = Ending(FinishReason.ERROR, why).to_json()
+        return int(await self._connection.run("abandon", patience_s, ending, self._retention_s))
+
+    async def discard(self, request_id: str) -> None:
+        """Forgets a request that was refused after `create`."""
+        await self._connection.run("discard", request_id, self.gateway_id)
+
+    async def _cancel(self, request_id: str, edge: str) -> str:
+        ending = Ending(FinishReason.CANCELLED).to_json()
+        return str(await self._connection.run("cancel", request_id, ending, self._retention_s, edge))
+
+    async def _read(self, request_id: str) -> list[object]:
+        async with self._connection.redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(request_key(request_id), _FIELDS)
+            pipe.get(tokens_key(request_id))
+            pipe.get(logprobs_key(request_id))
+            pipe.time()
+            found: list[object] = await pipe.execute()
+        return found
+
+
+def _name(item: Progress) -> str:
+    return item.state.request.request_id
+
+
+def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
+    """One request's part of a write, as `append.lua` reads it."""
+    ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
+    logprobs = item.logprobs if item.state.request.logprobs else []
+    return [
+        _name(item),
+        adoption,
+        item.start * TOKEN_WIDTH,
+        encode_tokens(item.tokens),
+        item.start * LOGPROB_WIDTH,
+        encode_logprobs(logprobs),
+        len(item.tokens),
+        ending,
+    ]
+
+
+def _glimpse(fields: list[str | None], tokens: str, logprobs: str) -> Glimpse | None:
+    state, end = fields
+    if state is None:
+        return None
+    ending = Ending.from_json(end) if end is not None else None
+    return Glimpse(decode_tokens(tokens), decode_logprobs(logprobs), ending)

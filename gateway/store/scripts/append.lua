@@ -1,0 +1,45 @@
+-- Writes new tokens and ends of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished
+-- requests stay, then JSON: a list of {id, adoption, place of the tokens, tokens, place of the logprobs, logprobs,
+-- number of tokens, end}, where the end is '' or JSON and `tokens` and `logprobs` are fields of fixed width. Returns a
+-- word for each: 'ok', 'cancel' (done, and somebody wants it cancelled), 'fenced' (somebody else owns it, or this
+-- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown). Writing the same again changes
+-- nothing.
+local prefix, me, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local minute = math.floor(redis.call('TIME')[1] / 60)
+local words = {}
+for at, item in ipairs(cjson.decode(ARGV[5])) do
+  local id, adoption, place, tokens, logprobs_place, logprobs, count, ending = unpack(item)
+  local key = prefix .. 'request:' .. id
+  local owner, now, caller, cancel = unpack(redis.call('HMGET', key, 'owner', 'adoption', 'caller', 'cancel'))
+  if not owner then
+    words[at] = 'lost'
+  elseif owner ~= me or tonumber(now) ~= adoption then
+    words[at] = 'fenced'
+  else
+    if count > 0 then
+      redis.call('SETRANGE', prefix .. 'tokens:' .. id, place, tokens)
+      if logprobs ~= '' then
+        redis.call('SETRANGE', prefix .. 'logprobs:' .. id, logprobs_place, logprobs)
+      end
+      if place == 0 then
+        redis.call('EXPIRE', prefix .. 'tokens:' .. id, ttl)
+        redis.call('EXPIRE', prefix .. 'logprobs:' .. id, ttl)
+      end
+      if caller ~= '' then
+        local rate = prefix .. 'rate:' .. caller .. ':' .. minute
+        redis.call('INCRBY', rate, count)
+        redis.call('EXPIRE', rate, 120)
+      end
+    end
+    if ending ~= '' then
+      redis.call('HSET', key, 'state', 'finished', 'end', ending)
+      redis.call('ZREM', prefix .. 'owned:' .. me, id)
+      redis.call('SREM', prefix .. 'open:' .. caller, id)
+      for _, kind in ipairs({'request:', 'tokens:', 'logprobs:'}) do
+        redis.call('EXPIRE', prefix .. kind .. id, retention)
+      end
+    end
+    words[at] = cancel and 'cancel' or 'ok'
+  end
+end
+return words

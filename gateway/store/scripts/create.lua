@@ -1,0 +1,33 @@
+-- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, digest, most unfinished of the
+-- caller, its most tokens per minute, seconds to live. Returns {what, seconds}: what is 'created', 'same', 'other',
+-- 'concurrent' or 'rate'; seconds is the server's time.
+local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
+local most_open, most_tokens, ttl = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local time = redis.call('TIME')
+local now = time[1] .. '.' .. string.format('%06d', time[2])
+local key = prefix .. 'request:' .. id
+local known = redis.call('HGET', key, 'digest')
+if known then
+  return {known == digest and 'same' or 'other', now}
+end
+if most_open > 0 and redis.call('SCARD', prefix .. 'open:' .. caller) >= most_open then
+  return {'concurrent', now}
+end
+if most_tokens > 0 then
+  local minute = math.floor(time[1] / 60)
+  local used = tonumber(redis.call('GET', prefix .. 'rate:' .. caller .. ':' .. minute) or 0)
+  local before = tonumber(redis.call('GET', prefix .. 'rate:' .. caller .. ':' .. (minute - 1)) or 0)
+  -- the minute that ends now: all of this one and the part of the one before that it still covers
+  if used + before * (1 - (time[1] % 60) / 60) >= most_tokens then
+    return {'rate', now}
+  end
+end
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+  'created', now, 'state', 'open',
+  'adoption', 1)
+redis.call('EXPIRE', key, ttl)
+redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
+redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
+redis.call('SADD', prefix .. 'open:' .. caller, id)
+redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
+return {'created', now}

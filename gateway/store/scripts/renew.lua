@@ -1,0 +1,28 @@
+-- Renews a gateway's lease. ARGV: prefix, gateway, lease in milliseconds, what it says of itself, an epoch to set if
+-- there is none, then pairs of a verifier's instance and the fence by which it is held.
+-- Returns {epoch, {what each living gateway says of itself}, {requests to cancel}, {instances whose lease is lost}}.
+local prefix, me, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+redis.call('SET', prefix .. 'epoch', ARGV[5], 'NX')
+redis.call('SET', prefix .. 'gateway:' .. me, ARGV[4], 'PX', lease)
+redis.call('SADD', prefix .. 'gateways', me)
+local alive = {}
+for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'gateways')) do
+  local said = redis.call('GET', prefix .. 'gateway:' .. id)
+  if said then
+    alive[#alive + 1] = said
+  elseif redis.call('EXISTS', prefix .. 'owned:' .. id) == 0 then
+    redis.call('SREM', prefix .. 'gateways', id)
+  end
+end
+local cancels = redis.call('SMEMBERS', prefix .. 'cancels:' .. me)
+redis.call('DEL', prefix .. 'cancels:' .. me)
+local lost = {}
+for at = 6, #ARGV, 2 do
+  local key = prefix .. 'verifier:' .. ARGV[at]
+  if redis.call('GET', key) == me .. ' ' .. ARGV[at + 1] then
+    redis.call('PEXPIRE', key, lease)
+  else
+    lost[#lost + 1] = ARGV[at]
+  end
+end
+return {redis.call('GET', prefix .. 'epoch'), alive, cancels, lost}

@@ -1,0 +1,34 @@
+-- Writes a request again that Redis has lost, as its owner has it in memory. ARGV: prefix, id, owner, edge, caller,
+-- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption.
+-- Returns 'ok', or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
+local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
+local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
+ttl = tonumber(ARGV[13])
+local adoption = tonumber(ARGV[14])
+local key = prefix .. 'request:' .. id
+local known, number = unpack(redis.call('HMGET', key, 'owner', 'adoption'))
+if known then
+  if known == owner and tonumber(number) == adoption then
+    return 'ok'
+  elseif tonumber(number) >= adoption then
+    return 'fenced'
+  end
+  redis.call('ZREM', prefix .. 'owned:' .. known, id)
+  redis.call('ZREM', prefix .. 'unowned', id)
+  redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
+end
+local now = tonumber(redis.call('TIME')[1])
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+  'created', tostring(now - age), 'state', 'open', 'model', model, 'drawn', drawn,
+  'adoption', adoption)
+redis.call('EXPIRE', key, ttl)
+if tokens ~= '' then
+  redis.call('SET', prefix .. 'tokens:' .. id, tokens, 'EX', ttl)
+end
+if logprobs ~= '' then
+  redis.call('SET', prefix .. 'logprobs:' .. id, logprobs, 'EX', ttl)
+end
+redis.call('ZADD', prefix .. 'owned:' .. owner, now - age, id)
+redis.call('SADD', prefix .. 'open:' .. caller, id)
+redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
+return 'ok'

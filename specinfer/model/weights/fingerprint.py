@@ -1,0 +1,110 @@
+"""A short name for a model's weights and configuration: equal for equal files, different for different ones.
+
+A model of 140 GB must not take minutes, so of the data of every tensor only three samples are read: another
+checkpoint, another fine-tuning and another quantisation change all or most tensors everywhere. A change of
+single numbers outside the samples is not noticed.
+"""
+
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.convert import KEPT_GGUF
+
+_SAMPLE_BYTES = 4096
+_SAMPLES_OF_A_TENSOR = 3
+_SAMPLES_OF_A_FILE = 1024
+"""Of files that do not tell where their tensors lie (GGUF, PyTorch), evenly spread."""
+_LONGEST_HEADER = 100 * 1024 * 1024
+"""What the safetensors format allows."""
+_CONFIGURATION = ("config.json", "generation_config.json")
+_ABOUT_THE_FILE = ("transformers_version", "_name_or_path")
+"""Keys of a configuration that decide nothing about the model."""
+
+Span = tuple[int, int]
+"""First byte, and the one behind the last."""
+
+
+def weights_fingerprint(directory: Path, weights: str) -> str:
+    """Hash of the configuration and of the weight files of a model directory.
+
+    Args:
+        weights: how they are held: "native" reads the GGUF file, everything else the converted ones.
+
+    Raises:
+        SettingError: if there are no weights.
+        IncompatibleError: if a safetensors file has no readable header.
+    """
+    digest = sha256()
+    for name in _CONFIGURATION:
+        path = directory / name
+        digest.update(f"{name}\0{_configuration(path) if path.is_file() else ''}\0".encode())
+    for path in _weight_files(directory, weights):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            for start, stop in _samples(path, file):
+                file.seek(start)
+                digest.update(file.read(stop - start))
+    return digest.hexdigest()[:16]
+
+
+def _weight_files(directory: Path, weights: str) -> list[Path]:
+    patterns = (KEPT_GGUF,) if weights == "native" else ("*.safetensors", "*.bin")
+    for pattern in patterns:
+        if found := sorted(directory.glob(pattern)):
+            return found
+    raise SettingError("model", str(directory), f"no {' or '.join(patterns)} there")
+
+
+def _configuration(path: Path) -> str:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise IncompatibleError(f"{path}: {error}") from error
+    return json.dumps(
+        {key: value for key, value in values.items() if key not in _ABOUT_THE_FILE}, sort_keys=True
+    )
+
+
+def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
+    """What is read of a file, in an order that its content decides."""
+    size = path.stat().st_size
+    if path.suffix != ".safetensors":
+        yield from _spread((0, size), _SAMPLES_OF_A_FILE)
+        return
+    start = 8 + int.from_bytes(file.read(8), "little")
+    if not 8 < start <= min(size, _LONGEST_HEADER):
+        raise IncompatibleError(
+            f"{path}: not a safetensors file (its header would end at byte {start} of {size})"
+        )
+    tensors = _tensors(path, file.read(start - 8))
+    yield 0, start
+    for first, last in tensors:
+        yield from _spread((start + first, start + last), _SAMPLES_OF_A_TENSOR)
+
+
+def _tensors(path: Path, header: bytes) -> list[Span]:
+    try:
+        described = json.loads(header)
+        return sorted(
+            (int(first), int(last))
+            for first, last in (
+                value["data_offsets"] for name, value in described.items() if name != "__metadata__"
+            )
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IncompatibleError(f"{path}: not a safetensors header: {error}") from error
+
+
+def _spread(span: Span, count: int) -> Iterator[Span]:
+    """`count` samples, the first at the start and the last at the end; all of a short span."""
+    start, stop = span
+    if stop - start <= count * _SAMPLE_BYTES:
+        yield span
+        return
+    for index in range(count):
+        first = start + (stop - start - _SAMPLE_BYTES) * index // (count - 1)
+        yield first, first + _SAMPLE_BYTES

@@ -1,0 +1,124 @@
+"""What requests say is in no log line, whatever happens to them."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.clients.verifier import VerifierClient
+from gateway.store.redis_reason import redis_reason
+from specinfer.service.logs import DiscreetFormatter
+from specinfer.tree import TokenTree
+from speculator_svc.drafters import DraftJob
+from tests.system import ScriptedDrafter, ascii_tokenizer, running_system, text_of
+
+MARKER = "the secret of the marble owl"
+TOKENS = ascii_tokenizer().encode(MARKER)
+WINDOW = 4
+"""Tokens in a row that count as a leak; fewer occur among other numbers by chance."""
+
+
+def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
+    """All lines as a service writes them, and as any other handler would write their messages."""
+    formatter = DiscreetFormatter("%(name)s %(message)s")
+    return "\n".join(line for r in caplog.records for line in (r.getMessage(), formatter.format(r)))
+
+
+def leaks(logged: str, tokens: Sequence[int], text: str) -> list[str]:
+    """What of a text or a sequence of tokens stands in the log, however tokens are separated."""
+    windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
+    found = [text] if text in logged else []
+    for separator in (", ", ",", " "):
+        found += [w for w in (separator.join(map(str, window)) for window in windows) if w in logged]
+    return found
+
+
+def quotes(kind: type[Exception]) -> Any:
+    """A drafter's function that fails and says what it was working on."""
+
+    def fail(job: DraftJob) -> TokenTree:
+        raise kind(f"{text_of(job.context)} {job.context}")
+
+    return fail
+
+
+def malformed(job: DraftJob) -> TokenTree:
+    """Two children with one token, beside others from the context."""
+    tokens = np.array([job.context[-1], *job.context[-5:], job.context[-1]], np.int32)
+    return TokenTree(tokens, np.array([-1, *[0] * 6], np.int32), (), np.ones(7, np.float32))
+
+
+DRAFTERS = {
+    "sound": lambda job: TokenTree.root_only(job.context[-1]),
+    "foreseen": quotes(RuntimeError),
+    "not foreseen": quotes(TypeError),
+    "malformed": malformed,
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+async def test_no_log_line_says_what_a_request_says(
+    redis_url: str, caplog: pytest.LogCaptureFixture, drafter: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with running_system(redis_url, {"d": ScriptedDrafter(DRAFTERS[drafter])}, hung_s=2.0) as system:
+        replies = await system.generate((), text=MARKER, max_new_tokens=24)
+        answer = [token for reply in replies for token in reply.token_ids]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await system.generate((), text=MARKER, stop_strings=[MARKER] * 1000)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await system.generate((), text=MARKER, request_id=MARKER * 100)
+    assert len(answer) == 24
+    logged = everything_logged(caplog)
+    assert "serving specinfer.v1.Generation" in logged, "the log is looked at"
+    assert leaks(logged, [*TOKENS, *answer], MARKER) == []
+    assert leaks(logged, answer, text_of(answer)) == []
+    if drafter != "sound":
+        assert "failed" in logged
+
+
+async def test_a_fault_in_the_gateway_is_logged_without_the_request(
+    redis_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def fail(self: object, *arguments: Any, **options: Any) -> Any:
+        raise ValueError(f"{MARKER} {TOKENS}")
+
+    async with running_system(redis_url) as system:
+        with monkeypatch.context() as patched:
+            patched.setattr(VerifierClient, "verify", fail)
+            with pytest.raises(grpc.aio.AioRpcError, match="ValueError") as caught:
+                await system.generate((), text=MARKER)
+        assert MARKER not in (caught.value.details() or "")
+    logged = [DiscreetFormatter("%(message)s").format(record) for record in caplog.records]
+    assert any("ValueError" in line for line in logged)
+    assert leaks("\n".join(logged), TOKENS, MARKER) == []
+
+
+def test_the_check_sees_leaks() -> None:
+    """The negative control."""
+    assert leaks(f"failed: {TOKENS}", TOKENS, MARKER)
+    assert leaks(f"failed: {np.array(TOKENS[3:8])}", TOKENS, MARKER)
+    assert leaks(f"failed: {MARKER!r}", TOKENS, MARKER)
+    assert not leaks("failed: 24 tokens", TOKENS, MARKER)
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_what_redis_refuses_is_said_without_the_command(redis_url: str, transaction: bool) -> None:
+    async with Redis.from_url(redis_url, decode_responses=True) as redis:
+        key = f"test:{secrets.token_hex(4)}"
+        await redis.set(key, "text", ex=60)
+        with pytest.raises(RedisError) as caught:
+            async with redis.pipeline(transaction=transaction) as pipe:
+                await pipe.lpush(key, f"({MARKER}) of it", *TOKENS).execute()
+    assert leaks(str(caught.value), TOKENS, MARKER), "its client quotes commands"
+    assert leaks(redis_reason(caught.value), TOKENS, MARKER) == []
+    assert "WRONGTYPE" in redis_reason(caught.value)
+    assert redis_reason(RedisError("Connection refused (localhost)")) == "Connection refused (localhost)"

@@ -1,0 +1,323 @@
+"""The pool and real speculator services: replaced, malformed, untrusted, too large, replicated."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.clients.pool_policy import PoolPolicy
+from gateway.clients.quarantine import IN_A_ROW
+from gateway.clients.speculator_pool import Drafts, SpeculatorPool
+from gateway.requests.step import StepEntry
+from specinfer.cli.processes import free_ports
+from specinfer.sampling import SamplingParams
+from specinfer.service.channel import open_channel
+from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
+from specinfer.v1 import speculator_pb2
+from speculator_svc.drafters import DrafterDescription, DraftJob
+from tests.oracle import chain
+from tests.services import VOCABULARY, speculator_service, step_entry
+from tests.system import ScriptedDrafter, until
+
+PROMPT = [5, 17, 3]
+POLICY = PoolPolicy(10.0, VOCABULARY, "ours", hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)
+SAMPLED = SamplingParams(seed=1)
+
+
+def guess(token: int) -> ScriptedDrafter:
+    return ScriptedDrafter(lambda job: chain(job.context[-1], [token]))
+
+
+def malformed() -> ScriptedDrafter:
+    def script(job: DraftJob) -> TokenTree:
+        tree = chain(job.context[-1], [1])
+        return replace(tree, token_ids=np.array([job.context[-1], 500], np.int32))
+
+    return ScriptedDrafter(script)
+
+
+def drawing(draws: bool = True) -> ScriptedDrafter:
+    """Draws; `draws` is what it says of itself."""
+
+    def script(job: DraftJob) -> TokenTree:
+        builder = TreeBuilder(job.context[-1])
+        node = builder.add(0, 7, 1.0)
+        q = (np.array([7], np.int32), np.ones(1, np.float32))
+        builder.propose(Proposal(0, 0, ProposalKind.WITH_REPLACEMENT, (node,), *q))
+        return builder.build((0,))
+
+    drafter = ScriptedDrafter(script)
+    drafter.description = DrafterDescription(vocab_size=VOCABULARY, draws=draws)
+    return drafter
+
+
+@asynccontextmanager
+async def pool_of(*addresses: str, policy: PoolPolicy = POLICY) -> AsyncIterator[SpeculatorPool]:
+    channels = [(address, open_channel(address)) for address in addresses]
+    pool = SpeculatorPool(channels, policy)
+    try:
+        await pool.connect()
+        yield pool
+    finally:
+        await pool.close()
+        for _, channel in channels:
+            await channel.close()
+
+
+async def draft(pool: SpeculatorPool, entries: Sequence[StepEntry]) -> Drafts:
+    return await pool.draft(entries, frozenset(range(len(pool.names))))
+
+
+def firsts(drafts: Drafts, request_id: str = "r") -> dict[int, int]:
+    """The first token that each speculator drafted."""
+    return {s: int(tree.token_ids[1]) for s, tree in drafts.trees.get(request_id, [])}
+
+
+def ready(pool: SpeculatorPool) -> bool:
+    return all(service.description is not None for service in pool.services)
+
+
+async def test_another_process_is_noticed_at_its_first_answer_and_described_again() -> None:
+    """It took over while nobody looked: the connection is the same to all appearance."""
+    drafter = guess(1)
+    async with AsyncExitStack() as stack:
+        address, _engine = await stack.enter_async_context(
+            speculator_service({"a": drafter}, instance_id="one")
+        )
+        pool = await stack.enter_async_context(pool_of(address))
+        entry = step_entry("r", PROMPT)
+        assert firsts(await draft(pool, [entry])) == {0: 1}
+        (service,) = pool.services
+        assert service.held == {"r": 3}
+        assert service.description is not None
+        service.description.instance_id = "zero"
+        service.refused.add(("other", 0))
+        entry.state.tokens.append(9)
+        assert not (await draft(pool, [entry])).trees
+        await until(lambda: ready(pool))
+        assert (service.held, service.refused, service.description.instance_id) == ({}, set(), "one")
+        assert firsts(await draft(pool, [entry])) == {0: 1}
+        assert list(drafter.jobs[-1].context) == [*PROMPT, 9]
+
+
+async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers() -> None:
+    async with AsyncExitStack() as outer:
+        async with speculator_service({"a": guess(1), "b": guess(2)}, instance_id="one") as (address, _):
+            pool = await outer.enter_async_context(pool_of(address))
+            assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
+            names = pool.names
+        assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+        drafters = {"c": guess(3), "a": guess(4)}
+        async with speculator_service(drafters, instance_id="two", listen=address):
+            await until(lambda: ready(pool))
+            assert pool.names == ["a", "b", "c"]
+            assert pool.names is names, "metrics hold the list"
+            assert pool.groups == [frozenset({0, 2})]
+            assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {2: 3, 0: 4}
+            chosen = await pool.draft([step_entry("r", PROMPT)], frozenset({1, 2}))
+            assert firsts(chosen) == {2: 3}
+
+
+async def test_two_speculators_of_one_name_are_told_apart() -> None:
+    async with (
+        speculator_service({"a": guess(1)}) as (one, _),
+        speculator_service({"a": guess(2)}) as (two, _),
+        pool_of(one, two) as pool,
+    ):
+        assert pool.names == ["a", "a"]
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1, 1: 2}
+
+
+async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    async with pool_of(address) as pool:
+        async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="theirs", listen=address) as (
+            _,
+            _engine,
+        ):
+            await until(lambda: any("stays out" in r.getMessage() for r in caplog.records))
+            await asyncio.sleep(0.3)  # it is tried again some six times
+            assert not ready(pool)
+        async with speculator_service({"a": guess(1)}, tokenizer_fingerprint="ours", listen=address):
+            await until(lambda: ready(pool))
+            assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+    lines = [r.getMessage() for r in caplog.records if "stays out" in r.getMessage()]
+    assert len(lines) == 1
+    assert "tokenizer theirs, the verifier has ours" in lines[0]
+
+
+async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of steps of a clock that stands still, then of one that goes on."""
+    bad, good, now = malformed(), guess(1), [0.0]
+    async with speculator_service({"bad": bad, "good": good}) as (address, _), pool_of(address) as pool:
+        (service,) = pool.services
+        service.clock = lambda: now[0]
+        for step in range(200):
+            assert firsts(await draft(pool, [step_entry(f"r{step}", PROMPT)]), f"r{step}") == {1: 1}
+        assert (len(bad.jobs), len(good.jobs)) == (IN_A_ROW, 200)
+        assert service.counters.quarantines == {0: 1}
+        for step in range(300):
+            now[0] += 0.1
+            await draft(pool, [step_entry(f"s{step}", PROMPT)])
+        assert len(bad.jobs) <= IN_A_ROW + 5, "after 1, 2, 4, 8 and 16 seconds"
+        assert service.counters.quarantines[0] == len(bad.jobs) - IN_A_ROW + 1
+        lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        begun = [line for line in lines if "is left out" in line]
+        assert begun[0] == (
+            f"speculator bad at {address} is left out for 1 s: its trees are malformed again and again"
+        )
+        assert len(begun) == service.counters.quarantines[0]
+        assert len(lines) <= 2 * len(begun) + 1
+        now[0] += 1000.0
+        bad.script = good.script
+        for step in range(IN_A_ROW + 1):
+            assert firsts(await draft(pool, [step_entry(f"t{step}", PROMPT)]), f"t{step}") == {0: 1, 1: 1}
+        bad.script = malformed().script
+        for step in range(IN_A_ROW - 1):
+            await draft(pool, [step_entry(f"u{step}", PROMPT)])
+        assert service.counters.quarantines[0] == len(begun), "sound trees have cleared its record"
+
+
+async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_requests_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drafter = drawing()
+    policy = replace(POLICY, trust_draws=False)
+    async with speculator_service({"a": drafter}) as (address, _), pool_of(address, policy=policy) as pool:
+        assert not pool.draws, "so requests keep their shared noise"
+        entries = [step_entry("sampled", PROMPT, SAMPLED), step_entry("greedy", PROMPT)]
+        found = await draft(pool, entries)
+        assert set(found.trees) == {"greedy"}
+        assert len(drafter.jobs) == 1
+    assert any("draws, which is not trusted" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_draws_that_were_not_announced_are_malformed(trusted: bool) -> None:
+    policy = replace(POLICY, trust_draws=trusted)
+    async with (
+        speculator_service({"a": drawing(draws=False)}) as (address, _),
+        pool_of(address, policy=policy) as pool,
+    ):
+        entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("g", PROMPT)]
+        assert set((await draft(pool, entries)).trees) == {"g"}
+        assert pool.services[0].counters.malformed == 1
+
+
+async def test_trusted_draws_are_taken() -> None:
+    async with speculator_service({"a": drawing()}) as (address, _), pool_of(address) as pool:
+        assert pool.draws
+        entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("before", PROMPT, SAMPLED)]
+        assert set((await draft(pool, entries)).trees) == {"s"}
+
+
+async def test_a_tree_over_its_share_of_the_message_is_malformed() -> None:
+    async with (
+        speculator_service({"a": guess(1)}) as (address, _),
+        pool_of(address, policy=replace(POLICY, step_bytes=400)) as pool,
+    ):
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+        entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
+        assert not (await draft(pool, entries)).trees, "four share what one had"
+        assert pool.services[0].counters.malformed == 4
+
+
+async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with speculator_service({"a": guess(1)}) as (address, _), pool_of(address) as pool:
+        stream = pool.services[0].stream
+        exchange = stream.exchange
+
+        async def twice(request: Any, patience_s: float | None = None) -> speculator_pb2.DraftReply:
+            reply = await exchange(request, patience_s)
+            reply.entries.extend([*reply.entries, speculator_pb2.DraftResult(request_id="nobody", status=1)])
+            reply.entries[0].drafts.append(speculator_pb2.Draft(speculator=4_000_000_000, status=1))
+            return reply
+
+        monkeypatch.setattr(stream, "exchange", twice)
+        found = await draft(pool, [step_entry("r", PROMPT)])
+        assert [speculator for speculator, _ in found.trees["r"]] == [0]
+        assert pool.services[0].counters.malformed == 1
+
+
+async def test_an_answer_to_another_step_loses_the_service_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with speculator_service({"a": guess(1)}) as (address, _), pool_of(address) as pool:
+        (service,) = pool.services
+        exchange, wrong = service.stream.exchange, [1]
+
+        async def other_step(request: Any, patience_s: float | None = None) -> speculator_pb2.DraftReply:
+            reply = await exchange(request, patience_s)
+            reply.step_id += wrong.pop() if wrong else 0
+            return reply
+
+        monkeypatch.setattr(service.stream, "exchange", other_step)
+        assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+        await until(lambda: ready(pool))
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+
+
+async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
+    drafter = guess(1)
+    policies = [replace(POLICY, client=name) for name in "xy"]
+    async with (
+        speculator_service({"a": drafter}) as (address, engine),
+        pool_of(address, policy=policies[0]) as x,
+        pool_of(address, policy=policies[1]) as y,
+    ):
+        mine, theirs = step_entry("r", PROMPT), step_entry("r", [8, 9])
+        for _ in range(3):
+            for pool, entry in ((x, mine), (y, theirs)):
+                assert firsts(await draft(pool, [entry])) == {0: 1}
+                assert list(drafter.jobs[-1].context) == entry.state.tokens
+                entry.state.tokens.append(1)
+        await x.release(["r"])
+        assert engine.held_requests == 1
+        assert firsts(await draft(y, [theirs])) == {0: 1}, "it was not asked for everything again"
+    assert PoolPolicy(1.0, 1, "").client != PoolPolicy(1.0, 1, "").client
+
+
+async def test_the_deadline_follows_the_steps() -> None:
+    """With steps of next to nothing a late service is given up at the least deadline, not at the most."""
+    waiting = asyncio.Event()
+    async with speculator_service({"a": guess(1)}) as (address, _):
+        policy = replace(POLICY, deadline_s=0.0, most_deadline_s=60.0, hung_s=60.0)
+        async with pool_of(address, policy=policy) as pool:
+            for _ in range(5):
+                await draft(pool, [step_entry("r", PROMPT)])
+            assert pool._step_times.usual_s is not None
+
+            async def silent(*_: Any) -> None:
+                await waiting.wait()
+
+            pool.services[0].stream.exchange = silent  # type: ignore[method-assign, assignment]
+            async with asyncio.timeout(30):
+                assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
+            assert pool.services[0].busy
+
+
+async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
+    drafters = [guess(1), guess(2)]
+    async with AsyncExitStack() as stack:
+        two, _ = await stack.enter_async_context(speculator_service({"a": drafters[1]}, instance_id="two"))
+        async with speculator_service({"a": drafters[0]}, instance_id="one") as (one, _):
+            pool = await stack.enter_async_context(pool_of(f"ipv4:{one},{two}"))
+            entry = step_entry("r", PROMPT)
+            assert firsts(await draft(pool, [entry])) == {0: 1}
+        entry.state.tokens.append(9)
+        found: dict[int, int] = {}
+        async with asyncio.timeout(20):
+            while not found:
+                found = firsts(await draft(pool, [entry]))
+                await asyncio.sleep(0.01)
+        assert found == {0: 2}, "under the same number, as it has the same name"
+        assert list(drafters[1].jobs[-1].context) == [*PROMPT, 9], "it was read in"
+        assert len(pool.names) == 1

@@ -1,0 +1,175 @@
+"""API keys: whom they stand for, who is refused, and what happens when the file changes."""
+
+import hmac
+import json
+import logging
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import callers
+from gateway.callers import Callers
+from gateway.requests.caller import ANYBODY, Caller
+from specinfer.errors import InvalidInputError, NotFoundError, SettingError, UnauthenticatedError
+from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+
+
+def bearer(key: str) -> list[tuple[str, str]]:
+    return [("user-agent", "test"), ("authorization", f"Bearer {key}")]
+
+
+def store(path: Path, *keys: ApiKey) -> Callers:
+    write_keys(path, keys)
+    return Callers.load(path, lambda: NOW)
+
+
+def test_without_a_file_everybody_is_anybody() -> None:
+    assert Callers.load(None).identify(None) is ANYBODY
+    assert Callers.load(None).identify(bearer("whatever")) is ANYBODY
+
+
+def test_a_key_stands_for_its_caller(tmp_path: Path) -> None:
+    limits = {"max_concurrent": 3, "tokens_per_minute": 600, "max_priority": 1}
+    secret, alice = make_key("alice", **limits)
+    other, bob = make_key("bob")
+    known = store(tmp_path / "keys", alice, bob)
+    assert known.identify(bearer(secret)) == Caller("alice", 3, 600, 1)
+    assert known.identify(bearer(other)) == Caller("bob")
+    assert known.identify([("Authorization", f"bearer  {secret} ")]).name == "alice"
+    assert limits_of(alice) == limits
+
+
+def test_who_is_refused(tmp_path: Path) -> None:
+    secret, key = make_key("alice")
+    old, expired = make_key("alice", expires=NOW)
+    still, valid = make_key("alice", expires=NOW + timedelta(seconds=1))
+    known = store(tmp_path / "keys", key, expired, valid)
+    assert known.identify(bearer(still)).name == "alice"
+    wrong: dict[str, Any] = {
+        "needed once": [None, [], [("authorization", secret)], [*bearer(secret), *bearer(secret)]],
+        "no such key": [
+            bearer(""),
+            bearer(secret[:-1]),
+            bearer(key.sha256),
+            bearer(f"{secret}x"),
+            bearer("ü"),
+        ],
+        "has expired": [bearer(old)],
+    }
+    wrong["needed once"].append([("authorization", f"Basic {secret}")])
+    for message, calls in wrong.items():
+        for metadata in calls:
+            with pytest.raises(UnauthenticatedError, match=message) as caught:
+                known.identify(metadata)
+            assert secret not in str(caught.value)
+
+
+def test_an_empty_file_serves_nobody(tmp_path: Path) -> None:
+    with pytest.raises(UnauthenticatedError):
+        store(tmp_path / "keys").identify(bearer("any"))
+
+
+def test_every_key_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever key it is, or none: all are compared, by `compare_digest`."""
+    made = [make_key(f"name{n}") for n in range(3)]
+    known = store(tmp_path / "keys", *(key for _, key in made))
+    compared: list[bytes] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append(a)
+        return hmac.compare_digest(a, b)
+
+    class Watched:
+        compare_digest = staticmethod(compare)
+
+    monkeypatch.setattr(callers, "hmac", Watched)
+    for secret in (made[0][0], made[2][0]):
+        compared.clear()
+        known.identify(bearer(secret))
+        assert compared == [key.digest for _, key in made]
+    compared.clear()
+    with pytest.raises(UnauthenticatedError):
+        known.identify(bearer("unknown"))
+    assert len(compared) == 3
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    secret, key = make_key("alice")
+    new, another = make_key("alice")
+    known = store(path, key)
+    write_keys(path, [key, another])
+    assert known.identify(bearer(new)).name == "alice"
+    write_keys(path, revoke([key, another], "alice", key.key_id))
+    with pytest.raises(UnauthenticatedError):
+        known.identify(bearer(secret))
+    for broken in ("not json\n", None):
+        caplog.clear()
+        path.write_text(broken) if broken else path.unlink()
+        for _ in range(3):
+            assert known.identify(bearer(new)).name == "alice", "the old keys stay"
+        errors = [r for r in caplog.records if r.levelno == logging.ERROR]
+        assert len(errors) == 1, "said once"
+    write_keys(path, [])
+    with pytest.raises(UnauthenticatedError):
+        known.identify(bearer(new))
+
+
+def entry(**fields: Any) -> str:
+    return json.dumps({"name": "a", "sha256": "0" * 64} | fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "line 1"),
+        (entry(sha256="specinfer_plain-key"), "line 1: sha256"),
+        (f"{entry()}\n\n{entry(sha256='1' * 64, name='b c')}", "line 3: name"),
+        (entry(max_concurrent=-1), "line 1: max_concurrent"),
+        (entry(max_concurrent="3"), "line 1: max_concurrent"),
+        (entry(limit=3), "line 1: limit"),
+        (entry(expires="2026-11-24T00:00:00"), "line 1: expires"),
+        (f"{entry()}\n{entry(name='b')}", "twice"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=rf"api_keys = '{path}': .*{message}") as caught:
+        Callers.load(path)
+    assert "plain-key" not in str(caught.value), "a key that was written by mistake"
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="No such file"):
+        Callers.load(tmp_path / "none")
+
+
+def test_the_file_is_its_owners_alone_and_keeps_what_access_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    secret, key = make_key("a", expires=NOW)
+    write_keys(path, [key])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret not in path.read_text()
+    assert read_keys(path) == [key]
+    path.chmod(0o640)
+    write_keys(path, [])
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_keys_have_256_bits_and_differ() -> None:
+    keys = {make_key("a")[0] for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key.removeprefix("specinfer_")) == 43 for key in keys), "43 characters of 6 bits"
+
+
+def test_bad_values_and_unknown_names_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="tokens_per_minute = -1"):
+        make_key("a", tokens_per_minute=-1)
+    with pytest.raises(NotFoundError, match="no key 'b'"):
+        revoke([make_key("a")[1]], "b")

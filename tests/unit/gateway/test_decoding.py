@@ -1,0 +1,217 @@
+"""What callers send becomes a request, or an error that names the field and its bound."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from gateway.decoding import RequestDecoder, RequestLimits
+from gateway.requests.caller import ANYBODY, Caller
+from gateway.requests.request import GenerationRequest, Speculation
+from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import generation_pb2
+from tests.system import EOS, VOCABULARY, ascii_tokenizer, text_of
+
+CONTEXT = 512
+TOKENIZER = ascii_tokenizer()
+
+
+def decoder(tokenizer: Tokenizer = TOKENIZER, **limits: int) -> RequestDecoder:
+    return RequestDecoder(tokenizer, VOCABULARY, CONTEXT, [EOS], RequestLimits(**limits))
+
+
+async def decoded(caller: Caller = ANYBODY, **fields: Any) -> GenerationRequest:
+    if not {"text", "chat", "tokens"} & fields.keys():
+        fields["tokens"] = generation_pb2.TokenIds(ids=[5, 17, 3])
+    return await decoder().decode(generation_pb2.GenerateRequest(**fields), caller)
+
+
+def chat(*messages: tuple[str, str]) -> generation_pb2.ChatMessages:
+    turns = [generation_pb2.ChatMessage(role=role, content=content) for role, content in messages]
+    return generation_pb2.ChatMessages(messages=turns)
+
+
+async def test_defaults_are_filled_in() -> None:
+    request = await decoded()
+    assert (request.prompt, request.max_new_tokens) == ((5, 17, 3), 128)
+    assert (request.speculation, request.stop_token_ids) == (Speculation.TREE, {EOS})
+    assert (request.priority, request.caller, request.deadline_s) == (0, "", None)
+    assert request.sampling.temperature == 1.0
+    other = await decoded()
+    assert request.request_id != other.request_id
+    assert request.sampling.seed != other.sampling.seed
+
+
+async def test_every_field_arrives() -> None:
+    request = await decoded(
+        Caller("alice", max_priority=3),
+        request_id="mine",
+        max_new_tokens=7,
+        stop_strings=["."],
+        stop_token_ids=[9],
+        ignore_eos=True,
+        priority=3,
+        speculation=2,
+        logprobs=True,
+        deadline_seconds=1.5,
+    )
+    assert (request.request_id, request.max_new_tokens, request.stop_strings) == ("mine", 7, (".",))
+    assert (request.stop_token_ids, request.priority, request.caller) == ({9}, 3, "alice")
+    assert (request.speculation, request.logprobs, request.deadline_s) == (Speculation.SEQUENCE, True, 1.5)
+
+
+@pytest.mark.parametrize("length", [3, 400])
+async def test_text_and_conversations_are_tokenized(length: int) -> None:
+    """Short ones at once, long ones in a thread."""
+    text = "hi! " * (length // 4) + "hi!"
+    tokenizing = decoder(inline_bytes=100)
+    message = generation_pb2.GenerateRequest(text=text, max_new_tokens=1)
+    assert text_of((await tokenizing.decode(message, ANYBODY)).prompt) == text
+    turns = chat(("system", "be"), ("user", text))
+    message = generation_pb2.GenerateRequest(chat=turns, max_new_tokens=1)
+    assert text_of((await tokenizing.decode(message, ANYBODY)).prompt) == f"s:be;u:{text};a:"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "long text": (
+        {"text": "x" * 16385},
+        "text = 16385: bytes, at most 16384 (32 per token of the context of 512)",
+    ),
+    "bytes, not characters": ({"text": "\u20ac" * 5462}, "text = 16386: bytes"),
+    "long conversation": (
+        {"chat": chat(("user", "x" * 9000), ("assistant", "x" * 9000))},
+        "chat.messages = 18000: bytes, at most 16384",
+    ),
+    "many messages": ({"chat": chat(*[("user", "")] * 1025)}, "chat.messages = 1025: at most 1024"),
+    "unknown role": (
+        {"chat": chat(("user", "hi"), ("robot", "hi"))},
+        "chat.messages[1].role = 'robot': must be one of system, user, assistant",
+    ),
+    "no messages": ({"chat": chat()}, "chat.messages = []: must not be empty"),
+    "many tokens": (
+        {"tokens": generation_pb2.TokenIds(ids=[5] * 513)},
+        "tokens.ids = 513: at most 512",
+    ),
+    "over the context": (
+        {"text": "x" * 500, "max_new_tokens": 13},
+        "prompt + max_new_tokens = '500 + 13': over the context of 512",
+    ),
+    "foreign token": ({"tokens": generation_pb2.TokenIds(ids=[5, 97])}, "prompt = 97: not in the vocabulary"),
+    "foreign stop token": ({"stop_token_ids": [4000]}, "stop_token_ids = 4000: not in the vocabulary"),
+    "stop strings": ({"stop_strings": ["x"] * 17}, "stop_strings = 17: at most 16"),
+    "a long stop string": (
+        {"stop_strings": ["x", "x" * 257]},
+        "stop_strings = 257: characters, at most 256 in each",
+    ),
+    "stop token ids": ({"stop_token_ids": [5] * 257}, "stop_token_ids = 257: at most 256"),
+    "long id": ({"request_id": "x" * 257}, "longer than 256 characters"),
+    "id with a line break": (
+        {"request_id": "a\nERROR all is lost"},
+        r"request_id = 'a\nERROR all is lost': must be printable",
+    ),
+    "id that hides text": ({"request_id": "a\u202eb"}, r"request_id = 'a\u202eb': must be printable"),
+    "priority": ({"priority": 1001}, "priority = 1001: must be in [-1000, 1000]"),
+    "low priority": ({"priority": -1001}, "priority = -1001: must be in [-1000, 1000]"),
+    "speculation": ({"speculation": 9}, "speculation = 9: unknown"),
+    "no time": ({"deadline_seconds": 0.0}, "deadline_seconds = 0.0: must be a finite number > 0"),
+    "endless time": ({"deadline_seconds": float("inf")}, "deadline_seconds = inf: must be a finite number"),
+    "NaN time": ({"deadline_seconds": float("nan")}, "deadline_seconds = nan: must be a finite number"),
+    "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens = 0: must be positive"),
+    "top_p": ({"sampling": {"top_p": 0.0}}, "top_p = 0.0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_every_bound_is_named(name: str) -> None:
+    fields, message = BAD[name]
+    with pytest.raises(InvalidInputError) as caught:
+        await decoded(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "x" * 511, "max_new_tokens": 1},
+        {"tokens": generation_pb2.TokenIds(ids=[5] * 511), "max_new_tokens": 1},
+        {"chat": chat(*[("user", "")] * 100), "max_new_tokens": 1},
+        {"stop_strings": ["x" * 256] * 16, "stop_token_ids": [5] * 256},
+        {"request_id": "é" * 256, "priority": -1000},
+        {"deadline_seconds": 1e-9},
+    ],
+    ids=["text", "tokens", "chat", "stops", "id", "deadline"],
+)
+async def test_what_is_just_within_the_bounds_is_taken(fields: dict[str, Any]) -> None:
+    await decoded(**fields)
+
+
+async def test_no_prompt_is_an_error() -> None:
+    with pytest.raises(InvalidInputError, match="prompt = None: one of text, chat and tokens is needed"):
+        await decoder().decode(generation_pb2.GenerateRequest(), ANYBODY)
+    with pytest.raises(InvalidInputError, match="prompt = '': must not be empty"):
+        await decoded(text="")
+
+
+async def test_a_callers_priority_is_capped() -> None:
+    caller = Caller("batch-jobs", max_priority=-1)
+    assert (await decoded(caller, priority=-1)).priority == -1
+    with pytest.raises(DeniedError, match=r"priority = 0: 'batch-jobs' may ask for -1 at most"):
+        await decoded(caller)
+
+
+async def test_a_model_without_a_template_takes_no_conversations() -> None:
+    plain = Tokenizer(TOKENIZER._fast, None, {})
+    message = generation_pb2.GenerateRequest(chat=chat(("user", "hi")))
+    with pytest.raises(IncompatibleError, match="no chat template"):
+        await decoder(plain).decode(message, ANYBODY)
+
+
+class Gate(Tokenizer):
+    """A tokenizer that works only once it may; counts how often it does so at once."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENIZER._fast, None, {})
+        self.opened = threading.Event()
+        self.lock, self.active, self.most = threading.Lock(), 0, 0
+
+    def encode(self, text: str) -> list[int]:
+        with self.lock:
+            self.active += 1
+            self.most = max(self.most, self.active)
+        assert self.opened.wait(30), "nobody opened"
+        with self.lock:
+            self.active -= 1
+        return super().encode(text)
+
+
+async def test_long_texts_are_tokenized_beside_the_event_loop_a_few_at_once() -> None:
+    gate = Gate()
+    tokenizing = decoder(gate, inline_bytes=10, tokenizing=2)
+    long = generation_pb2.GenerateRequest(text="x" * 100, max_new_tokens=1)
+    tasks = [asyncio.create_task(tokenizing.decode(long, ANYBODY)) for _ in range(6)]
+    tasks[0].cancel()
+    while gate.active < 2:  # noqa: ASYNC110  # threads signal nothing; that we get here shows that the loop runs
+        await asyncio.sleep(0.001)
+    tasks[1].cancel()  # its thread goes on and still counts
+    await asyncio.sleep(0.01)
+    gate.opened.set()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(result, GenerationRequest) for result in done] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+    assert gate.most == 2
+
+
+async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:
+    gate = Gate()  # stays shut: tokenizing would fail
+    message = generation_pb2.GenerateRequest(text="hi", max_new_tokens=0)
+    with pytest.raises(InvalidInputError, match="max_new_tokens = 0"):
+        await decoder(gate).decode(message, ANYBODY)
+    assert gate.most == 0

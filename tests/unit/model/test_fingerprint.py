@@ -1,0 +1,88 @@
+"""Another model has another fingerprint; a copy has the same."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.fingerprint import _samples, weights_fingerprint
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    torch.manual_seed(0)
+    tensors = {"a": torch.randn(64, 1024), "b": torch.randn(3), "c": torch.randn(300, 300).to(torch.bfloat16)}
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({"hidden_size": 4, "transformers_version": "5"}))
+    (directory / "source.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40000)
+    return directory
+
+
+def test_a_copy_is_the_same_model(model: Path) -> None:
+    before = weights_fingerprint(model, "converted")
+    (model / "config.json").write_text(json.dumps({"transformers_version": "6", "hidden_size": 4}))
+    other = shutil.copytree(model, model.parent / "copy")
+    assert weights_fingerprint(other, "converted") == before
+    assert weights_fingerprint(other, "native") != before
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_every_tensor_counts(model: Path, name: str) -> None:
+    before = weights_fingerprint(model, "converted")
+    tensors = load_file(model / "model.safetensors")
+    tensors[name] = tensors[name] * 1.5
+    save_file(tensors, model / "model.safetensors")
+    assert weights_fingerprint(model, "converted") != before
+
+
+def test_names_types_and_configuration_count(model: Path) -> None:
+    found = {weights_fingerprint(model, "converted")}
+    (model / "config.json").write_text(json.dumps({"hidden_size": 5}))
+    found.add(weights_fingerprint(model, "converted"))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    found.add(weights_fingerprint(model, "converted"))
+    tensors = load_file(model / "model.safetensors")
+    tensors["d"] = tensors.pop("a")
+    save_file(tensors, model / "model.safetensors")
+    found.add(weights_fingerprint(model, "converted"))
+    assert len(found) == 4
+
+
+def test_the_gguf_file_counts_where_it_is_served(model: Path) -> None:
+    before = [weights_fingerprint(model, weights) for weights in ("native", "int8")]
+    data = bytearray((model / "source.gguf").read_bytes())
+    data[-1] ^= 1
+    (model / "source.gguf").write_bytes(bytes(data))
+    after = [weights_fingerprint(model, weights) for weights in ("native", "int8")]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_a_large_model_is_sampled(model: Path) -> None:
+    save_file({"a": torch.zeros(4096, 4096)}, model / "model.safetensors")
+    with (model / "model.safetensors").open("rb") as file:
+        spans = list(_samples(model / "model.safetensors", file))
+    assert spans[-1][1] == (model / "model.safetensors").stat().st_size
+    assert sum(stop - start for start, stop in spans) < 16 * 1024, "of 64 MiB"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x05", b"\xff" * 30, (20).to_bytes(8, "little") + b"not json at all, no."]
+)
+def test_a_broken_file_is_an_error(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    with pytest.raises(IncompatibleError, match=r"model\.safetensors"):
+        weights_fingerprint(model, "converted")
+
+
+def test_a_directory_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="safetensors"):
+        weights_fingerprint(tmp_path, "converted")
+    with pytest.raises(SettingError, match="gguf"):
+        weights_fingerprint(tmp_path, "native")

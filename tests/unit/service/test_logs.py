@@ -1,0 +1,144 @@
+"""Log lines show exceptions without what they quote; a bug in a call ends it without it."""
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from specinfer.errors import FaultError, InvalidInputError, MalformedTreeError, SettingError, SpecInferError
+from specinfer.service.channel import open_channel
+from specinfer.service.logs import DiscreetFormatter, set_up_logs
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+
+SECRET = "the marble owl"
+
+
+def caught(raise_it: Any) -> BaseException:
+    try:
+        raise_it()
+    except BaseException as error:  # noqa: BLE001
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def written(error: BaseException, formatter: logging.Formatter) -> str:
+    info = (type(error), error, error.__traceback__)
+    return formatter.format(logging.LogRecord("x", logging.ERROR, "f", 1, "a step failed", (), info))
+
+
+def chain() -> None:
+    try:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as error:
+            raise InvalidInputError("prompt", SECRET, "too long") from error
+    except InvalidInputError as error:
+        raise ExceptionGroup(SECRET, [ValueError(SECRET), error])  # noqa: B904
+
+
+def test_exceptions_are_written_without_what_they_say() -> None:
+    text = written(caught(chain), DiscreetFormatter())
+    assert SECRET not in text
+    assert text.startswith("a step failed\n")
+    for part in ("KeyError", "ValueError", "ExceptionGroup", "prompt: too long", "test_logs.py", "in chain"):
+        assert part in text
+    assert SECRET in written(caught(chain), logging.Formatter()), "the negative control"
+
+
+def test_what_another_handler_wrote_out_is_not_repeated() -> None:
+    error = caught(chain)
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "m", (), (type(error), error, error.__traceback__))
+    assert SECRET in logging.Formatter().format(record)
+    assert SECRET not in DiscreetFormatter().format(record)
+
+
+@pytest.mark.parametrize("quote", [False, True])
+def test_services_write_exceptions_whole_only_if_told(
+    quote: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    try:
+        set_up_logs("x", "info", quote)
+        logging.error("failed", exc_info=caught(chain))
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+    assert (SECRET in capsys.readouterr().err) is quote
+    assert not ServiceSettings().log_requests
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_task_that_nobody_asked_is_written_without_its_exception(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise ValueError(SECRET)
+
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+    (record,) = [r for r in caplog.records if r.name == "asyncio"]
+    assert SECRET in record.getMessage()
+    assert SECRET not in DiscreetFormatter().format(record)
+
+
+def test_what_our_errors_say_in_logs() -> None:
+    assert InvalidInputError("top_k", -1, "must be >= 0").for_logs == "top_k = -1: must be >= 0"
+    assert InvalidInputError("stop", SECRET, "too long").for_logs == "stop: too long"
+    assert MalformedTreeError("tree.token_ids", [5, 6], "twice").for_logs == "tree.token_ids: twice"
+    assert MalformedTreeError("tree.token_ids[1]", 5, "no").for_logs == "tree.token_ids[1]: no"
+    assert MalformedTreeError("tree.parents[1]", 5, "no").for_logs == "tree.parents[1] = 5: no"
+    assert SettingError("dtype", "float8", "unknown").for_logs == "dtype = 'float8': unknown"
+    assert SpecInferError("no room").for_logs == "no room"
+    fault = FaultError("the drafter failed", caught(lambda: int(SECRET)))
+    assert SECRET in str(fault)
+    assert fault.for_logs.startswith("the drafter failed: ValueError at test_logs.py:")
+
+
+class Broken(speculator_pb2_grpc.SpeculatorServicer):
+    """Every method fails and quotes the request; one refuses as it should."""
+
+    async def Draft(self, requests: Any, context: Any) -> AsyncIterator[speculator_pb2.DraftReply]:
+        async for _ in requests:
+            raise TypeError(SECRET)
+        yield speculator_pb2.DraftReply()
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        raise TypeError(SECRET)
+
+    async def Release(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "as it should")
+
+
+async def test_a_bug_in_a_call_ends_it_without_what_it_quotes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = ServiceServer(
+        ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["specinfer.v1.Speculator"]
+    )
+    speculator_pb2_grpc.add_SpeculatorServicer_to_server(Broken(), server.grpc)
+    async with open_channel(f"127.0.0.1:{await server.start()}") as channel:
+        stub = speculator_pb2_grpc.SpeculatorStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            await stub.Draft(iter([speculator_pb2.DraftRequest()]), timeout=10).read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Release(common_pb2.ReleaseRequest(), timeout=10)
+    await server.stop()
+    for ended in (unary.value, stream.value):
+        assert ended.code() is grpc.StatusCode.INTERNAL
+        assert (ended.details() or "").startswith("internal error: TypeError at test_logs.py:")
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.NOT_FOUND, "as it should")
+    lines = [DiscreetFormatter().format(r) for r in caplog.records] + [r.getMessage() for r in caplog.records]
+    assert sum("/specinfer.v1.Speculator/Draft failed" in line for line in lines) == 2
+    assert SECRET not in "\n".join(lines)

@@ -1,0 +1,12 @@
+"""Ids of different clients never meet."""
+
+from itertools import product
+
+from speculator_svc.clients import own_id, request_id_of
+
+
+def test_names_are_unambiguous_and_come_back() -> None:
+    words = ["", "a", "1", ":", "1:a", "1:a:", "a:b", "0::", "\0"]
+    pairs = list(product(words, words))
+    assert len({own_id(client, name) for client, name in pairs}) == len(pairs)
+    assert all(request_id_of(own_id(client, name)) == name for client, name in pairs)

@@ -1,0 +1,41 @@
+"""The latest lease drives the verifier: lower numbers are refused, a higher one begins with nothing held."""
+
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.fence import Fence, Standing
+from verifier_svc.jobs import VerifyJob
+
+
+def test_the_highest_number_is_served() -> None:
+    fence = Fence()
+    assert [fence.admit(number) for number in (3, 3, 2, 0, 4, 3, 4)] == [
+        *(Standing.NEW, Standing.CURRENT, Standing.STALE, Standing.STALE),
+        *(Standing.NEW, Standing.STALE, Standing.CURRENT),
+    ]
+
+
+def test_no_lease_is_served_until_somebody_comes_with_one() -> None:
+    fence = Fence()
+    assert [fence.admit(0), fence.admit(0), fence.admit(1), fence.admit(0)] == [
+        *(Standing.CURRENT, Standing.CURRENT, Standing.NEW, Standing.STALE)
+    ]
+
+
+def test_a_later_lease_forgets_requests_but_keeps_prefix_blocks() -> None:
+    engine = VerifierEngine(runner_of(tiny_transformers("llama")))
+    prompt = [(7 * i) % 97 for i in range(40)]
+    job = VerifyJob("r", 0, prompt, TokenTree.root_only(prompt[-1]), GREEDY)
+    assert engine.admit(1)
+    (before,) = engine.verify([job])
+    assert engine.admit(2)
+    assert engine.held_requests == 0
+    (gap,) = engine.verify([VerifyJob("r", 40, [5], TokenTree.root_only(5), GREEDY)])
+    assert gap.status is EntryStatus.RESYNC
+    shared = engine.runner.cache.shared_tokens
+    (again,) = engine.verify([job])
+    assert again.verdict == before.verdict
+    assert engine.runner.cache.shared_tokens > shared, "most of the prompt was found"
+    assert not engine.admit(1)

@@ -1,0 +1,57 @@
+"""What a verifier tells of itself changes with everything that decides the text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system import ascii_tokenizer
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.__main__ import describe
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.identity import Identity
+from verifier_svc.settings import VerifierSettings
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    tiny_transformers("llama").save_pretrained(tmp_path)
+    ascii_tokenizer()._fast.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def of(directory: Path, **fields: object) -> Identity:
+    return Identity.of(VerifierSettings(model=str(directory), **fields), directory)
+
+
+def test_processes_differ_and_their_model_does_not(directory: Path) -> None:
+    one, two = of(directory), of(directory, kv_sinks=7, kv_tokens=64, acceptance="naive")
+    assert one.instance_id != two.instance_id
+    assert one.model_fingerprint == two.model_fingerprint
+
+
+def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
+    found = [of(directory)]
+    for fields in (
+        {"dtype": "float32"},
+        {"weights": "int8"},
+        {"kv_window": 64},
+        {"kv_window": 64, "kv_sinks": 9},
+    ):
+        found += [of(directory, **fields)]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    found.append(of(directory))
+    tiny_transformers("llama", seed=1).save_pretrained(directory)
+    found.append(of(directory))
+    assert len({each.model_fingerprint for each in found}) == 7
+    assert len({each.text_fingerprint for each in found}) == 2
+    assert {each.tokenizer_fingerprint for each in found} == {ascii_tokenizer().fingerprint()}
+
+
+def test_describe_tells_it(directory: Path) -> None:
+    identity = of(directory)
+    engine = VerifierEngine(runner_of(tiny_transformers("llama")))
+    reply = describe(VerifierSettings(), engine, identity, [(1, 0.001)])
+    assert (reply.instance_id, reply.model_fingerprint) == (identity.instance_id, identity.model_fingerprint)
+    assert reply.text_fingerprint == identity.text_fingerprint
+    assert reply.tokenizer_fingerprint == identity.tokenizer_fingerprint
