@@ -120,5 +120,5 @@ def _place_of(error: BaseException) -> str:
 
 
 def _shorten(value: object, limit: int = 120) -> str:
-    text = repr(value)
+    text = repr(value[:limit] if isinstance(value, str) else value)  # a text from outside may be of megabytes
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specinfer.errors import SpecInferError
+from specinfer.errors import FaultError, SpecInferError
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
@@ -82,7 +82,7 @@ class Judge:
     def rule(self, job: VerifyJob, rows: torch.Tensor | RuntimeError) -> Ruling | SpecInferError:
         """The ruling on a job from its logits, or why there is none. Changes nothing."""
         if isinstance(rows, RuntimeError):
-            return BrokenModelError(f"the model failed: {type(rows).__name__}")
+            return BrokenModelError(FaultError("the model failed", rows).for_logs)
         if job.tree is None:
             return Ruling()
         rule = self._greedy if job.sampling.greedy else self._stochastic

@@ -214,7 +214,8 @@ class SpeculatorService:
 
     def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
         """What its last answer took."""
-        own = {s: us / 1e6 for s, us in zip(self.members, reply.speculator_us, strict=False) if us}
+        told = zip(self.members, reply.speculator_us, strict=False)
+        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
         return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())))
 
     def forget(self, request_ids: Sequence[str]) -> None:

@@ -1,13 +1,14 @@
 """Talks to the verifier: one message per iteration for the whole batch."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.verdicts import sound_verdicts
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.step import StepEntry, VerdictEntry
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree
@@ -24,7 +25,7 @@ class Verdicts(NamedTuple):
 
     by_request: dict[str, VerdictEntry]
     compute_s: float
-    """Time it spent computing."""
+    """Time it spent computing, by its own clock, but no longer than its answer took by ours."""
 
 
 class VerifierClient:
@@ -36,7 +37,7 @@ class VerifierClient:
         self.fence = fence
         self.instance_id = self.model_fingerprint = ""
         """Those described last; empty before, and of a verifier that does not tell."""
-        self._hung_s, self._pass_curve = hung_s, PassCurve([(1, 0.0)])
+        self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
             "verifier", lambda: self._stub.Verify()
@@ -65,7 +66,7 @@ class VerifierClient:
         Raises:
             IncompatibleError: if it does not tell what its passes take.
         """
-        self._pass_curve = pass_curve(description)
+        self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
         self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
     async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
@@ -84,13 +85,15 @@ class VerifierClient:
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
+        started = time.perf_counter()
         reply = await self._stream.exchange(request, patience_s)
+        waited_s = time.perf_counter() - started
         if reply.step_id != self._steps:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
-        found = {verdict.request_id: _decode(verdict) for verdict in reply.entries}
-        return Verdicts(found, reply.compute_us / 1e6)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size)
+        return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
         """Another process first: a lease is for one process, so what it says of fences is not about ours."""
@@ -137,19 +140,4 @@ def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntr
         tree=encode_tree(tree) if tree is not None else None,
         sampling=encode_sampling(entry.state.sampling),
         logprobs=request.logprobs,
-    )
-
-
-def _decode(verdict: verifier_pb2.Verdict) -> VerdictEntry:
-    try:
-        status = EntryStatus(verdict.status)
-    except ValueError:
-        return VerdictEntry(EntryStatus.ERROR, f"the verifier answered with unknown status {verdict.status}")
-    return VerdictEntry(
-        status,
-        verdict.message,
-        tuple(verdict.accepted_nodes),
-        verdict.bonus_token_id,
-        tuple(verdict.logprobs),
-        verdict.held_len,
     )

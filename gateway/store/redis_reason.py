@@ -1,5 +1,4 @@
-"""What Redis says is wrong, without the command: of pipelines its client quotes commands, with their
-tokens."""
+"""What Redis says is wrong, without the command, which its client quotes where a pipeline fails."""
 
 import re
 

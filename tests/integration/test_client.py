@@ -155,6 +155,7 @@ async def test_a_gap_is_an_error(point: int) -> None:
         Turn(code=Code.NOT_FOUND, details="request"),
         Turn(code=Code.INTERNAL, details="a step failed"),
         Turn(code=Code.RESOURCE_EXHAUSTED, details="larger than the cache"),
+        Turn(code=Code.UNAVAILABLE, details="the request has ended", hint_ms="-1"),
         Turn(raises=True),
     ],
     ids=lambda turn: turn.code.name if turn.code else "exception",
@@ -221,11 +222,14 @@ async def test_cancel_and_status_ask_the_first_gateway_that_answers() -> None:
 
 
 async def test_requests_begin_where_the_last_one_was_answered() -> None:
-    script = [Turn(replies=2, dies=True)]
-    async with fake_gateways(script, []) as (first, second), client_of(first, second) as client:
+    retries: list[Retry] = []
+    async with (
+        fake_gateways([Turn(replies=2, dies=True)], []) as (first, second),
+        client_of(first, second, on_retry=retries.append) as client,
+    ):
         await check_whole(client)
         await check_whole(client)
-    assert (len(first.calls), len(second.calls)) == (1, 2)
+    assert (len(first.calls), len(second.calls), len(retries)) == (1, 2, 1)
 
 
 async def test_leaving_a_stream_ends_its_call_and_nothing_is_tried_again() -> None:

@@ -203,7 +203,7 @@ async def test_a_verifier_that_forgets_everything_is_brought_up_to_date(redis_ur
             await until(lambda steps=steps: system.loop.steps >= steps + 4 or task.done())  # type: ignore[misc]
             verifier = system.loop.verifier
             await verifier._stub.Release(
-                common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler._running))
+                common_pb2.ReleaseRequest(request_ids=list(system.loop.scheduler.states))
             )
         assert await task == greedy(PROMPT, 200)
 
@@ -274,7 +274,7 @@ async def test_a_failing_pass_fails_one_request_not_the_batch(
 
         monkeypatch.setattr(runner, "forward", forward)
         good = [asyncio.create_task(system.tokens([3, 4, 5 + i])) for i in range(3)]
-        with pytest.raises(grpc.aio.AioRpcError, match="device error"):
+        with pytest.raises(grpc.aio.AioRpcError, match="the model failed: RuntimeError at"):
             await system.generate([96, 1])
         assert [await task for task in good] == [greedy([3, 4, 5 + i], 16) for i in range(3)]
 

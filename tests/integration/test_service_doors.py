@@ -1,6 +1,8 @@
 """What a message may hold at the doors of verifier and speculator service: a bad entry costs itself, a fault
 of ours its step; neither costs the stream."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -337,6 +339,26 @@ async def test_another_process_with_a_later_lease_is_another_process_first() -> 
         engine.admit(2)
         with pytest.raises(ServiceChangedError):
             await client.verify([step_entry("r", PROMPT)], {})
+
+
+async def test_a_step_that_is_given_up_leaves_no_reply_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway drops a step when it loses its lease; the reply would be taken for that of the next."""
+    async with verifier_service() as (address, engine), open_channel(address) as channel:
+        client, original, go_on = VerifierClient(channel), engine.verify, threading.Event()
+        entered = threading.Event()
+
+        def slow(jobs: Any) -> Any:
+            entered.set()
+            go_on.wait(10)
+            return original(jobs)
+
+        monkeypatch.setattr(engine, "verify", slow)
+        step = asyncio.create_task(client.verify([step_entry("r", PROMPT)], {}))
+        await asyncio.to_thread(entered.wait, 10)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        go_on.set()
+        assert set((await client.verify([step_entry("other", PROMPT)], {})).by_request) == {"other"}
 
 
 def test_errors_have_statuses_of_their_own() -> None:

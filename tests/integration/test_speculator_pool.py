@@ -12,9 +12,11 @@ import pytest
 
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.quarantine import IN_A_ROW
+from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.speculator_pool import Drafts, SpeculatorPool
 from gateway.requests.step import StepEntry
 from specinfer.cli.processes import free_ports
+from specinfer.errors import SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
@@ -124,6 +126,8 @@ async def test_a_service_that_comes_back_with_other_speculators_gets_new_numbers
 
 
 async def test_two_speculators_of_one_name_are_told_apart() -> None:
+    directory = SpeculatorDirectory(POLICY)
+    assert [directory._members("x", names) for names in (["a", "b", "a"], ["a", "a"])] == [(0, 1, 2), (0, 2)]
     async with (
         speculator_service({"a": guess(1)}) as (one, _),
         speculator_service({"a": guess(2)}) as (two, _),
@@ -263,6 +267,15 @@ async def test_an_answer_to_another_step_loses_the_service_for_a_while(
         assert not (await draft(pool, [step_entry("r", PROMPT)])).trees
         await until(lambda: ready(pool))
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+
+
+async def test_what_a_service_says_is_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    talker = ScriptedDrafter(lambda job: SpecInferError("no\n2026-01-01 ERROR forged " * 100))
+    async with speculator_service({"a": talker}) as (address, _), pool_of(address) as pool:
+        await draft(pool, [step_entry("r", PROMPT)])
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a draft of")]
+    assert "\n" not in line
+    assert len(line) < 300
 
 
 async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:

@@ -265,6 +265,30 @@ def test_a_full_queue_says_when_a_place_may_be_free() -> None:
         s.submit(request("never", prompt=40000), 13.0)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(1, 30), st.integers(1, 30)),
+        max_size=12,
+    ),
+    st.integers(0, 1000),
+)
+def test_everything_finishes_in_a_cache_that_is_too_small_for_all(
+    asked: list[tuple[str, int, int, int]], seed: int
+) -> None:
+    """Preemption and fair admission do not undo each other for ever."""
+    s = scheduler(SchedulerLimits(max_batch=6, prefill_chunk=8, kv_capacity_tokens=80))
+    verifier = ScriptedVerifier(random.Random(seed))
+    states = []
+    for index, (caller, priority, prompt, new) in enumerate(asked):
+        wanted = request(str(index), prompt, new, caller=caller, priority=priority)
+        states.append(s.submit(wanted, 0.0))
+    for _ in range(2000):
+        if not verifier.step(s):
+            break
+    assert all(state.finish is FinishReason.LENGTH for state in states)
+    assert not s.states
+
+
 def test_verdicts_that_contradict_the_entry_end_one_request() -> None:
     s = scheduler()
     s.submit(request("a", prompt=1), 0.0)

@@ -7,7 +7,7 @@ from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.tree_share import TreeShare
 from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree, merge_trees
-from specinfer.tree.token_tree import CANDIDATES_PER_NODE
+from specinfer.tree.token_tree import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2
 from specinfer.wire.tree_codec import encode_tree, most_bytes
 
@@ -64,5 +64,7 @@ def test_a_tree_over_its_share_is_malformed_by_name() -> None:
     TreeShare(8, 320, most_bytes(tree)).check(tree)
 
 
-def test_shares_of_candidates_add_up_to_what_the_verifier_accepts() -> None:
-    assert 3 * TreeShare.of(128, 2**20, 1, 3).candidates <= CANDIDATES_PER_NODE * 128
+def test_shares_add_up_to_what_the_verifier_accepts() -> None:
+    share = TreeShare.of(128, 2**20, 1, 3)
+    assert 3 * share.candidates <= CANDIDATES_PER_NODE * 128
+    assert 3 * share.support <= SUPPORT_PER_NODE * 128

@@ -31,14 +31,14 @@ def test_processes_differ_and_their_model_does_not(directory: Path) -> None:
 
 
 def test_what_decides_the_text_decides_the_fingerprint(directory: Path) -> None:
-    found = [of(directory)]
-    for fields in (
+    options = (
+        {},
         {"dtype": "float32"},
         {"weights": "int8"},
         {"kv_window": 64},
         {"kv_window": 64, "kv_sinks": 9},
-    ):
-        found += [of(directory, **fields)]
+    )
+    found = [of(directory, **fields) for fields in options]
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     found.append(of(directory))
     tiny_transformers("llama", seed=1).save_pretrained(directory)

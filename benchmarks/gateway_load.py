@@ -1,0 +1,69 @@
+"""One gateway under load: what it adds to a step, what a stream costs, who waits how long.
+
+    python -m benchmarks.gateway_load                          all of it, some minutes
+    python -m benchmarks.gateway_load --minutes 30             and half an hour of 1,000 streams
+
+A real gateway with a real Redis; the verifier is a process that takes the same time for every pass, the
+clients are a process of their own. Writes `benchmarks/results/gateway-load.json` and `.md`.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.publish import RESULTS, publish
+from benchmarks.serving.report import markdown
+from benchmarks.serving.scenarios import by_batch, crowd, fairness, soak, store_share
+from benchmarks.serving.system import Setup
+from specinfer.cli.about import about_this_run
+from specinfer.cli.show import console
+from specinfer.hub import DEFAULT_MODEL
+
+BATCHES = "1,16,64,256"
+
+
+def main(
+    batches: Annotated[
+        str, typer.Option(help="Requests at once, where the added time is measured.")
+    ] = BATCHES,
+    streams: Annotated[int, typer.Option(help="Streams of the crowd.")] = 1000,
+    new_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 128,
+    step_ms: Annotated[float, typer.Option(help="Time of a pass, in milliseconds.")] = 20.0,
+    store_turns: Annotated[int, typer.Option(help="Turns with and without the store; 0 leaves it out.")] = 5,
+    fair: Annotated[bool, typer.Option(help="Measure who waits how long.")] = True,
+    keys: Annotated[
+        str, typer.Option(help="Ten API keys, separated by commas, that the gateway knows.")
+    ] = "",
+    minutes: Annotated[float, typer.Option(help="How long memory is watched; 0 leaves it out.")] = 0.0,
+    model: Annotated[str, typer.Option(help="Model whose tokenizer is used.")] = DEFAULT_MODEL,
+    gateway: Annotated[str, typer.Option(help="More settings of the gateway: NAME=VALUE,...")] = "",
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "gateway-load",
+) -> None:
+    """Measure a gateway under load."""
+    sizes = [int(size) for size in batches.split(",")]
+    flags = dict(pair.split("=", 1) for pair in gateway.split(",") if pair)
+    setup = Setup(model, step_ms, max(sizes), flags=flags)
+    report: dict[str, Any] = {"about": about_this_run(), "step_ms": step_ms, "new_tokens": new_tokens}
+    with console.status("measuring") as spinner:
+        spinner.update("steps by batch")
+        report["by_batch"] = asyncio.run(by_batch(setup, sizes, new_tokens))
+        spinner.update(f"{streams} streams")
+        report["crowd"] = asyncio.run(crowd(setup, streams, new_tokens))
+        if store_turns:
+            spinner.update("with and without the store")
+            report["store"] = asyncio.run(store_share(setup, new_tokens, store_turns))
+        if fair:
+            spinner.update("many and few requests")
+            report["fairness"] = asyncio.run(
+                fairness(setup, new_tokens, [key for key in keys.split(",") if key])
+            )
+        if minutes:
+            spinner.update(f"{minutes:g} minutes")
+            report["soak"] = asyncio.run(soak(setup, streams, new_tokens, 60 * minutes))
+    publish(out, report, markdown(report))
+
+
+if __name__ == "__main__":
+    typer.run(main)

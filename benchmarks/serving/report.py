@@ -1,0 +1,98 @@
+"""The report of a gateway under load, in Markdown."""
+
+from typing import Any
+
+from benchmarks.tables import head, line, origin
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """All tables that there are figures for."""
+    parts = [
+        _opening(report),
+        _by_batch(report["by_batch"]),
+        _crowd(report["crowd"]),
+        _store(report["store"]) if "store" in report else [],
+        _fairness(report["fairness"]) if "fairness" in report else [],
+        _soak(report["soak"]) if "soak" in report else [],
+    ]
+    return "\n".join(line for part in parts for line in part)
+
+
+def _opening(report: dict[str, Any]) -> list[str]:
+    what = f"a verifier of {report['step_ms']:g} ms a step, {report['new_tokens']} new tokens a request"
+    rest = "plain decoding, one gateway with its Redis. Medians, with quartiles in brackets."
+    return ["# A gateway under load", "", f"{origin(report['about'])}; {what}, {rest}", ""]
+
+
+def _by_batch(found: dict[str, dict[str, Any]]) -> list[str]:
+    added = [_spread(each["added_ms"]) for each in found.values()]
+    tails = [_figure(each["added_ms"].get("p99")) for each in found.values()]
+    cpu = [f"{each['cpu_ms_per_token']:.3f}" for each in found.values()]
+    return [
+        *head(list(found), "requests at once"),
+        line("added to a step, ms", added),
+        line("99th percentile, ms", tails),
+        line("gateway's processor time per token, ms", cpu),
+        "",
+    ]
+
+
+def _crowd(found: dict[str, Any]) -> list[str]:
+    ttft = found["ttft_s"]
+    peaks = ", ".join(f"{mib:.0f} MiB with {streams}" for streams, mib in found["peak_mib"].items())
+    sentences = (
+        f"{found['streams']} streams at once, of which {found['max_batch']} run; {found['failed']} failed.",
+        f"Time to the first token {_spread(ttft)} s, 95th percentile {_figure(ttft.get('p95'))} s.",
+        f"Added to a full step {_spread(found['added_ms'])} ms.",
+        f"Memory at most {peaks} streams: {found['kib_per_stream']:.0f} KiB a stream.",
+    )
+    return [" ".join(sentences), ""]
+
+
+def _store(found: dict[str, Any]) -> list[str]:
+    share, shares = 100 * found["share"], [100 * share for share in found["shares"]]
+    sentences = (
+        f"The store takes {share:.1f} % of a step at batch {found['batch']}",
+        f"({min(shares):.1f} to {max(shares):.1f} % in {len(shares)} turns),",
+        "against the same gateway that writes no tokens.",
+    )
+    return [" ".join(sentences), ""]
+
+
+def _fairness(found: dict[str, Any]) -> list[str]:
+    callers = f"{found['keys']} API keys" if found["keys"] else "no API keys: all are one caller"
+    rows = [
+        line(
+            f"{who}: {found[who]['requests']} requests",
+            [
+                _spread(found[who]["ttft_s"]),
+                _figure(found[who]["ttft_s"].get("p95")),
+                str(found[who]["failed"]),
+            ],
+        )
+        for who in ("greedy", "modest")
+    ]
+    return [*head(["time to first token, s", "95th percentile", "failed"], callers), *rows, ""]
+
+
+def _soak(found: dict[str, Any]) -> list[str]:
+    mib = found["mib"]
+    sentences = (
+        f"{found['minutes']:g} minutes of {found['streams']} streams:",
+        f"{found['requests']} requests, {found['failed']} failed,",
+        f"memory from {min(mib):.0f} to {max(mib):.0f} MiB,",
+        f"{found['mib_per_hour']:+.1f} MiB an hour in the second half.",
+    )
+    return [" ".join(sentences), ""]
+
+
+def _spread(found: dict[str, float]) -> str:
+    if not found:
+        return "-"
+    return f"{_figure(found['median'])} [{_figure(found['p25'])}, {_figure(found['p75'])}]"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

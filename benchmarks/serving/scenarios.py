@@ -1,0 +1,149 @@
+"""What is measured of a gateway under load, one function per question."""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.serving.steps import FixedStep, added_ms, spread
+from benchmarks.serving.streams import Order, Outcome
+from benchmarks.serving.system import GATEWAY, GATEWAY_WITHOUT_STORE, ServingSystem, Setup
+from benchmarks.serving.usage import MemoryWatch, cpu_seconds
+from specinfer.errors import InvalidInputError
+
+FEW, MANY = 5, 900
+"""Requests of each modest caller and of the greedy one, where fairness is measured."""
+_MODEST_CALLERS = 9
+_HEAD_START_S = 0.5
+"""By which the greedy caller's requests are in the queue before the others come."""
+STORE_BATCH = 16
+
+
+async def by_batch(setup: Setup, batches: Sequence[int], new_tokens: int) -> dict[str, dict[str, Any]]:
+    """What the gateway adds to a step, and its processor time per token, by requests at once."""
+    found: dict[str, dict[str, Any]] = {}
+    async with ServingSystem(replace(setup, max_batch=max(batches))) as system:
+        await system.run([Order(1, 8)])
+        for batch in batches:
+            first, cpu_s = len(system.steps()), cpu_seconds(system.gateway_pid)
+            (outcomes,) = await system.run([Order(batch, new_tokens)])
+            cpu_s = cpu_seconds(system.gateway_pid) - cpu_s
+            found[str(batch)] = {
+                "added_ms": added_ms(system.steps(first), batch),
+                "cpu_ms_per_token": 1000 * cpu_s / (batch * new_tokens),
+                "failed": _failed(outcomes),
+            }
+    return found
+
+
+async def crowd(setup: Setup, streams: int, new_tokens: int) -> dict[str, Any]:
+    """Times to the first token with so many streams at once, and the memory that a stream takes.
+
+    Memory is the slope between a quarter of the streams and all of them, each run after the smaller one.
+    """
+    sizes = [max(1, streams // 4), max(2, streams // 2), streams]
+    async with ServingSystem(setup) as system:
+        await system.run([Order(1, 8)])
+        peaks: list[float] = []
+        for size in sizes:
+            first = len(system.steps())
+            outcomes, watch = await _watched(system, [Order(size, new_tokens)], 0.1)
+            peaks.append(max(watch.mib))
+        full = min(streams, setup.max_batch)
+        return {
+            "streams": streams,
+            "max_batch": setup.max_batch,
+            "ttft_s": spread([outcome.ttft_s for outcome in outcomes[0] if not outcome.error]),
+            "added_ms": added_ms(system.steps(first), full),
+            "peak_mib": dict(zip(map(str, sizes), peaks, strict=True)),
+            "kib_per_stream": 1024 * (peaks[-1] - peaks[0]) / (sizes[-1] - sizes[0]),
+            "failed": _failed(outcomes[0]),
+        }
+
+
+async def store_share(setup: Setup, new_tokens: int, turns: int) -> dict[str, Any]:
+    """How much shorter a step at batch 16 is if nothing is written to Redis; both ways in turns."""
+    steps: dict[str, list[float]] = {GATEWAY: [], GATEWAY_WITHOUT_STORE: []}
+    for _ in range(turns):
+        for module, medians in steps.items():
+            async with ServingSystem(replace(setup, module=module, max_batch=STORE_BATCH)) as system:
+                await system.run([Order(STORE_BATCH, 8)])
+                first = len(system.steps())
+                await system.run([Order(STORE_BATCH, new_tokens)])
+                medians.append(_median_step_ms(system.steps(first), STORE_BATCH))
+    shares = [1 - without / with_it for with_it, without in zip(*steps.values(), strict=True)]
+    return {
+        "batch": STORE_BATCH,
+        "step_ms": steps[GATEWAY],
+        "step_ms_without": steps[GATEWAY_WITHOUT_STORE],
+        "share": statistics.median(shares),
+        "shares": shares,
+    }
+
+
+async def fairness(setup: Setup, new_tokens: int, keys: Sequence[str]) -> dict[str, Any]:
+    """How long requests of a caller with many and of callers with few wait for their first token.
+
+    Args:
+        keys: API keys, the greedy caller's first; without keys all are one caller to the gateway.
+    """
+    known = [*keys, *([""] * (1 + _MODEST_CALLERS - len(keys)))][: 1 + _MODEST_CALLERS]
+    orders = [
+        Order(MANY, new_tokens, key=known[0]),
+        *(Order(FEW, new_tokens, key=key, delay_s=_HEAD_START_S) for key in known[1:]),
+    ]
+    async with ServingSystem(setup) as system:
+        greedy, *modest = await system.run(orders)
+    few = [outcome for outcomes in modest for outcome in outcomes]
+    return {
+        "keys": len(keys),
+        "greedy": {"requests": len(greedy), "ttft_s": _ttft(greedy), "failed": _failed(greedy)},
+        "modest": {"requests": len(few), "ttft_s": _ttft(few), "failed": _failed(few)},
+    }
+
+
+async def soak(setup: Setup, streams: int, new_tokens: int, seconds: float) -> dict[str, Any]:
+    """The gateway's memory over time with so many streams, each begun again when it ends."""
+    async with ServingSystem(setup) as system:
+        orders = [Order(streams, new_tokens, seconds=seconds)]
+        (outcomes,), watch = await _watched(system, orders, max(0.2, seconds / 400))
+    return {
+        "minutes": seconds / 60,
+        "streams": streams,
+        "requests": len(outcomes),
+        "failed": _failed(outcomes),
+        "mib": [round(value, 1) for value in watch.mib],
+        "mib_per_hour": watch.mib_per_hour(),
+    }
+
+
+async def _watched(
+    system: ServingSystem, orders: Sequence[Order], every_s: float
+) -> tuple[list[list[Outcome]], MemoryWatch]:
+    watch = MemoryWatch(system.gateway_pid, every_s)
+    task = asyncio.create_task(watch.run())
+    try:
+        return await system.run(orders), watch
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _median_step_ms(steps: Sequence[FixedStep], batch: int) -> float:
+    """From one message to the next."""
+    found = [step for step in steps if step.batch == batch and step.plain and step.gap_s]
+    if not found:
+        raise InvalidInputError("new_tokens", len(steps), f"too few for a step of {batch} requests")
+    gap = statistics.median(step.gap_s for step in found)
+    return 1000 * (gap + statistics.median(step.pass_s for step in found))
+
+
+def _ttft(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    return spread([outcome.ttft_s for outcome in outcomes if not outcome.error])
+
+
+def _failed(outcomes: Sequence[Outcome]) -> int:
+    return sum(bool(outcome.error) for outcome in outcomes)

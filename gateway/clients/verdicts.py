@@ -1,0 +1,79 @@
+"""What of a verifier's answer is sound: a verdict that cannot be for its entry costs that one. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from gateway.requests.step import StepEntry, VerdictEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.tree import TokenTree
+from specinfer.v1 import verifier_pb2
+
+_STATUSES = frozenset(int(status) for status in EntryStatus)
+
+
+def sound_verdicts(
+    entries: Sequence[StepEntry],
+    trees: Mapping[str, TokenTree],
+    answers: Sequence[verifier_pb2.Verdict],
+    vocab_size: int,
+) -> dict[str, VerdictEntry]:
+    """A verdict for every entry of a step: answers come in the order of the entries.
+
+    Args:
+        vocab_size: the bonus token must be smaller.
+    """
+    found: dict[str, VerdictEntry] = {}
+    for index, entry in enumerate(entries):
+        if index >= len(answers):
+            found[entry.request_id] = _error("the verifier did not answer this entry")
+            continue
+        tree = trees.get(entry.request_id)
+        wrong = _contradiction(entry, tree, answers[index], vocab_size)
+        found[entry.request_id] = _error(wrong) if wrong else _verdict(answers[index])
+    return found
+
+
+def _contradiction(
+    entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
+) -> str:
+    """What of an answer cannot be for its entry; empty if nothing."""
+    if answer.request_id != entry.request_id:
+        return "the verifier answered for another request in its place"
+    if int(answer.status) not in _STATUSES:
+        return f"the verifier answered with unknown status {answer.status}"
+    if answer.status != int(EntryStatus.OK):
+        return ""
+    accepted = list(answer.accepted_nodes)
+    if accepted and (tree is None or not _is_path(tree, accepted)):
+        return f"the verifier accepted nodes {accepted[:16]}, which are no path from the root"
+    held_len = entry.base_len + len(entry.delta) + len(accepted)
+    if answer.held_len != held_len:
+        return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
+    if tree is not None and answer.bonus_token_id >= vocab_size:
+        return f"the verifier added token {answer.bonus_token_id} of a vocabulary of {vocab_size}"
+    wanted = len(accepted) + 1 if entry.state.request.logprobs and tree is not None else 0
+    if wanted and len(answer.logprobs) != wanted:
+        return f"the verifier returned {len(answer.logprobs)} log-probabilities instead of {wanted}"
+    return ""
+
+
+def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
+    """Whether each is a child of the one before, the first one of the root."""
+    if not all(0 < node < len(tree) for node in nodes):
+        return False
+    parents = tree.parents.tolist()
+    return [parents[node] for node in nodes] == [0, *nodes[:-1]]
+
+
+def _verdict(answer: verifier_pb2.Verdict) -> VerdictEntry:
+    return VerdictEntry(
+        EntryStatus(answer.status),
+        answer.message,
+        tuple(answer.accepted_nodes),
+        answer.bonus_token_id,
+        tuple(answer.logprobs),
+        answer.held_len,
+    )
+
+
+def _error(message: str) -> VerdictEntry:
+    return VerdictEntry(EntryStatus.ERROR, message)

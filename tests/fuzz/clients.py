@@ -1,0 +1,167 @@
+"""Clients of the services that know what every answer must be; one request each."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.wire.sampling_codec import encode_sampling
+from specinfer.wire.tree_codec import decode_tree, encode_tree
+from speculator_svc.drafters import Drafter, DraftJob
+from speculator_svc.drafters.ngram import NgramDrafter
+from tests.fuzz.table_target import TableTarget
+from tests.system import VOCABULARY
+
+_LIMITS = TreeLimits(8, 4)
+_LONGEST = 60
+"""Tokens of a context; then the request starts again with another prompt."""
+
+
+@dataclass(slots=True)
+class Context:
+    """A request's committed tokens, and how many of them the service holds."""
+
+    name: str
+    rng: Random
+    sampling: SamplingParams = GREEDY
+    tokens: list[int] = field(default_factory=list)
+    held: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rng.random() < 0.5:
+            self.sampling = SamplingParams(1.0, seed=self.rng.randrange(2**63))
+
+    def begin(self) -> None:
+        """A new prompt if there is none, or the old one got long."""
+        if not 0 < len(self.tokens) < _LONGEST:
+            alphabet = self.rng.sample(range(VOCABULARY), 4)
+            self.tokens, self.held = self.rng.choices(alphabet, k=self.rng.choice((1, 3, 8, 20))), 0
+
+
+class VerifierClient:
+    """Sends a request's trees to a verifier."""
+
+    def __init__(self, name: str, rng: Random, target: TableTarget, drafter: Drafter) -> None:
+        self._context, self._target, self._drafter = Context(name, rng), target, drafter
+        self._asked = 0
+        """Tokens of the context with the delta of the latest entry."""
+        self._tree: TokenTree | None = None
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self._context.name
+
+    def forget(self) -> None:
+        """What the service holds is not known any more."""
+        self._context.held = 0
+
+    def entry(self) -> verifier_pb2.VerifyEntry:
+        """The next step's; half a prompt without a tree at times."""
+        context = self._context
+        context.begin()
+        delta = context.tokens[context.held :]
+        if len(delta) > 4 and context.rng.random() < 0.3:
+            delta = delta[: len(delta) // 2]
+        self._asked, self._tree = context.held + len(delta), None
+        if self._asked == len(context.tokens):
+            job = DraftJob(self.name, context.tokens, _LIMITS, context.sampling)
+            (tree,) = self._drafter.draft([job])
+            self._tree = tree if isinstance(tree, TokenTree) else TokenTree.root_only(delta[-1])
+        return verifier_pb2.VerifyEntry(
+            request_id=self.name,
+            base_len=context.held,
+            delta_token_ids=delta,
+            tree=encode_tree(self._tree) if self._tree is not None else None,
+            sampling=encode_sampling(context.sampling),
+            logprobs=context.rng.random() < 0.3,
+            return_top_k=context.rng.choice((0, 0, 2)),
+        )
+
+    def check(self, verdict: verifier_pb2.Verdict, disturbed: bool) -> None:
+        """Asserts that an entry that nobody spoilt was served rightly, and goes on from there.
+
+        Args:
+            disturbed: whether a spoilt entry named this request, so that the service may hold something else.
+        """
+        context = self._context
+        if disturbed and verdict.status != int(EntryStatus.OK):
+            return self.forget()
+        assert verdict.status == int(EntryStatus.OK), (
+            f"{self.name}: status {verdict.status}: {verdict.message}"
+        )
+        if self._tree is None:
+            assert verdict.held_len == self._asked, f"{self.name}: held {verdict.held_len}, not {self._asked}"
+            context.held = self._asked
+            return None
+        accepted = [int(self._tree.token_ids[node]) for node in verdict.accepted_nodes]
+        found = [*accepted, verdict.bonus_token_id]
+        right = self._target.continued(context.tokens, context.sampling, len(found))
+        assert found == right, f"{self.name}: {found} instead of {right}"
+        assert verdict.held_len == self._asked + len(accepted), f"{self.name}: held {verdict.held_len}"
+        context.tokens += found
+        context.held = verdict.held_len
+        return None
+
+
+class SpeculatorClient:
+    """Asks a service whose first speculator is an n-gram drafter, which repeats its answers."""
+
+    def __init__(self, name: str, rng: Random) -> None:
+        self._context, self._complete, self._asked = Context(name, rng), False, 0
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self._context.name
+
+    def forget(self) -> None:
+        """What the service holds is not known any more."""
+        self._context.held = 0
+
+    def entry(self) -> speculator_pb2.DraftEntry:
+        """The next step's; half a prompt without a draft at times."""
+        context = self._context
+        context.begin()
+        if context.held == len(context.tokens):
+            context.tokens += context.rng.choices(context.tokens, k=context.rng.choice((1, 2, 5)))
+        delta = context.tokens[context.held :]
+        if len(delta) > 4 and context.rng.random() < 0.3:
+            delta = delta[: len(delta) // 2]
+        self._asked = context.held + len(delta)
+        self._complete = self._asked == len(context.tokens)
+        return speculator_pb2.DraftEntry(
+            request_id=self.name,
+            base_len=context.held,
+            delta_token_ids=delta,
+            node_budget=_LIMITS.nodes if self._complete else 0,
+            max_depth=_LIMITS.depth,
+            shape=speculator_pb2.TREE_SHAPE_TREE,
+            sampling=encode_sampling(context.sampling, with_seed=context.rng.random() < 0.5),
+            least_reach=context.rng.choice((0.0, 0.1)),
+            draw_seed=context.rng.randrange(2**63),
+        )
+
+    def check(self, result: speculator_pb2.DraftResult, disturbed: bool) -> None:
+        """As `VerifierClient.check`: the n-gram tree must be right, all trees sound."""
+        if disturbed and result.status != int(EntryStatus.OK):
+            return self.forget()
+        assert result.status == int(EntryStatus.OK), f"{self.name}: status {result.status}: {result.message}"
+        assert result.held_len == self._asked, f"{self.name}: held {result.held_len}, not {self._asked}"
+        for draft in result.drafts:
+            if draft.status == int(EntryStatus.OK):
+                decode_tree(draft.tree, draft.speculator).validate(VOCABULARY, _LIMITS.nodes + 1)
+        found = [draft.tree for draft in result.drafts if draft.speculator == 0]
+        assert found == self._ngram_trees(), f"{self.name}: {found}"
+        self._context.held = self._asked
+        return None
+
+    def _ngram_trees(self) -> list[object]:
+        if not self._complete:
+            return []
+        job = DraftJob(self.name, self._context.tokens, _LIMITS, self._context.sampling)
+        (tree,) = NgramDrafter(1, 3).draft([job])
+        assert isinstance(tree, TokenTree)
+        return [encode_tree(tree)] if len(tree) > 1 else []

@@ -1,0 +1,130 @@
+"""A gateway's core without Redis and clients: one iteration as in `gateway.loop`.
+
+The one place of the fuzzer that knows how the gateway's parts are put together.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.verifier import VerifierClient, pass_curve
+from gateway.planning.calibration import Calibration
+from gateway.planning.feedback import FinishedStep, StepTimes, learn
+from gateway.planning.planner import Planner
+from gateway.planning.trees import trees_to_verify
+from gateway.requests.budget import NodeBudget
+from gateway.requests.request import GenerationRequest, RequestState
+from gateway.requests.scheduler import Scheduler, SchedulerLimits
+from gateway.requests.step import Progress
+from specinfer.errors import SpecInferError
+from tests.fuzz.services import FINGERPRINT, Services
+from tests.fuzz.transport import InlineChannel, Tamper
+from tests.system import VOCABULARY
+
+_BUDGET = NodeBudget(8, 32, 1 << 12)
+
+
+def untouched(message: Any) -> Any:
+    """What arrives is what was sent."""
+    return message
+
+
+class GatewayCore:
+    """The parts that see what services answer."""
+
+    def __init__(
+        self, services: Services, speculators: Sequence[int], drafts: Tamper, verdicts: Tamper, adaptive: bool
+    ) -> None:
+        """Asks these of the speculator services; `drafts` and `verdicts` may change what they answer."""
+        policy = PoolPolicy(deadline_s=60.0, vocab_size=VOCABULARY, tokenizer_fingerprint=FINGERPRINT)
+        channels: list[tuple[str, Any]] = [
+            (f"speculator {i}", InlineChannel(services.speculators[i], drafts)) for i in speculators
+        ]
+        self.pool, self.client = SpeculatorPool(channels, policy), policy.client
+        channel: Any = InlineChannel(services.verifier, verdicts)
+        self._verifier = VerifierClient(channel)
+        self._adaptive, self._clock = adaptive, itertools.count()
+        self._ended: list[str] = []
+        """Requests that the services may forget."""
+        limits = SchedulerLimits(
+            max_batch=4, tree_depth=5, sequence_length=4, max_tree_nodes=63, prefill_chunk=24
+        )
+        self.scheduler, self.calibration = Scheduler(limits, _BUDGET), Calibration()
+
+    async def open(self) -> None:
+        """Meets the services."""
+        asyncio.get_running_loop().set_task_factory(self._watched)
+        self._failed: list[BaseException] = []
+        self._planner = Planner(pass_curve(await self._verifier.describe()), _BUDGET, self._adaptive)
+        await self.pool.connect()
+        self._planner.enrol(self.pool.groups)
+
+    async def close(self) -> None:
+        """Ends what runs in the background."""
+        await self._release()
+        await self.pool.close()
+        asyncio.get_running_loop().set_task_factory(None)
+
+    def submit(self, request: GenerationRequest) -> RequestState:
+        """Queues a request."""
+        return self.scheduler.submit(request, float(next(self._clock)), self.pool.draws)
+
+    def cut(self, item: Progress, keep: int) -> None:
+        """A stop string ended a request after so many of its newest tokens."""
+        ended_before = item.final
+        self.scheduler.cut(item, keep, float(next(self._clock)))
+        if not ended_before:
+            self._ended.append(item.state.request.request_id)
+
+    async def step(self) -> list[Progress]:
+        """One iteration; nothing moves where the verifier's answer is refused as a whole."""
+        now = float(next(self._clock))
+        running, wanting = self.scheduler.admit(now)
+        choice = self._planner.choose(running, wanting)
+        threshold = self._planner.threshold(running, choice)
+        entries = self.scheduler.plan(now, choice.nodes, threshold.least_reach)
+        if not entries:
+            return []
+        started = time.perf_counter()
+        drafts, draft_times = await self.pool.draft(entries, choice.speculators)
+        self._raise_failures()
+        drafted = time.perf_counter()
+        trees = trees_to_verify(entries, drafts, self.calibration, threshold)
+        merged = time.perf_counter()
+        try:
+            verdicts, pass_s = await self._verifier.verify(entries, trees)
+        except SpecInferError:
+            return []
+        verified = time.perf_counter()
+        progress = self.scheduler.commit(entries, trees, verdicts, now)
+        times = StepTimes(started, started, drafted, merged, verified, time.perf_counter())
+        step = FinishedStep(choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
+        learn(step, self._planner, self.calibration)
+        self._ended += [item.state.request.request_id for item in progress if item.final]
+        await self._release()
+        return progress
+
+    async def _release(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended:
+            await self._verifier.release(ended)
+            await self.pool.release(ended)
+
+    def _watched(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> Any:
+        task = asyncio.Task(work, loop=loop, **options)
+        task.add_done_callback(self._note)
+        return task
+
+    def _note(self, task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed.append(error)
+
+    def _raise_failures(self) -> None:
+        """A task that failed in the background failed all the same."""
+        if self._failed:
+            raise self._failed.pop()

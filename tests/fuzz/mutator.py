@@ -1,0 +1,180 @@
+"""Spoils protobuf messages: knows their structure, not their meaning. All follows from its generator.
+
+Most mutations are made on the parsed message (numbers, repeated fields, whole messages swapped with those of
+earlier messages); the others on its serialised form, which reaches what no parsed message could hold.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor as F
+from google.protobuf.message import DecodeError, Message
+
+from tests.fuzz.values import boundary_value, near_value
+
+M = TypeVar("M", bound=Message)
+
+_SERIALISED_SHARE = 0.15
+"""Of mutated messages: those that are spoilt in their serialised form."""
+_MOST_MUTATIONS = 6
+_MANY = (2, 3, 17, 200)
+"""How often an element is repeated."""
+_DESCEND = 0.8
+"""Probability of going on into a message instead of spoiling it as a whole."""
+_RARE_SHARE = 0.02
+"""Of the mutations that would hit a rare field: those that do."""
+
+
+class Mutator:
+    """Makes spoilt copies; remembers parts of what it has seen, to put them into other messages."""
+
+    def __init__(self, rng: Random, rare: frozenset[str] = frozenset(), remembered: int = 200) -> None:
+        """`rare` fields are left alone mostly: spoilt, they hide everything else."""
+        self._rng, self._rare, self._most = rng, rare, remembered
+        self._seen: dict[str, list[Message]] = {}
+
+    def mutated(self, message: M) -> M:
+        """A spoilt copy, one that can still be parsed: what cannot is refused by gRPC and reaches nobody."""
+        if self._rng.random() < _SERIALISED_SHARE:
+            return self._spoil_bytes(message)
+        copy = type(message)()
+        copy.CopyFrom(message)
+        for _ in range(1 + min(int(self._rng.expovariate(1)), _MOST_MUTATIONS - 1)):
+            self._spoil(copy)
+        return copy
+
+    def spoil_elements(self, elements: Any, indices: Sequence[int]) -> None:
+        """Spoils some elements of a repeated message field in place; the others stay as they are."""
+        for index in indices:
+            elements[index].CopyFrom(self.mutated(elements[index]))
+
+    def _spoil(self, message: Message) -> None:
+        while True:
+            field = self._field(message)
+            if field is None:
+                return None
+            if field.message_type is None:
+                return self._spoil_plain(message, field)
+            below = self._below(message, field)
+            if below is None or self._rng.random() > _DESCEND:
+                return self._spoil_messages(message, field)
+            message = below
+
+    def _field(self, message: Message) -> F | None:
+        """Mostly one that is set; now and then any of those that the message may have."""
+        present = [field for field, _ in message.ListFields()]
+        every = list(message.DESCRIPTOR.fields)
+        fields = present if present and self._rng.random() < 0.85 else every
+        if not fields:
+            return None
+        field = self._rng.choice(fields)
+        return (
+            self._field(message) if field.name in self._rare and self._rng.random() > _RARE_SHARE else field
+        )
+
+    def _below(self, message: Message, field: F) -> Message | None:
+        if not field.is_repeated:
+            return getattr(message, field.name) if message.HasField(field.name) else None
+        elements = getattr(message, field.name)
+        return self._rng.choice(elements) if len(elements) else None
+
+    def _value(self, field: F, value: Any) -> Any:
+        return (
+            near_value(field, value, self._rng)
+            if self._rng.random() < 0.5
+            else boundary_value(field, self._rng)
+        )
+
+    def _spoil_plain(self, message: Message, field: F) -> None:
+        if not field.is_repeated:
+            if self._rng.random() < 0.1:
+                return message.ClearField(field.name)
+            return setattr(message, field.name, self._value(field, getattr(message, field.name)))
+        elements = getattr(message, field.name)
+        if not len(elements) or self._rng.random() < 0.1:
+            return elements.append(boundary_value(field, self._rng))
+        if self._rng.random() < 0.5:
+            index = self._rng.randrange(len(elements))
+            elements[index] = self._value(field, elements[index])
+            return None
+        changed = self._rearranged(list(elements))
+        del elements[:]
+        return elements.extend(changed)
+
+    def _spoil_messages(self, message: Message, field: F) -> None:
+        if not field.is_repeated:
+            if message.HasField(field.name) and self._rng.random() < 0.3:
+                return message.ClearField(field.name)
+            part = getattr(message, field.name)
+            part.SetInParent()
+            return part.CopyFrom(self._donor(part))
+        elements = getattr(message, field.name)
+        if not len(elements) or self._rng.random() < 0.2:
+            added = elements.add()
+            return added.CopyFrom(self._donor(added))
+        if self._rng.random() < 0.3:
+            chosen = self._rng.choice(elements)
+            return chosen.CopyFrom(self._donor(chosen))
+        changed = self._rearranged([_copy(element) for element in elements])
+        del elements[:]
+        return elements.extend(changed)
+
+    def _rearranged(self, elements: list[Any]) -> list[Any]:
+        """One dropped, repeated, put elsewhere; the first part; none; all twice; backwards."""
+        rng, index = self._rng, self._rng.randrange(len(elements))
+        other = rng.randrange(len(elements))
+        ways: tuple[Callable[[], list[Any]], ...] = (
+            lambda: elements[:index] + elements[index + 1 :],
+            lambda: elements[:index] + [elements[index]] * rng.choice(_MANY) + elements[index + 1 :],
+            lambda: elements[:index],
+            lambda: elements[index:] + elements[:index],
+            lambda: elements[::-1],
+            lambda: elements + elements,
+            list,
+            lambda: [elements[other] if i == index else x for i, x in enumerate(elements)],
+        )
+        return rng.choice(ways)()
+
+    def _donor(self, part: Message) -> Message:
+        """A message of this type out of an earlier message, or an empty one; remembers this one."""
+        seen = self._seen.setdefault(part.DESCRIPTOR.full_name, [])
+        donor = self._rng.choice(seen) if seen and self._rng.random() < 0.8 else type(part)()
+        if len(seen) < self._most:
+            seen.append(_copy(part))
+        else:
+            seen[self._rng.randrange(self._most)] = _copy(part)
+        return donor
+
+    def _spoil_bytes(self, message: M) -> M:
+        data = message.SerializeToString()
+        for _ in range(20):
+            copy = type(message)()
+            try:
+                copy.ParseFromString(spoil_bytes(data, self._rng))
+            except DecodeError:
+                continue
+            return copy
+        return message
+
+
+def spoil_bytes(data: bytes, rng: Random) -> bytes:
+    """Truncated, with bits flipped, a piece dropped, a piece repeated, or noise put in."""
+    start = rng.randrange(len(data) + 1)
+    stop = min(len(data), start + 1 + rng.randrange(8))
+    ways: tuple[Callable[[], bytes], ...] = (
+        lambda: data[:start],
+        lambda: (
+            data[:start] + bytes([byte ^ (1 << rng.randrange(8)) for byte in data[start:stop]]) + data[stop:]
+        ),
+        lambda: data[:start] + data[stop:],
+        lambda: data[:stop] + data[start:],
+        lambda: data[:start] + rng.randbytes(1 + rng.randrange(6)) + data[start:],
+    )
+    return rng.choice(ways)()
+
+
+def _copy(message: M) -> M:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy

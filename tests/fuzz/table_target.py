@@ -1,0 +1,98 @@
+"""A target without a model, behind the real runner and the real cache.
+
+What it says follows from all tokens that a position may see, in their order: a token in the wrong slot, or
+one too many, changes the text.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.model.batch import AttentionRows, Batch
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, PagedKVCache, Slots, blocks_for
+from specinfer.model.runner import ModelRunner
+from specinfer.model.sampling.noise import Noise
+from specinfer.sampling import SamplingParams
+from tests.system import VOCABULARY
+
+_ROWS = 4093
+"""Different predictions; a prime."""
+_LONGEST = 1024
+Int64 = NDArray[np.int64]
+
+
+class TableTarget:
+    """Predictions by a hash of the tokens seen."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.logits = torch.from_numpy(rng.normal(0, 3, (_ROWS, VOCABULARY)).astype(np.float32))
+        self._weights = rng.integers(1, _ROWS, _LONGEST)
+
+    def terms(self, tokens: Int64, first: int = 0) -> Int64:
+        """What each token adds to the hash where it is the `first` of those seen, the next, ..."""
+        return (tokens + 1) * self._weights[first : first + len(tokens)]
+
+    def row(self, tokens: Sequence[int]) -> int:
+        """The prediction after these tokens."""
+        return int(self.terms(np.array(tokens, np.int64)).sum() % _ROWS)
+
+    def next_token(self, tokens: Sequence[int], sampling: SamplingParams) -> int:
+        """What plain decoding adds to a context."""
+        row = self.logits[self.row(tokens)]
+        if sampling.greedy:
+            return int(row.argmax())
+        return Noise(sampling.seed, len(tokens)).choose_by_logits(row, sampling)
+
+    def continued(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+        """What plain decoding makes of a prompt."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(self.next_token(tokens, sampling))
+        return tokens[len(prompt) :]
+
+
+class TableExecutor:
+    """Runs passes over slots that hold tokens instead of keys and values."""
+
+    name = "table"
+
+    def __init__(self, target: TableTarget, num_blocks: int) -> None:
+        self.target, self._held = target, np.full(num_blocks * BLOCK_TOKENS, -1, np.int64)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        self._held[batch.write_slots] = batch.token_ids
+        rows = np.concatenate([self._rows(part) for part in batch.rows])
+        return self.target.logits[torch.from_numpy(rows[batch.logit_rows])]
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        self._held[list(target)] = self._held[list(source)]
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        raise NotImplementedError("this cache has no window")
+
+    def _rows(self, part: AttentionRows) -> Int64:
+        """The prediction at each query of a request."""
+        slots = (np.array(part.blocks)[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).ravel()
+        tokens = self._held[slots[: part.length]]
+        before = np.concatenate([[0], np.cumsum(self.target.terms(tokens))])
+        sums = [
+            before[visible] + self.target.terms(tokens[extra], visible).sum() if extra else before[visible]
+            for visible, extra in zip(part.visible, part.extra, strict=True)
+        ]
+        return np.array(sums, np.int64) % _ROWS
+
+
+def table_runner(target: TableTarget, kv_tokens: int = 2048) -> ModelRunner:
+    """The real runner and cache around it."""
+    num_blocks = blocks_for(kv_tokens)
+    executor = TableExecutor(target, num_blocks)
+    config: Any = SimpleNamespace(vocab_size=VOCABULARY)
+    return ModelRunner(config, executor, PagedKVCache(num_blocks, executor))

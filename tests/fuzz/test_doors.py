@@ -1,0 +1,63 @@
+"""Spoilt messages at every door (`python -m benchmarks.fuzz` does 300,000), and that faults are found."""
+
+from typing import Any
+
+import pytest
+
+import gateway.clients.verifier
+from gateway.clients.speculator import SpeculatorService
+from gateway.clients.verdicts import _verdict
+from gateway.requests.request import GenerationRequest
+from specinfer.tree import TokenTree
+from speculator_svc.engine import SpeculatorEngine
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.doors import DOORS
+from verifier_svc.engine import VerifierEngine
+
+SEED = 28
+MESSAGES = 1500
+
+
+def campaign(door: str, messages: int, most_findings: int = 20) -> Campaign:
+    found = Campaign(door, SEED, most_findings=most_findings)
+    found.run(messages)
+    return found
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_is_found(door: str) -> None:
+    found = campaign(door, MESSAGES)
+    assert found.messages >= MESSAGES
+    assert not found.findings, "\n\n".join(f.trace + f.message for f in found.findings.values())
+
+
+def test_a_campaign_is_the_same_whenever_it_runs() -> None:
+    first, again = (campaign("generate", 200) for _ in range(2))
+    assert first.refused == again.refused > 0
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("door", "where", "name", "fault"),
+    [
+        ("draft-reply", TokenTree, "validate", _nothing),
+        ("draft-reply", SpeculatorService, "forget", _nothing),
+        (
+            "verify-reply",
+            gateway.clients.verifier,
+            "sound_verdicts",
+            lambda entries, trees, answers, size: {answer.request_id: _verdict(answer) for answer in answers},
+        ),
+        ("verify-request", VerifierEngine, "_check", _nothing),
+        ("draft-request", SpeculatorEngine, "_check", _nothing),
+        ("generate", GenerationRequest, "check_against", _nothing),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_check_that_is_missing_is_found(
+    door: str, where: Any, name: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, fault)
+    assert campaign(door, 300, most_findings=1).findings

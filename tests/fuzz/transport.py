@@ -1,0 +1,96 @@
+"""Stands for channels between gateway and services in one process: messages are serialised, nothing is sent.
+
+A service that raises where a real server would end the stream with UNKNOWN raises here, through all callers:
+that is what the fuzzer looks for.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+Tamper = Callable[[Any], Any]
+"""Message -> what arrives instead."""
+
+
+class InlineThread:
+    """An `EngineThread` without a thread."""
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs `function` at once."""
+        return function(*args, **kwargs)
+
+
+class AbortedError(Exception):
+    """What a servicer's `abort` raises."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
+
+
+class InlineContext:
+    """As much of a `ServicerContext` as our servicers use."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """Ends the call."""
+        details.encode()  # as gRPC does
+        raise AbortedError(code, details)
+
+
+class InlineChannel:
+    """Calls the methods of a servicer."""
+
+    def __init__(self, servicer: Any, tamper: Tamper = lambda reply: reply) -> None:
+        """`tamper` sees the replies of streams."""
+        self._servicer, self._tamper = servicer, tamper
+
+    def stream_stream(self, path: str, **codec: Any) -> Callable[..., "_Stream"]:
+        """See `grpc.aio.Channel`."""
+        method = getattr(self._servicer, path.rsplit("/", 1)[1])
+        return lambda **_: _Stream(method, self._tamper)
+
+    def unary_unary(self, path: str, **codec: Any) -> Callable[..., Any]:
+        """See `grpc.aio.Channel`."""
+        method = getattr(self._servicer, path.rsplit("/", 1)[1])
+
+        async def call(request: Any, **_: Any) -> Any:
+            return _travelled(await method(_travelled(request), InlineContext()))
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        """See `grpc.aio.Channel`."""
+
+
+class _Stream:
+    """One stream: every read runs the servicer up to its next reply."""
+
+    def __init__(self, method: Callable[..., AsyncIterator[Any]], tamper: Tamper) -> None:
+        self._sent: deque[Any] = deque()
+        self._replies, self._tamper = method(self._requests(), InlineContext()), tamper
+
+    async def write(self, request: Any) -> None:
+        self._sent.append(_travelled(request))
+
+    async def read(self) -> Any:
+        try:
+            return self._tamper(_travelled(await anext(self._replies)))
+        except StopAsyncIteration:
+            return grpc.aio.EOF
+        except AbortedError as error:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(error.code, nothing, nothing, error.details) from error
+
+    def cancel(self) -> bool:
+        return True
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while self._sent:
+            yield self._sent.popleft()
+
+
+def _travelled(message: Any) -> Any:
+    """The same through its serialised form."""
+    return type(message).FromString(message.SerializeToString())

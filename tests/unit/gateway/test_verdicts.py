@@ -1,0 +1,82 @@
+"""What a gateway makes of a verifier's answer: a verdict that cannot be for its entry costs that entry."""
+
+import pytest
+
+from gateway.clients.verdicts import sound_verdicts
+from gateway.requests.request import GenerationRequest, RequestState
+from gateway.requests.step import StepEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.v1 import verifier_pb2
+from tests.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree
+
+TREES = {"a": example_tree()}
+PATH = [1, 2]
+"""cat, sat: see tests.trees."""
+
+
+def entry(name: str, logprobs: bool = False) -> StepEntry:
+    request = GenerationRequest(name, (CAT, RAN, THE), 8, GREEDY, logprobs=logprobs)
+    state = RequestState.new(request, 0.0, 0, False)
+    return StepEntry(state, 1, (RAN, THE), True, TreeLimits(8, 4))
+
+
+def answer(name: str, **fields: object) -> verifier_pb2.Verdict:
+    right: dict[str, object] = {"status": 1, "accepted_nodes": PATH, "bonus_token_id": SAT, "held_len": 5}
+    return verifier_pb2.Verdict(request_id=name, **(right | fields))  # type: ignore[arg-type]
+
+
+def test_a_right_answer_is_taken_as_it_is() -> None:
+    found = sound_verdicts([entry("a")], TREES, [answer("a")], VOCABULARY)["a"]
+    assert (found.status, found.accepted, found.bonus, found.held_len) == (EntryStatus.OK, (1, 2), SAT, 5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"held_len": 6},
+        {"bonus_token_id": VOCABULARY},
+        {"bonus_token_id": 2**32 - 1},
+        {"accepted_nodes": [2], "held_len": 4},
+        {"accepted_nodes": [1, 1]},
+        {"accepted_nodes": [1, 4]},
+        {"accepted_nodes": [0], "held_len": 4},
+        {"accepted_nodes": [5], "held_len": 4},
+        {"status": 0},
+        {"status": 99},
+        {"request_id": "b"},
+    ],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_costs_its_entry_alone(wrong: dict[str, object]) -> None:
+    spoilt = answer(**({"name": "a"} | {k: v for k, v in wrong.items() if k != "request_id"}))  # type: ignore[arg-type]
+    spoilt.request_id = str(wrong.get("request_id", "a"))
+    good = answer("b", accepted_nodes=[], held_len=3)
+    trees = TREES | {"b": TokenTree.root_only(THE)}
+    found = sound_verdicts([entry("a"), entry("b")], trees, [spoilt, good], VOCABULARY)
+    assert found["a"].status is EntryStatus.ERROR
+    assert found["a"].message
+    assert (found["b"].status, found["b"].bonus) == (EntryStatus.OK, SAT)
+
+
+def test_nodes_without_a_tree_are_refused() -> None:
+    assert sound_verdicts([entry("a")], {}, [answer("a")], VOCABULARY)["a"].status is EntryStatus.ERROR
+
+
+def test_every_token_has_its_log_probability_where_they_are_asked_for() -> None:
+    statuses = [
+        sound_verdicts([entry("a", True)], TREES, [answer("a", logprobs=[0.0] * n)], VOCABULARY)["a"].status
+        for n in (2, 3, 4)
+    ]
+    assert statuses == [EntryStatus.ERROR, EntryStatus.OK, EntryStatus.ERROR]
+
+
+def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
+    found = sound_verdicts([entry("a"), entry("b")], TREES, [answer("a")], VOCABULARY)
+    assert (found["a"].status, found["b"].status) == (EntryStatus.OK, EntryStatus.ERROR)
+
+
+def test_a_status_other_than_ok_needs_nothing_else() -> None:
+    resync = verifier_pb2.Verdict(request_id="a", status=EntryStatus.RESYNC)  # type: ignore[arg-type]
+    assert sound_verdicts([entry("a")], TREES, [resync], VOCABULARY)["a"].status is EntryStatus.RESYNC

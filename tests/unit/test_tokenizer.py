@@ -1,0 +1,70 @@
+"""Long texts: the same tokens, and others run meanwhile."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers, processors
+
+from specinfer.errors import InvalidInputError
+from specinfer.tokenizer import Tokenizer
+
+BOS = 0
+
+
+def tokenizer(template: str | None = None) -> Tokenizer:
+    """A token per byte, and one that begins texts."""
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<bos>": BOS} | {character: i for i, character in enumerate(characters, 1)}
+    fast = FastTokenizer(models.BPE(vocabulary, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return Tokenizer(fast, template, {})
+
+
+def test_long_texts_have_the_same_tokens_as_short_ones() -> None:
+    begun, plain = tokenizer(), tokenizer("{{ messages[0].content }}")
+    short, long = "ab c\n" * 20, "ab c\n" * 2000
+    assert begun.encode(short) == [BOS, *begun.encode(short)[1:]]
+    assert begun.encode(long) == [BOS, *begun.encode(short)[1:] * 100]
+    assert plain.encode_chat([{"role": "user", "content": short}]) == begun.encode(short)[1:]
+    assert plain.encode_chat([{"role": "user", "content": long}]) == begun.encode(long)[1:]
+
+
+@pytest.fixture
+def undisturbed() -> Iterator[None]:
+    """Nobody loses the interpreter's lock who does not give it away."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    turns, over = [0], threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            turns[0] += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    text, encoding = "the quick brown fox " * 20_000, tokenizer()
+    before = turns[0]
+    encoding.encode(text)
+    during = turns[0] - before
+    over.set()
+    thread.join()
+    assert during > 0
+
+
+def test_a_template_that_cannot_be_read_or_refuses_is_an_error_of_the_conversation() -> None:
+    with pytest.raises(InvalidInputError, match=r"chat = \['user'\]"):
+        tokenizer("{% if %}").encode_chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(InvalidInputError, match="no user"):
+        tokenizer("{{ raise_exception('no user') }}").encode_chat([{"role": "system", "content": "hi"}])
