@@ -77,7 +77,11 @@ class ExhaustedError(SpecInferError):
 
 
 class UnavailableError(SpecInferError):
-    """A service that is needed cannot be reached."""
+    """A service that is needed cannot be reached; `retry_after_s` is a hint when to try again."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ServiceChangedError(UnavailableError):

@@ -21,7 +21,7 @@ from gateway.loop import GenerationLoop
 from gateway.settings import GatewaySettings
 from gateway.store.requests import RequestStore
 from specinfer.cli.processes import free_ports
-from specinfer.errors import SpecInferError
+from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS
 from specinfer.service.channel import channel_options
 from specinfer.service.engine_thread import EngineThread
@@ -198,6 +198,8 @@ async def running_system(
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
         eos_token_ids=[EOS],
         kv_window_tokens=kv_window,
+        instance_id=secrets.token_hex(4),
+        model_fingerprint="tiny",
     )
 
     def add_verifier(server: ServiceServer, thread: EngineThread) -> None:
@@ -218,6 +220,7 @@ async def running_system(
             addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
 
     gateway_settings = GatewaySettings(
+        listen="127.0.0.1:0",
         verifiers=verifier_address,
         speculators=",".join(addresses),
         redis_url=redis_url,
@@ -231,15 +234,10 @@ async def running_system(
         **DEFAULTS | options,
     )
     try:
-        async with build_gateway(gateway_settings, tokenizer, CollectorRegistry()) as gateway:
-
-            def add_gateway(server: ServiceServer, thread: EngineThread) -> None:
-                generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
-
-            address = await serve("gateway", "specinfer.v1.Generation", add_gateway)
-            async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
-                stub = generation_pb2_grpc.GenerationStub(client)
-                yield System(stub, gateway, engine, address, verifier_address, servers)
+        async with another_gateway(gateway_settings) as (gateway, stub, address):
+            system = System(stub, gateway, engine, address, verifier_address, servers)
+            yield system
+            if system.gateway is gateway:  # unless the test has ended it
                 assert not gateway.running.done(), gateway.running
     finally:
         for server in reversed(servers.values()):
@@ -248,6 +246,33 @@ async def running_system(
             thread.stop()
         engine.release(list(engine._held))
         runner.cache.check()
+
+
+@asynccontextmanager
+async def another_gateway(
+    settings: GatewaySettings,
+) -> AsyncIterator[tuple[Gateway, generation_pb2_grpc.GenerationStub, str]]:
+    """A gateway with a server of its own, a client of it, and its address."""
+    async with build_gateway(settings, ascii_tokenizer(), CollectorRegistry()) as gateway:
+        server = ServiceServer(settings, ["specinfer.v1.Generation"])
+        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
+        address = f"127.0.0.1:{await server.start()}"
+        try:
+            async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
+                yield gateway, generation_pb2_grpc.GenerationStub(client), address
+        finally:
+            await server.stop()
+
+
+async def crash(gateway: Gateway) -> None:
+    """What a gateway leaves behind that is killed: nobody is told, its leases end by themselves."""
+    gateway.running.cancel()
+    await asyncio.gather(gateway.running, return_exceptions=True)
+    for lane in list(gateway.lanes):
+        lane.loop.deliveries.unfinished.clear()
+        await lane.stop()
+    gateway.lanes.by_instance.clear()
+    gateway.feeds.fail_all(UnavailableError("killed"))
 
 
 def add_speculators(

@@ -156,7 +156,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "gateway.requests.store": ({"specinfer.errors", "gateway"}, {"redis"}),
+    "gateway.store": ({"specinfer.errors", "specinfer.sampling", "gateway"}, {"redis"}),
     "gateway": (
         {
             "gateway",
@@ -251,7 +251,7 @@ def test_the_check_notices_what_it_should() -> None:
     assert violations("gateway.requests.queue", {"time"})
     assert violations("gateway.loop", {"redis.asyncio"})
     assert violations("specinfer.model.runner", {"grpc"})
-    assert not violations("gateway.requests.store", {"redis.asyncio", "asyncio"})
+    assert not violations("gateway.store.connection", {"redis.asyncio", "asyncio"})
 
 
 def test_the_gateway_runs_without_torch() -> None:

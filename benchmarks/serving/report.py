@@ -39,12 +39,12 @@ def _by_batch(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def _crowd(found: dict[str, Any]) -> list[str]:
     ttft = found["ttft_s"]
-    peaks = ", ".join(f"{mib:.0f} MiB with {streams}" for streams, mib in found["peak_mib"].items())
+    grown = ", ".join(f"{mib:.1f} MiB with {streams}" for streams, mib in found["grown_mib"].items())
     sentences = (
         f"{found['streams']} streams at once, of which {found['max_batch']} run; {found['failed']} failed.",
         f"Time to the first token {_spread(ttft)} s, 95th percentile {_figure(ttft.get('p95'))} s.",
         f"Added to a full step {_spread(found['added_ms'])} ms.",
-        f"Memory at most {peaks} streams: {found['kib_per_stream']:.0f} KiB a stream.",
+        f"Memory grew by {grown} streams: {found['kib_per_stream']:.0f} KiB a stream.",
     )
     return [" ".join(sentences), ""]
 

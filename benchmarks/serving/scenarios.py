@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.serving.steps import FixedStep, added_ms, spread
+from benchmarks.serving.steps import FixedStep, added_ms, slope, spread
 from benchmarks.serving.streams import Order, Outcome
 from benchmarks.serving.system import GATEWAY, GATEWAY_WITHOUT_STORE, ServingSystem, Setup
-from benchmarks.serving.usage import MemoryWatch, cpu_seconds
+from benchmarks.serving.usage import MemoryWatch, cpu_seconds, resident_mib
 from specinfer.errors import InvalidInputError
 
 FEW, MANY = 5, 900
@@ -41,26 +41,27 @@ async def by_batch(setup: Setup, batches: Sequence[int], new_tokens: int) -> dic
 async def crowd(setup: Setup, streams: int, new_tokens: int) -> dict[str, Any]:
     """Times to the first token with so many streams at once, and the memory that a stream takes.
 
-    Memory is the slope between a quarter of the streams and all of them, each run after the smaller one.
+    Memory is the slope over a quarter of the streams, half and all, each on a new gateway: one that has
+    had more does not give all of it back.
     """
-    sizes = [max(1, streams // 4), max(2, streams // 2), streams]
-    async with ServingSystem(setup) as system:
-        await system.run([Order(1, 8)])
-        peaks: list[float] = []
-        for size in sizes:
-            first = len(system.steps())
-            outcomes, watch = await _watched(system, [Order(size, new_tokens)], 0.1)
-            peaks.append(max(watch.mib))
-        full = min(streams, setup.max_batch)
-        return {
-            "streams": streams,
-            "max_batch": setup.max_batch,
-            "ttft_s": spread([outcome.ttft_s for outcome in outcomes[0] if not outcome.error]),
-            "added_ms": added_ms(system.steps(first), full),
-            "peak_mib": dict(zip(map(str, sizes), peaks, strict=True)),
-            "kib_per_stream": 1024 * (peaks[-1] - peaks[0]) / (sizes[-1] - sizes[0]),
-            "failed": _failed(outcomes[0]),
-        }
+    sizes = sorted({max(1, streams // 4), max(2, streams // 2), streams})
+    grown_mib: list[float] = []
+    for size in sizes:
+        async with ServingSystem(setup) as system:
+            await system.run([Order(1, 8)])
+            first, before = len(system.steps()), resident_mib(system.gateway_pid)
+            (outcomes,), watch = await _watched(system, [Order(size, new_tokens)], 0.1)
+            grown_mib.append(max(watch.mib) - before)
+            steps = system.steps(first)
+    return {
+        "streams": streams,
+        "max_batch": setup.max_batch,
+        "ttft_s": _ttft(outcomes),
+        "added_ms": added_ms(steps, min(streams, setup.max_batch)),
+        "grown_mib": dict(zip(map(str, sizes), grown_mib, strict=True)),
+        "kib_per_stream": 1024 * slope(sizes, grown_mib),
+        "failed": _failed(outcomes),
+    }
 
 
 async def store_share(setup: Setup, new_tokens: int, turns: int) -> dict[str, Any]:

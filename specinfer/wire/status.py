@@ -18,7 +18,7 @@ from specinfer.errors import (
 )
 
 RETRY_HINT_KEY = "grpc-retry-pushback-ms"
-"""Trailing metadata of RESOURCE_EXHAUSTED: when to try again, as gRPC retry policies read it."""
+"""Trailing metadata of RESOURCE_EXHAUSTED and UNAVAILABLE: when to try again, as gRPC retry policies read it."""
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,6 +44,6 @@ def status_of(error: SpecInferError) -> grpc.StatusCode:
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SpecInferError) -> NoReturn:
     """Ends the call with the error's status, message and retry hint. Does not return."""
     metadata: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, ExhaustedError):
+    if isinstance(error, (ExhaustedError, UnavailableError)):
         metadata = ((RETRY_HINT_KEY, str(round(error.retry_after_s * 1000))),)
     await context.abort(status_of(error), str(error), metadata)

@@ -1,0 +1,293 @@
+"""Requests outlive gateways: several of them on one Redis, of which some die, sleep, leave or are never asked.
+
+Every test compares with what an undisturbed run gives, token for token.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+
+from gateway.app import Gateway
+from gateway.requests.request import FinishReason
+from specinfer.cli.processes import Child, free_ports, wait_for_port
+from specinfer.cli.redis_server import redis_command
+from specinfer.errors import FencedError
+from specinfer.v1 import generation_pb2, generation_pb2_grpc
+from tests.oracle import first, greedy
+from tests.system import (
+    ScriptedDrafter,
+    System,
+    another_gateway,
+    crash,
+    request_for,
+    running_system,
+    text_of,
+    until,
+)
+
+PROMPT = [5, 17, 3, 88, 41]
+LONG = 300
+Stub = generation_pb2_grpc.GenerationStub
+
+
+@asynccontextmanager
+async def two_gateways(
+    redis_url: str, **options: Any
+) -> AsyncIterator[tuple[System, Gateway, generation_pb2_grpc.GenerationStub]]:
+    """The first one drives the only verifier."""
+    drafters = {"a": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters, lease_s=0.6, **options) as system:
+        async with another_gateway(system.gateway.settings) as (other, stub, _):
+            yield system, other, stub
+
+
+async def rest(stub: Stub, request_id: str, from_token: int) -> list[generation_pb2.GenerateReply]:
+    """What a client gets that comes back."""
+    request = generation_pb2.AttachRequest(request_id=request_id, from_token=from_token)
+    return [reply async for reply in stub.Attach(request)]
+
+
+def tokens_of(replies: Sequence[generation_pb2.GenerateReply]) -> list[int]:
+    """Also checks that each reply begins where the one before ended."""
+    position = replies[0].position
+    for reply in replies:
+        assert reply.position == position
+        position += len(reply.token_ids)
+    return [token for reply in replies for token in reply.token_ids]
+
+
+async def begin(stub: Stub, request: generation_pb2.GenerateRequest, least: int = 10) -> Any:
+    """A call of which so many tokens have been read, and those."""
+    call, seen = stub.Generate(request), []
+    while len(seen) < least:
+        seen += list((await call.read()).token_ids)
+    return call, seen
+
+
+async def test_a_stream_goes_on_where_it_was_cut(redis_url: str) -> None:
+    async with running_system(redis_url, linger_seconds=5.0) as system:
+        request = request_for(PROMPT, max_new_tokens=LONG, stop_strings=["no such text"], logprobs=True)
+        call, seen = await begin(system.stub, request)
+        call.cancel()
+        replies = await rest(system.stub, request.request_id, len(seen))
+        again = await rest(system.stub, request.request_id, LONG - 3)
+        whole = [r async for r in system.stub.Generate(request)]
+    assert replies[0].position == len(seen)
+    assert seen + tokens_of(replies) == greedy(PROMPT, LONG)
+    assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+    assert "".join(r.text for r in replies) == text_of(greedy(PROMPT, LONG))[len(text_of(seen)) :]
+    assert tokens_of(again) == greedy(PROMPT, LONG)[-3:]
+    assert tokens_of(whole) == greedy(PROMPT, LONG), "the same request is attached to, not run again"
+    logprobs = [value for r in whole for value in r.logprobs]
+    assert len(logprobs) == LONG
+    assert [value for r in replies for value in r.logprobs] == pytest.approx(logprobs[len(seen) :])
+
+
+async def test_attaching_to_what_is_not_there_or_too_far(redis_url: str) -> None:
+    async with running_system(redis_url) as system:
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await rest(system.stub, "nobody", 0)
+        await system.generate(PROMPT, request_id="short")
+        with pytest.raises(grpc.aio.AioRpcError) as far:
+            await rest(system.stub, "short", 17)
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert far.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "from_token = 17" in (far.value.details() or "")
+
+
+async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
+    """The second one has no verifier: it records what it is asked, the first one runs it."""
+    async with two_gateways(redis_url) as (system, other, stub):
+        assert len(other.lanes) == 0
+        request = request_for(PROMPT, max_new_tokens=40, logprobs=True)
+        replies = [r async for r in stub.Generate(request)]
+        assert tokens_of(replies) == greedy(PROMPT, 40)
+        assert replies[-1].summary.stats.accepted > 0
+        assert len([value for r in replies for value in r.logprobs]) == 40
+        assert await system.tokens(PROMPT, request_id="mine") == greedy(PROMPT, 16)
+        assert tokens_of(await rest(stub, "mine", 0)) == greedy(PROMPT, 16)
+        status = await stub.Status(generation_pb2.StatusRequest())
+        assert status.gateways == 2
+        assert (status.verifiers[0].ready, status.redis_ready) == (True, True)
+        await until(lambda: not len(other.feeds))
+
+
+async def test_a_request_is_cancelled_through_another_gateway(redis_url: str) -> None:
+    async with two_gateways(redis_url) as (system, _, stub):
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        call, _ = await begin(system.stub, request)
+        await stub.Cancel(generation_pb2.CancelRequest(request_id=request.request_id))
+        last = None
+        async for last in call:
+            pass
+        assert last is not None
+        assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_client_that_hangs_up_at_a_gateway_that_only_follows(redis_url: str) -> None:
+    async with two_gateways(redis_url) as (system, _, stub):
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        call, _ = await begin(stub, request)
+        call.cancel()
+        await until(lambda: system.loop.scheduler.running == 0)
+        record = await system.store.load(request.request_id)
+    assert record is not None
+    assert record.ending is not None
+    assert record.ending.finish is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 7}])
+async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: dict[str, Any]) -> None:
+    async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
+        undisturbed = await system.tokens(PROMPT, max_new_tokens=LONG, request_id="calm", **sampling)
+        requests = [
+            request_for([*PROMPT, i], max_new_tokens=LONG, request_id=f"r{i}", **sampling) for i in range(10)
+        ]
+        same = request_for(PROMPT, max_new_tokens=LONG, request_id="same", **sampling)
+        begun = [await begin(system.stub, request, 4) for request in [*requests, same]]
+        seen = [tokens for _, tokens in begun]
+        await crash(system.gateway)
+        for (call, _), tokens in zip(begun, seen, strict=True):
+            with pytest.raises(grpc.aio.AioRpcError):  # what was on its way still arrives
+                async for reply in call:
+                    tokens += list(reply.token_ids)
+        names = [request.request_id for request in [*requests, same]]
+        rests = await asyncio.gather(
+            *(rest(stub, name, len(tokens)) for name, tokens in zip(names, seen, strict=True))
+        )
+        whole = [tokens + tokens_of(replies) for tokens, replies in zip(seen, rests, strict=True)]
+        assert whole[-1] == undisturbed
+        for i, tokens in enumerate(whole[:-1]):
+            again = [r async for r in stub.Generate(request_for([*PROMPT, i], max_new_tokens=LONG, **sampling))]
+            assert tokens == tokens_of(again), f"request {i}"
+        assert len(other.lanes) == 1
+        status = await stub.Status(generation_pb2.StatusRequest())
+        assert status.gateways == 1
+        _replaced(system, other)
+
+
+async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_on(redis_url: str) -> None:
+    """It sleeps for longer than its lease, in the midst of a step."""
+    async with two_gateways(redis_url) as (system, other, _):
+        loop, fenced = system.loop, []
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        verify, go_on, asleep = loop.verifier.verify, asyncio.Event(), asyncio.Event()
+        call, seen = await begin(system.stub, request)
+
+        async def late(*arguments: Any) -> Any:
+            asleep.set()
+            await go_on.wait()
+            try:
+                return await verify(*arguments)
+            except FencedError as error:
+                fenced.append(error)
+                raise
+
+        loop.verifier.verify = late  # type: ignore[method-assign]
+        await asleep.wait()
+        renew, system.gateway.keeper._renew_once = system.gateway.keeper._renew_once, go_on.wait  # type: ignore[method-assign, assignment]
+        await until(lambda: any(lane.loop.scheduler.running for lane in other.lanes))
+        system.gateway.keeper._renew_once = renew  # type: ignore[method-assign]
+        go_on.set()
+        async for reply in call:
+            assert reply.position == len(seen)
+            seen += list(reply.token_ids)
+        assert seen == greedy(PROMPT, LONG)
+        assert len(fenced) == 1, "the verifier refused it"
+        await until(lambda: not len(system.gateway.lanes))
+        _replaced(system, other)
+
+
+async def test_a_drained_gateway_hands_over_and_ends(redis_url: str) -> None:
+    async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
+        # the second has a verifier of its own to go on with, once the first gives it up
+        call, seen = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
+        other.lanes.links.clear()  # until it is looked up again, nothing can be claimed
+        assert not await system.gateway.keeper.hand_over(), "nobody else serves"
+        assert len(system.gateway.lanes) == 1
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await system.tokens(PROMPT)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        draining = asyncio.create_task(system.gateway.drain())
+        async for reply in call:
+            seen += list(reply.token_ids)
+        await draining
+    assert seen == greedy(PROMPT, LONG), "finished within the drain time"
+
+
+async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url: str) -> None:
+    async with running_system(redis_url, linger_seconds=5.0) as system:
+        request = request_for(PROMPT, max_new_tokens=LONG)
+        call, seen = await begin(system.stub, request)
+        await system.gateway.drain()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            async for reply in call:
+                seen += list(reply.token_ids)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert len(seen) < LONG
+        await system.gateway.lanes.end_all()
+        await system.gateway.keeper.leave()
+        system.gateway.running.cancel()
+        async with another_gateway(system.gateway.settings) as (after, stub, _):
+            replies = await rest(stub, request.request_id, len(seen))
+            _replaced(system, after)
+    assert seen + tokens_of(replies) == greedy(PROMPT, LONG)
+
+
+async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> None:
+    async with running_system(redis_url, lease_s=0.6, max_batch=1, linger_seconds=5.0) as system:
+        running = request_for(PROMPT, max_new_tokens=LONG)
+        waiting = request_for(PROMPT[::-1], max_new_tokens=20)
+        call, seen = await begin(system.stub, running)
+        later = asyncio.create_task(_all(system.stub, waiting))
+        await until(lambda: system.loop.scheduler.waiting == 1)
+        async with Redis.from_url(redis_url) as redis:
+            await redis.flushall()
+        async for reply in call:
+            seen += list(reply.token_ids)
+        assert seen == greedy(PROMPT, LONG)
+        assert tokens_of(await later) == greedy(PROMPT[::-1], 20)
+        record = await system.store.load(running.request_id)
+        assert record is not None
+        assert record.tokens == greedy(PROMPT, LONG)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the verifier's lease is back, too"
+
+
+async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    command = [*redis_command(port, tmp_path), "--appendonly", "yes", "--appendfsync", "always"]
+    log = tmp_path / "redis.log"
+    redis = Child("redis", command, log, {})
+    wait_for_port(redis, port, timeout_s=20)
+    async with running_system(f"redis://127.0.0.1:{port}/0", lease_s=0.6, linger_seconds=9.0) as system:
+        call, seen = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
+        redis.kill()
+        await until(lambda: not system.gateway.keeper.redis_ready)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await system.tokens(PROMPT)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        hints = {str(key): value for key, value in refused.value.trailing_metadata() or ()}
+        assert int(hints["grpc-retry-pushback-ms"]) > 0
+        redis = Child("redis", command, log, {})
+        wait_for_port(redis, port, timeout_s=20)
+        async for reply in call:
+            seen += list(reply.token_ids)
+        assert seen == greedy(PROMPT, LONG)
+        await until(lambda: system.gateway.keeper.redis_ready)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+    redis.kill()
+
+
+async def _all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
+    return [reply async for reply in stub.Generate(request)]
+
+
+def _replaced(system: System, other: Gateway) -> None:
+    """The first gateway is gone, as was intended: `running_system` looks at the second instead."""
+    system.gateway = other
