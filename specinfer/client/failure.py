@@ -64,15 +64,25 @@ class Failure:
     details: str = ""
     retry_after_s: float | None = None
     """When to try again, if the gateway said so."""
+    hopeless: bool = False
+    """Whether the gateway said not to try again, as of a request that has ended."""
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
-        """From what gRPC raises."""
-        return cls(error.code(), error.details() or "", _retry_hint(error.trailing_metadata()))
+        """From what gRPC raises.
+
+        A retry hint that is negative or no number says not to come back: so gRPC's retry policies read it.
+        """
+        hint = dict(error.trailing_metadata() or ()).get(RETRY_HINT_KEY)
+        usable = isinstance(hint, str) and hint.isdecimal()
+        seconds = int(hint) / 1000 if hint is not None and usable else None
+        return cls(error.code(), error.details() or "", seconds, hopeless=hint is not None and not usable)
 
     @property
     def transient(self) -> bool:
         """Whether trying again may cure it."""
+        if self.hopeless:
+            return False
         cure = CURES[self.code]
         if cure is Cure.HINTED:
             return self.retry_after_s is not None
@@ -85,11 +95,3 @@ class Failure:
 
 
 CUT_SHORT = Failure(_Code.UNAVAILABLE, "the stream ended without a summary")
-
-
-def _retry_hint(metadata: grpc.aio.Metadata | None) -> float | None:
-    """Seconds; None without a hint, or with one that says not to come back (negative or no number)."""
-    value = dict(metadata or ()).get(RETRY_HINT_KEY)
-    if not isinstance(value, str) or not value.isdecimal():
-        return None
-    return int(value) / 1000

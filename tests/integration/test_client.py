@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 
 import grpc
@@ -22,6 +21,7 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.v1 import generation_pb2
+from tests.cutting_proxy import cutting_proxy
 from tests.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
 
 Code = grpc.StatusCode
@@ -109,39 +109,6 @@ async def test_a_single_gateway_that_comes_back_is_enough() -> None:
     assert [call.from_token for call in gateway.calls[1:]] == [5]
 
 
-@asynccontextmanager
-async def cutting_proxy(address: str, cuts: list[int]) -> AsyncIterator[str]:
-    """A TCP proxy whose first connections break after so many bytes of the gateway's, wherever that is."""
-    host, port = address.split(":")
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(down: asyncio.StreamReader, up: asyncio.StreamWriter) -> None:
-        left = cuts.pop(0) if cuts else None
-        reader, writer = await asyncio.open_connection(host, int(port))
-        tasks.add(asyncio.create_task(pump(down, writer, None)))
-        await pump(reader, up, left)
-        writer.transport.abort()
-
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int | None) -> None:
-        try:
-            while data := await source.read(4096):
-                sink.write(data if left is None else data[:left])
-                await sink.drain()
-                if left is not None and (left := left - len(data)) <= 0:
-                    break
-        except ConnectionError:
-            pass  # what a broken connection is here for
-        sink.transport.abort()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-
-
 async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
     """A connection's handshake takes some 100 bytes, a reply of one token 30 to 40."""
     points = random.Random(3)
@@ -188,6 +155,7 @@ async def test_a_gap_is_an_error(point: int) -> None:
         Turn(code=Code.NOT_FOUND, details="request"),
         Turn(code=Code.INTERNAL, details="a step failed"),
         Turn(code=Code.RESOURCE_EXHAUSTED, details="larger than the cache"),
+        Turn(code=Code.UNAVAILABLE, details="the request has ended", hint_ms="-1"),
         Turn(raises=True),
     ],
     ids=lambda turn: turn.code.name if turn.code else "exception",
@@ -254,11 +222,14 @@ async def test_cancel_and_status_ask_the_first_gateway_that_answers() -> None:
 
 
 async def test_requests_begin_where_the_last_one_was_answered() -> None:
-    script = [Turn(replies=2, dies=True)]
-    async with fake_gateways(script, []) as (first, second), client_of(first, second) as client:
+    retries: list[Retry] = []
+    async with (
+        fake_gateways([Turn(replies=2, dies=True)], []) as (first, second),
+        client_of(first, second, on_retry=retries.append) as client,
+    ):
         await check_whole(client)
         await check_whole(client)
-    assert (len(first.calls), len(second.calls)) == (1, 2)
+    assert (len(first.calls), len(second.calls), len(retries)) == (1, 2, 1)
 
 
 async def test_leaving_a_stream_ends_its_call_and_nothing_is_tried_again() -> None:

@@ -25,6 +25,7 @@ def test_the_table_has_every_status() -> None:
         (Failure(Code.UNKNOWN, "Unexpected <class 'KeyError'>: 'a'"), False),
         (Failure(Code.RESOURCE_EXHAUSTED, "queue full", 1.0), True),
         (Failure(Code.RESOURCE_EXHAUSTED, "larger than the cache"), False),
+        (Failure(Code.UNAVAILABLE, "the request has ended", hopeless=True), False),
         (Failure(Code.UNAUTHENTICATED, "no key"), False),
         (Failure(Code.INVALID_ARGUMENT, "rst_stream = 1"), False),
         (Failure(Code.ALREADY_EXISTS, "other content"), False),
@@ -35,10 +36,17 @@ def test_transient_or_final(failure: Failure, transient: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("1500", 1.5), ("0", 0.0), ("-1", None), ("soon", None), (b"5", None), (None, None)],
+    ("value", "seconds", "hopeless"),
+    [
+        ("1500", 1.5, False),
+        ("0", 0.0, False),
+        ("-1", None, True),
+        ("soon", None, True),
+        (b"5", None, True),
+        (None, None, False),
+    ],
 )
-def test_hints_as_grpc_defines_them(value: str | None, seconds: float | None) -> None:
+def test_hints_as_grpc_defines_them(value: str | None, seconds: float | None, hopeless: bool) -> None:
     pairs = () if value is None else (("grpc-retry-pushback-ms", value),)
     error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(*pairs), "away")
-    assert Failure.of(error) == Failure(Code.UNAVAILABLE, "away", seconds)
+    assert Failure.of(error) == Failure(Code.UNAVAILABLE, "away", seconds, hopeless)

@@ -1,0 +1,48 @@
+"""How `generate` ends when it is told to, wherever it is just then."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from specinfer.cli import generate
+from specinfer.client import GatewayClient, make_request
+from specinfer.errors import NotFoundError
+
+
+class Gateway:
+    """Sends one word; records what is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    async def __aenter__(self) -> "Gateway":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def generate(self, request: object, on_text: object) -> None:
+        on_text("word")  # type: ignore[operator]
+
+    async def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        raise NotFoundError("it has ended")
+
+
+@pytest.mark.parametrize("ending", [SystemExit(143), asyncio.CancelledError()])
+def test_the_request_is_cancelled_where_a_signal_comes_while_a_word_is_printed(
+    ending: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the gateway no longer runs it changes nothing."""
+
+    def interrupted(text: str) -> None:
+        raise ending
+
+    monkeypatch.setattr(generate, "print_text", interrupted)
+    gateway = Gateway()
+    with pytest.raises(type(ending)):
+        asyncio.run(
+            generate._generate(cast(GatewayClient, gateway), make_request("hi", request_id="r"), quiet=False)
+        )
+    assert gateway.cancelled == ["r"]
