@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from gateway.lane import Lane
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
 from gateway.requests.caller import Caller
@@ -115,6 +116,12 @@ class Desk:
 
     async def _submit(self, request: GenerationRequest, digest: str, caller: Caller) -> Feed:
         lane = self._lanes.best_for(request)
+        with lane.expecting() if lane is not None else contextlib.nullcontext():
+            return await self._record(request, digest, caller, lane)
+
+    async def _record(
+        self, request: GenerationRequest, digest: str, caller: Caller, lane: Lane | None
+    ) -> Feed:
         new = await self._store.create(request, digest, caller, owned=lane is not None)
         if not new:
             return await self.attach(request.request_id, 0, caller)

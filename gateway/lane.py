@@ -5,8 +5,9 @@ When it ends, for whatever reason, its requests lose their owner in Redis and go
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -59,6 +60,7 @@ class Lane:
         self.description = link.description
         self._channels: list[tuple[str, grpc.aio.Channel]] = []
         self._task: asyncio.Task[None] | None = None
+        self._expected = 0
         self._prefixes = PrefixIndex(max(1, self.description.kv_block_tokens))
         self.loop = self._build(self.description)
 
@@ -75,15 +77,27 @@ class Lane:
     @property
     def room(self) -> int:
         """Requests that could begin at once, as far as places go."""
-        scheduler = self.loop.scheduler
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
-        return max(0, limit - scheduler.running - scheduler.waiting)
+        return max(0, limit - self._requests)
+
+    @property
+    def _requests(self) -> int:
+        return self.loop.scheduler.running + self.loop.scheduler.waiting + self._expected
 
     def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
         """What decides whether a request goes here; see `gateway.ownership.rules.best_lane`."""
-        scheduler = self.loop.scheduler
         shared = self._prefixes.shared(request.prompt)
-        return scheduler.has_room(request), scheduler.running + scheduler.waiting, shared
+        fits = self.room > 0 and self.loop.scheduler.has_room(request)
+        return fits, self._requests, shared
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """A request is being recorded for this lane: it counts already."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
 
     def submit(self, record: Record) -> RequestState:
         """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it

@@ -19,6 +19,8 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from specinfer.wire.status import abort
 
+_NEVER_S = -1.0
+"""As a hint when to try again: not at all."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -109,14 +111,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 async def _refuse_error(context: Context, ending: Ending) -> None:
     if ending.finish is FinishReason.ERROR:
-        kind = UnavailableError if ending.retryable else SpecInferError
-        await abort(context, kind(ending.error))
+        # it has ended: whoever repeats it needs another id, so a client must not come back for this one
+        final = UnavailableError(ending.error, retry_after_s=_NEVER_S)
+        await abort(context, final if ending.retryable else SpecInferError(ending.error))
 
 
 def _digest(message: generation_pb2.GenerateRequest) -> str:
     """Tells whether two messages of one request id ask for the same. The id is not part of it, and what the
     gateway draws for a request, such as its seed, is not either."""
-    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+    content = generation_pb2.GenerateRequest()
+    content.CopyFrom(message)
+    content.ClearField("request_id")
+    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _summary(ending: Ending) -> generation_pb2.Summary:

@@ -127,8 +127,12 @@ class Detokenizer:
         self._read = 0  # tokens whose text has been given out
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
-        self._tokens.extend(token_ids)
+        """The text that these tokens complete. Token by token, so that it does not depend on how they are
+        cut into pieces: the text up to a position is the same for whoever begins there."""
+        return "".join([self._push_one(token) for token in token_ids])
+
+    def _push_one(self, token_id: int) -> str:
+        self._tokens.append(token_id)
         before = self._tokenizer.decode(self._tokens[self._start : self._read])
         after = self._tokenizer.decode(self._tokens[self._start :])
         if after.endswith(REPLACEMENT):

@@ -1,4 +1,4 @@
-"""Requests outlive gateways: several of them on one Redis, of which some die, sleep, leave or are never asked.
+"""Requests outlive gateways: several of them on one Redis; some die, sleep, leave or are never asked.
 
 Every test compares with what an undisturbed run gives, token for token.
 """
@@ -42,9 +42,11 @@ async def two_gateways(
 ) -> AsyncIterator[tuple[System, Gateway, generation_pb2_grpc.GenerationStub]]:
     """The first one drives the only verifier."""
     drafters = {"a": ScriptedDrafter(first(1))}
-    async with running_system(redis_url, drafters, lease_s=0.6, **options) as system:
-        async with another_gateway(system.gateway.settings) as (other, stub, _):
-            yield system, other, stub
+    async with (
+        running_system(redis_url, drafters, lease_s=0.6, **options) as system,
+        another_gateway(system.gateway.settings) as (other, stub, _),
+    ):
+        yield system, other, stub
 
 
 async def rest(stub: Stub, request_id: str, from_token: int) -> list[generation_pb2.GenerateReply]:
@@ -173,7 +175,8 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         undisturbed = await system.tokens(PROMPT, max_new_tokens=LONG, request_id="calm", **sampling)
         requests = [
-            request_for([*PROMPT, i], max_new_tokens=LONG, request_id=f"r{i}", **sampling) for i in range(3)
+            request_for([*PROMPT, 20 + i], max_new_tokens=LONG, request_id=f"r{i}", **sampling)
+            for i in range(3)
         ]
         same = request_for(PROMPT, max_new_tokens=LONG, request_id="same", **sampling)
         begun = await asyncio.gather(*(begin(system.stub, request, 4) for request in [*requests, same]))
@@ -189,7 +192,7 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         whole = [tokens + tokens_of(replies) for tokens, replies in zip(seen, rests, strict=True)]
         assert whole[-1] == undisturbed
         for i, tokens in enumerate(whole[:-1]):
-            again = [r async for r in stub.Generate(request_for([*PROMPT, i], max_new_tokens=LONG, **sampling))]
+            again = await _all(stub, request_for([*PROMPT, 20 + i], max_new_tokens=LONG, **sampling))
             assert tokens == tokens_of(again), f"request {i}"
         assert len(other.lanes) == 1
         status = await stub.Status(generation_pb2.StatusRequest())
@@ -227,7 +230,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
 
 async def test_a_drained_gateway_hands_over_and_ends(redis_url: str) -> None:
-    async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
+    async with two_gateways(redis_url, drain_seconds=20.0) as (system, *_):
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         assert not await system.gateway.keeper.hand_over(), "nobody else serves"
         assert len(system.gateway.lanes) == 1
@@ -302,12 +305,12 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
 async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(redis_url: str) -> None:
     """Its requests go on at the other one; a request goes where its beginning was read."""
     async with running_system(redis_url, verifiers=2, lease_s=0.6, max_batch=4, linger_seconds=5.0) as system:
-        requests = [request_for([*PROMPT, i], max_new_tokens=LONG) for i in range(4)]
+        requests = [request_for([*PROMPT, 20 + i], max_new_tokens=LONG) for i in range(4)]
         readers = await asyncio.gather(*(begin(system.stub, request) for request in requests))
         assert [lane.loop.scheduler.running for lane in system.gateway.lanes] == [2, 2]
         await system.servers["verifier"].stop()
         found = await asyncio.gather(*(reader.finish() for reader in readers))
-        assert found == [greedy([*PROMPT, i], LONG) for i in range(4)]
+        assert found == [greedy([*PROMPT, 20 + i], LONG) for i in range(4)]
         status = await system.stub.Status(generation_pb2.StatusRequest())
         assert [verifier.ready for verifier in status.verifiers] == [False, True]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
@@ -315,19 +318,21 @@ async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(re
 
 
 async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
-    async with running_system(redis_url, verifiers=2, lease_s=0.6) as system:
-        async with another_gateway(system.gateway.settings) as (other, stub, _):
-            assert (len(system.gateway.lanes), len(other.lanes)) == (2, 0), "what is held is not taken away"
-            for lane in list(system.gateway.lanes)[1:]:
-                await system.gateway.lanes.end(lane)
-            await until(lambda: len(other.lanes) == 1)
-            assert len(system.gateway.lanes) == 1, "half of them are its share"
-            many = [request_for([*PROMPT, i], max_new_tokens=40) for i in range(16)]
-            found = await asyncio.gather(*(_all(system.stub, request) for request in many))
-            assert [tokens_of(replies) for replies in found] == [greedy([*PROMPT, i], 40) for i in range(16)]
-            (lane,) = other.lanes
-            assert lane.loop.steps > 0, "what waited at the first ran at the second"
-            assert tokens_of(await _all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
+    async with (
+        running_system(redis_url, verifiers=2, lease_s=0.6) as system,
+        another_gateway(system.gateway.settings) as (other, stub, _),
+    ):
+        assert (len(system.gateway.lanes), len(other.lanes)) == (2, 0), "what is held is not taken away"
+        for lane in list(system.gateway.lanes)[1:]:
+            await system.gateway.lanes.end(lane)
+        await until(lambda: len(other.lanes) == 1)
+        assert len(system.gateway.lanes) == 1, "half of them are its share"
+        many = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(16)]
+        found = await asyncio.gather(*(_all(system.stub, request) for request in many))
+        assert [tokens_of(replies) for replies in found] == [greedy([*PROMPT, 20 + i], 40) for i in range(16)]
+        (lane,) = other.lanes
+        assert lane.loop.steps > 0, "what waited at the first ran at the second"
+        assert tokens_of(await _all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
 
 
 async def _all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +61,20 @@ def test_characters_of_several_tokens_are_given_out_whole(default_model: Path) -
     pieces.append(stream.push([], last=True).text)
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.slow
+def test_the_text_up_to_a_position_does_not_depend_on_how_the_tokens_were_cut(default_model: Path) -> None:
+    """Who attaches in the midst of a character, or of a stop string, gets the rest of the text."""
+    tokenizer, rng = Tokenizer.load(default_model), np.random.default_rng(5)
+    pool = [*tokenizer.encode("naïve 日本語 🙂🙃 text, (and) more…\n"), *range(100, 230)]
+    for stops in ((), ("日本", "more")):
+        for _ in range(100):
+            tokens = rng.choice(pool, 30).tolist()
+            cut = int(rng.integers(1, 30))
+            whole, resumed = TextStream(tokenizer, stops), TextStream(tokenizer, stops)
+            pieces = [whole.push([token], last=False) for token in tokens]
+            resumed.push(tokens[:cut], last=False)
+            rest = resumed.push(tokens[cut:], last=False).text
+            if not any(piece.stopped for piece in pieces):
+                assert rest == "".join(piece.text for piece in pieces[cut:])
