@@ -50,13 +50,13 @@ class GenerationLoop:
         metrics: GatewayMetrics,
         planner: Planner,
         deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
-        verifier_patience_s: float = 3.0,
+        verifier_patience_seconds: float = 3.0,
     ) -> None:
         """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
-        requests; after `verifier_patience_s` without an answer the loop ends."""
+        requests; after `verifier_patience_seconds` without an answer the loop ends."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._metrics, self._planner, self._calibration = metrics, planner, Calibration()
-        self._patience_s = verifier_patience_s
+        self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
         self.deliveries = deliveries(self._learn, self._release)
         self._background: set[asyncio.Task[None]] = set()

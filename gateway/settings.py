@@ -27,7 +27,9 @@ class GatewaySettings(SecuritySettings):
         "host:port|host:port, or dns:///name:port.",
     )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
-    start_timeout_s: float = Field(60.0, gt=0, description="Time the verifier gets to answer at start-up.")
+    start_timeout_seconds: float = Field(
+        60.0, gt=0, description="Time the verifier gets to answer at start-up."
+    )
     lease_seconds: float = Field(
         3.0,
         gt=0,
@@ -35,7 +37,7 @@ class GatewaySettings(SecuritySettings):
         "dead gateway had "
         "after that time.",
     )
-    verifier_patience_s: float = Field(
+    verifier_patience_seconds: float = Field(
         30.0, ge=0, description="Time that requests wait for a verifier that nobody drives before they fail."
     )
     redis_patience_seconds: float = Field(

@@ -237,7 +237,7 @@ async def running_system(
         redis_url=redis_url,
         draft_deadline_ms=1000 * deadline_s,
         hung_seconds=hung_s,
-        verifier_patience_s=patience_s,
+        verifier_patience_seconds=patience_s,
         lease_seconds=lease_s,
         redis_patience_seconds=5.0,
         adaptive=adaptive,

@@ -69,7 +69,7 @@ class Keeper:
             UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        deadline = time.monotonic() + self._settings.start_timeout_s
+        deadline = time.monotonic() + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
         await self._claim()
@@ -88,7 +88,7 @@ class Keeper:
             return False
         await self._lanes.look_up(strict=True)
         if not self._lanes.known and last:
-            where, seconds = self._settings.verifiers, self._settings.start_timeout_s
+            where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
             raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
         return self._lanes.known > 0
 
@@ -169,7 +169,7 @@ class Keeper:
                     await self._lanes.look_up()
                     await self._give_up_strays()
                     await self._store.abandon(
-                        self._settings.verifier_patience_s, "no verifier was free in time"
+                        self._settings.verifier_patience_seconds, "no verifier was free in time"
                     )
                 await self._claim()
                 await self._adopt()

@@ -162,8 +162,8 @@ class ChaosSystem:
                 "lease-seconds": str(shape.lease_s),
                 "linger-seconds": "60",
                 "redis-patience-seconds": "120",
-                "verifier-patience-s": "120",
-                "start-timeout-s": "110",
+                "verifier-patience-seconds": "120",
+                "start-timeout-seconds": "110",
                 "max-batch": str(shape.max_batch),
                 **dict(shape.gateway_flags),
             }
