@@ -30,8 +30,8 @@ class Shape:
     lease_s: float = 1.0
     max_batch: int = 16
     proposal: str = "point"
-    """Of SSMs. If they draw, what is sampled hangs on the steps: then only what is greedy is compared with the
-    undisturbed run, and everything with Redis."""
+    """Of SSMs. If they draw, what is sampled hangs on the steps: then only what is greedy is compared with
+    the undisturbed run, and everything with Redis."""
     gateway_flags: tuple[tuple[str, str], ...] = ()
 
     @property
