@@ -123,6 +123,9 @@ class Keeper:
                 if self.redis_ready:
                     self._metrics.redis_outages.inc()
                 self._redis.failed(error, time.monotonic())
+            except Exception:  # a fault in one renewal must not end the leases of all requests
+                log.exception("a renewal failed")
+                self._metrics.failed_steps.inc()
 
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._lanes.held)
@@ -178,6 +181,10 @@ class Keeper:
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
                     log.warning("%s", error)
+            except Exception:  # nor must one here: what was not adopted now is adopted later
+                if self._pace.due(time.monotonic()):
+                    log.exception("looking for verifiers and requests failed")
+                self._metrics.failed_steps.inc()
 
     async def _claim(self) -> None:
         if not self.draining:
