@@ -222,10 +222,8 @@ class RequestStore:
         return list(await self._connection.answer(self._connection.redis.zrange(key, 0, -1)))
 
     async def listen(self, request_id: str) -> None:
-        """This gateway is now the last one at which a client listens to a request."""
-        key = request_key(request_id)
-        if await self._connection.answer(self._connection.redis.exists(key)):
-            await self._connection.answer(self._connection.redis.hset(key, "edge", self.gateway_id))
+        """A client listens to a request at this gateway, until `leave`."""
+        await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, why: str) -> int:
         """Ends requests that have had no owner for so long; returns how many."""

@@ -26,7 +26,7 @@ end
 if owner == '' and redis.call('ZCARD', prefix .. 'unowned') >= tonumber(most_unowned) then
   return 'full'
 end
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', now, 'state', 'open',
   'adoption', 1)
 redis.call('EXPIRE', key, ttl)

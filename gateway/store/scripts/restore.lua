@@ -18,7 +18,7 @@ if known then
   redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 end
 local now = tonumber(redis.call('TIME')[1])
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', tostring(now - age), 'state', 'open', 'model', model, 'drawn', drawn,
   'adoption', adoption)
 redis.call('EXPIRE', key, ttl)
