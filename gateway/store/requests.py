@@ -48,7 +48,7 @@ class Written(Enum):
     FENCED = "fenced"
     """Somebody else owns the request; nothing was written."""
     LOST = "lost"
-    """Redis does not know the request; nothing was written."""
+    """Redis does not know the request, or tokens before these; nothing was written."""
 
 
 class RequestStore:
@@ -120,7 +120,8 @@ class RequestStore:
     async def restore(
         self, state: RequestState, feed: Feed, model: str, adoption: int, now: float
     ) -> Written:
-        """Writes an unfinished request again, with all its tokens, where Redis has lost it."""
+        """Writes an unfinished request again, with all tokens that were durable, where Redis has lost it or
+        the latest of them."""
         request = state.request
         word = await self._connection.run(
             "restore",
@@ -133,7 +134,7 @@ class RequestStore:
             now - state.queued_at,
             model,
             int(state.drawn_for),
-            encode_tokens(state.tokens[len(request.prompt) :]),
+            encode_tokens(feed.tokens),
             encode_logprobs(feed.logprobs),
             OPEN_TTL_S,
             adoption,
@@ -152,10 +153,14 @@ class RequestStore:
         ids = await self._connection.run("adopt", self.gateway_id, most, *models)
         return [record for record in [await self.load(request_id) for request_id in ids] if record]
 
-    async def disown(self, request_ids: Sequence[str]) -> None:
-        """From now on nobody owns these requests."""
+    async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
+        """From now on nobody owns these requests.
+
+        Args:
+            in_vain: they were adopted but not begun, so they wait for as long as before.
+        """
         if request_ids:
-            await self._connection.run("disown", self.gateway_id, *request_ids)
+            await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
         """A request with everything that is known of it; None if it is not there or another caller's."""

@@ -24,7 +24,7 @@ if owner ~= '' and redis.call('EXISTS', prefix .. 'gateway:' .. owner) == 1 then
   redis.call('EXPIRE', prefix .. 'cancels:' .. owner, 3600)
   return 'asked'
 end
-redis.call('HSET', key, 'state', 'finished', 'end', ending)
+redis.call('HSET', key, 'state', 'finished', 'end', ending, 'owner', '')
 redis.call('ZREM', prefix .. 'unowned', id)
 redis.call('ZREM', prefix .. 'owned:' .. owner, id)
 redis.call('SREM', prefix .. 'open:' .. caller, id)

@@ -32,6 +32,9 @@ redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 
 redis.call('EXPIRE', key, ttl)
 redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
+if owner ~= '' then
+  redis.call('SADD', prefix .. 'gateways', owner)
+end
 redis.call('SADD', prefix .. 'open:' .. caller, id)
 redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
 return 'created'

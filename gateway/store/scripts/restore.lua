@@ -1,6 +1,6 @@
 -- Writes a request again that Redis has lost, as its owner has it in memory. ARGV: prefix, id, owner, edge, caller,
 -- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption.
--- Returns 'ok', or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
+-- Returns 'ok', also where it is there with these tokens, or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
 local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
 local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
 ttl = tonumber(ARGV[13])
@@ -9,7 +9,9 @@ local key = prefix .. 'request:' .. id
 local known, number = unpack(redis.call('HMGET', key, 'owner', 'adoption'))
 if known then
   if known == owner and tonumber(number) == adoption then
-    return 'ok'
+    if redis.call('STRLEN', prefix .. 'tokens:' .. id) >= #tokens then
+      return 'ok'
+    end
   elseif tonumber(number) >= adoption then
     return 'fenced'
   end
@@ -28,6 +30,7 @@ end
 if logprobs ~= '' then
   redis.call('SET', prefix .. 'logprobs:' .. id, logprobs, 'EX', ttl)
 end
+redis.call('SADD', prefix .. 'gateways', owner)
 redis.call('ZADD', prefix .. 'owned:' .. owner, now - age, id)
 redis.call('SADD', prefix .. 'open:' .. caller, id)
 redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
