@@ -23,6 +23,8 @@ _RENEWALS_PER_LEASE = 6
 """So a lease outlives several renewals that fail or come late."""
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
+_ENDLESS_S = 1e12
+"""Longer than any request waits."""
 _ADOPT_AT_ONCE = 64
 """Most requests adopted at once: each takes a read, and the loops go on in between."""
 
@@ -201,10 +203,11 @@ class Keeper:
             await self._lanes.take(record)
 
     async def _abandon(self) -> None:
-        """Ends requests that wait for too long, as far as there was time to adopt them."""
+        """Ends requests without an owner whose deadline is over, or that wait for too long, as far as there
+        was time to adopt them."""
         patience_s = self._settings.verifier_patience_seconds
-        if time.monotonic() >= self._adopt_from + patience_s:
-            await self._store.abandon(patience_s, "no verifier was free in time")
+        in_time = time.monotonic() >= self._adopt_from + patience_s
+        await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def _share(self) -> None:
         """Gives waiting requests to gateways that could run them at once."""

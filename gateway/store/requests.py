@@ -84,6 +84,7 @@ class RequestStore:
             caller.tokens_per_minute,
             OPEN_TTL_S,
             self._max_unowned,
+            _deadline(request),
         )
         match what:
             case "other":
@@ -138,6 +139,7 @@ class RequestStore:
             encode_logprobs(feed.logprobs),
             OPEN_TTL_S,
             adoption,
+            _deadline(request),
         )
         return Written(word)
 
@@ -231,9 +233,9 @@ class RequestStore:
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, why: str) -> int:
-        """Ends requests that have had no owner for so long; returns how many."""
-        ending = Ending(FinishReason.ERROR, why).to_json()
-        return int(await self._connection.run("abandon", patience_s, ending, self._retention_s))
+        """Ends requests that have had no owner for so long, or whose deadline is over; returns how many."""
+        ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
+        return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:
         """Forgets a request that was refused after `create`."""
@@ -255,6 +257,10 @@ class RequestStore:
 
 def _name(item: Progress) -> str:
     return item.state.request.request_id
+
+
+def _deadline(request: GenerationRequest) -> float | str:
+    return "" if request.deadline_s is None else request.deadline_s
 
 
 def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:

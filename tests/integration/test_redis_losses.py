@@ -194,3 +194,19 @@ async def test_what_newer_gateways_say_of_themselves_is_understood(redis_url: st
         await connection.redis.set(key, said.replace("}", ', "invented": 1}'), keepttl=True)
         renewal = await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
         assert GatewayReport(stores.a.gateway_id, 2) in renewal.alive
+
+
+async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        store = Pair(connection).a
+        soon, later = asked(deadline_s=0.001), asked(deadline_s=1000.0)
+        for request in (soon, later):
+            await store.create(request, "digest", ANYBODY, owned=False)
+        await asyncio.sleep(0.01)
+        await store.abandon(1000.0, "why")
+        ended, open_ = [await store.load(request.request_id) for request in (soon, later)]
+        assert ended is not None
+        assert ended.ending is not None
+        assert ended.ending.finish is FinishReason.DEADLINE
+        assert open_ is not None
+        assert open_.ending is None

@@ -1,5 +1,6 @@
 -- Writes a request again that Redis has lost, as its owner has it in memory. ARGV: prefix, id, owner, edge, caller,
--- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption.
+-- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption,
+-- seconds from its coming to its deadline ('' for none).
 -- Returns 'ok', also where it is there with these tokens, or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
 local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
 local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
@@ -23,6 +24,9 @@ local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', tostring(now - age), 'state', 'open', 'model', model, 'drawn', drawn,
   'adoption', adoption)
+if ARGV[15] ~= '' then
+  redis.call('HSET', key, 'deadline', string.format('%.3f', now - age + ARGV[15]))
+end
 redis.call('EXPIRE', key, ttl)
 if tokens ~= '' then
   redis.call('SET', prefix .. 'tokens:' .. id, tokens, 'EX', ttl)
