@@ -121,9 +121,6 @@ class Deliveries:
         except UnavailableError as error:
             self._give_up(progress, error)
             return
-        lost = {name for name, what in written.items() if what is Written.LOST}
-        if lost:
-            written |= await self._restore([item for item in progress if _name(item) in lost])
         for item in progress:
             if written[_name(item)] in (Written.OK, Written.CANCEL):
                 self._publish(item)
@@ -139,7 +136,7 @@ class Deliveries:
         attempt = 0
         while True:
             try:
-                written = await self._store.append(progress, self._names, self.unfinished)
+                written = await self._write_once(progress)
             except UnavailableError as error:
                 if self._outage.failed(error, time.monotonic()) > self._patience_s:
                     raise
@@ -149,12 +146,17 @@ class Deliveries:
                 self._outage.over(time.monotonic())
                 return written
 
-    async def _restore(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Redis lost its data: writes these requests again, then what is new of them."""
-        log.warning("Redis does not know %d requests any more; writing them again", len(progress))
-        for state in {_name(item): item.state for item in progress}.values():
+    async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes; what Redis lost of these requests first."""
+        written = await self._store.append(progress, self._names, self.unfinished)
+        lost = [item for item in progress if written[_name(item)] is Written.LOST]
+        if not lost:
+            return written
+        states = {_name(item): item.state for item in lost}
+        log.warning("Redis does not know %d requests any more; writing them again", len(states))
+        for state in states.values():
             await self.write_again(state)
-        return await self._write(progress)
+        return written | await self._store.append(lost, self._names, self.unfinished)
 
     async def write_again(self, state: RequestState) -> None:
         """Writes a request to a Redis that lost it.
@@ -216,7 +218,7 @@ class Deliveries:
         feed = self._feeds.get(_name(item))
         if feed is not None:
             ending = Ending.of(item.state, self._names) if item.final else None
-            feed.extend(item.tokens, item.logprobs, ending)
+            feed.extend(item.start, item.tokens, item.logprobs, ending)
             self._feeds.forget_if_idle(feed)
 
 

@@ -23,6 +23,8 @@ _RENEWALS_PER_LEASE = 6
 """So a lease outlives several renewals that fail or come late."""
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
+_ENDLESS_S = 1e12
+"""Longer than any request waits."""
 _ADOPT_AT_ONCE = 64
 """Most requests adopted at once: each takes a read, and the loops go on in between."""
 
@@ -46,6 +48,8 @@ class Keeper:
         self._adopt_from = 0.0
         """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
         self._strays: set[str] = set()
+        self._filled = ""
+        """The epoch of the Redis that has all that this gateway has."""
         self.renewal = Renewal("", [], [], [])
         """The latest."""
         self.draining = False
@@ -69,7 +73,8 @@ class Keeper:
             UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        deadline = time.monotonic() + self._settings.start_timeout_seconds
+        self._adopt_from = time.monotonic()
+        deadline = self._adopt_from + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
         await self._claim()
@@ -132,13 +137,14 @@ class Keeper:
         if not self.redis_ready:
             self._adopt_from = time.monotonic() + self._settings.lease_seconds
             self._redis.over(time.monotonic())
-        before, self.renewal = self.renewal, renewal
+        self.renewal = renewal
         for request_id in renewal.cancels:
             self._cancel(request_id)
         for instance_id in renewal.lost:
             await self._lanes.keep(instance_id)
-        if before.epoch and before.epoch != renewal.epoch:
+        if self._filled not in ("", renewal.epoch):
             await self._write_again()
+        self._filled = renewal.epoch
 
     def _report(self) -> GatewayReport:
         lanes = [lane for lane in self._lanes if lane.running]
@@ -172,9 +178,7 @@ class Keeper:
                     looked = time.monotonic()
                     await self._lanes.look_up()
                     await self._give_up_strays()
-                    await self._store.abandon(
-                        self._settings.verifier_patience_seconds, "no verifier was free in time"
-                    )
+                    await self._abandon()
                 await self._claim()
                 await self._adopt()
                 await self._share()
@@ -204,6 +208,13 @@ class Keeper:
         records = await self._store.adopt(most, models)
         for record in records:
             await self._lanes.take(record)
+
+    async def _abandon(self) -> None:
+        """Ends requests without an owner whose deadline is over, or that wait for too long, as far as there
+        was time to adopt them."""
+        patience_s = self._settings.verifier_patience_seconds
+        in_time = time.monotonic() >= self._adopt_from + patience_s
+        await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def _share(self) -> None:
         """Gives waiting requests to gateways that could run them at once."""
