@@ -129,16 +129,15 @@ class Desk:
             return await self.attach(request.request_id, 0, caller)  # Redis may just have lost it
         lane = self._lanes.best_for(request)
         with lane.expecting() if lane is not None else contextlib.nullcontext():
-            return await self._record(request, digest, caller, lane)
-
-    async def _record(
-        self, request: GenerationRequest, digest: str, caller: Caller, lane: Lane | None
-    ) -> Feed:
-        new = await self._store.create(request, digest, caller, owned=lane is not None)
+            new = await self._store.create(request, digest, caller, owned=lane is not None)
         if not new:
             return await self.attach(request.request_id, 0, caller)
         if lane is None:
             return Feed(request, digest, False)
+        return await self._run(request, digest, lane)
+
+    async def _run(self, request: GenerationRequest, digest: str, lane: Lane) -> Feed:
+        """Hands a request that was just recorded to its lane."""
         feed = self._feeds.open_local(request, digest)
         try:
             state = lane.submit(Record(request, digest))
