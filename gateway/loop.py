@@ -196,8 +196,11 @@ class GenerationLoop:
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        done_step = FinishedStep(step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
-        return done_step, progress
+        outcomes = [item.outcome for item in progress if item.outcome is not None]
+        finished = FinishedStep(
+            step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times, outcomes
+        )
+        return finished, progress
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
