@@ -79,9 +79,8 @@ class Journal:
             if books := service.books:
                 taken = books.take()
                 left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
-                self.metrics.steps.speculation.service(
-                    service.address, taken.outcomes, taken.resyncs, left_out
-                )
+                speculation = self.metrics.steps.speculation
+                speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
 
     @contextmanager
     def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:

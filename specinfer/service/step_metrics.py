@@ -1,8 +1,8 @@
 """Prometheus counters and histograms for what is counted in every step.
 
 Those of `prometheus_client` take a lock: 1 us to count, 3 us to observe, 4 us to look up labels. These have
-one writer and take 0.3 to 0.5 us, labels included, and a histogram counts a value any number of times at once.
-A step counts some fifty things.
+one writer and take 0.3 to 0.5 us, labels included; a histogram counts a value any number of times at once. A
+step counts some fifty things.
 
 One thread counts. A scrape, which is on another thread, may find a value in the buckets that is not in the
 sum yet; the next one finds both.
