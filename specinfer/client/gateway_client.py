@@ -230,9 +230,7 @@ def _checked(api_key: str) -> str:
 
 def _checked_trace(traceparent: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", traceparent):
-        raise InvalidInputError(
-            "traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS in lower-case hex"
-        )
+        raise InvalidInputError("traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS, in hex")
     return traceparent
 
 
