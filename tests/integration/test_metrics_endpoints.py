@@ -108,7 +108,7 @@ def test_up_sees_that_its_metrics_port_is_taken_before_it_starts_anything(
     monkeypatch.setattr("specinfer.cli.local.Child", lambda *_: pytest.fail("a process was started"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv(PORT.format("GATEWAY"), str(other.getsockname()[1]))
-        with pytest.raises(InvalidInputError, match="SPECINFER_GATEWAY_METRICS_PORT = .*in use"):
+        with pytest.raises(InvalidInputError, match=r"SPECINFER_GATEWAY_METRICS_PORT = .*in use"):
             LocalSystem(LocalOptions(model=str(model), metrics=True)).__enter__()
 
 
