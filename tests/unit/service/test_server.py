@@ -55,3 +55,13 @@ def test_metrics_listen_where_they_are_told_to() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
     assert ServiceSettings().metrics_host == "127.0.0.1"
+
+
+def test_a_metrics_port_that_is_taken_is_a_bad_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingError, match=rf"metrics_port = {port}: in use.*0 for no metrics"):
+            serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+    with pytest.raises(SettingError, match=r"metrics_host = '192\.0\.2\.1'"):
+        serve_metrics(CollectorRegistry(), "192.0.2.1", free_ports(1)[0])
+    serve_metrics(CollectorRegistry(), "192.0.2.1", 0)  # switched off
