@@ -87,7 +87,7 @@ class Lanes:
             feed.extend(record.tokens[len(feed.tokens) :], record.logprobs[len(feed.logprobs) :], None)
             state = lane.submit(record)
         except SpecInferError as error:
-            log.warning("request %s is given away again: %s", request.request_id, error)
+            log.info("request %s is given away again: %s", request.request_id, error)
             self._shared.feeds.moved([request.request_id])
             await self._shared.store.disown([request.request_id])
             return
@@ -147,10 +147,12 @@ class Lanes:
             lane.link.holder = lease
             await self.end(lane)
 
-    async def end_stopped(self) -> None:
-        """Ends the lanes whose loops have ended."""
-        for lane in [lane for lane in self.by_instance.values() if not lane.running]:
+    async def end_stopped(self) -> bool:
+        """Ends the lanes whose loops have ended; says whether there were any."""
+        stopped = [lane for lane in self.by_instance.values() if not lane.running]
+        for lane in stopped:
             await self.end(lane)
+        return bool(stopped)
 
     async def end(self, lane: Lane) -> None:
         """Ends a lane; its verifier and its requests are free."""
