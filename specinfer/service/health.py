@@ -1,4 +1,4 @@
-"""`python -m specinfer.service.health ADDRESS`: asks a service whether it can work, as health checks of containers do.
+"""`python -m specinfer.service.health ADDRESS`: asks a service whether it can work, for containers.
 
 Loads no more than gRPC, since it is started every few seconds beside services that want the processor.
 """
@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -33,11 +34,15 @@ def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            raise UnavailableError(f"{address}: {error.code().name}: {error.details()}") from error
+            raise UnavailableError(f"{address}: {_reason(error)}") from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
         raise UnavailableError(f"{address}: {name}")
+
+
+def _reason(error: grpc.RpcError) -> str:
+    call: Any = error  # the stubs do not know that errors of calls are calls, too
+    return f"{call.code().name}: {call.details()}"
 
 
 def _open(address: str, tls: ClientTls) -> grpc.Channel:
@@ -50,15 +55,19 @@ def _open(address: str, tls: ClientTls) -> grpc.Channel:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Ask a service whether it can work. Exit code 0 if it says so, 1 if not, 2 for a bad setting.",
-        epilog=f"Flags in ${FLAGS_VARIABLE} are added.",
+        description="Ask a service whether it can work.",
+        epilog=f"Exit code 0: it can; 1: it cannot; 2: a bad setting. Flags in ${FLAGS_VARIABLE} are added.",
     )
     parser.add_argument("address", help="host:port of the service")
     parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long it may take")
     parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of its authorities: switches on TLS")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM of our certificate, if it wants one")
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="PEM of our certificate, if it wants one"
+    )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM of that certificate's private key")
-    parser.add_argument("--tls-name", default="", metavar="NAME", help="name in its certificate, not the host's")
+    parser.add_argument(
+        "--tls-name", default="", metavar="NAME", help="name in its certificate, not the host's"
+    )
     return parser
 
 
