@@ -21,7 +21,7 @@ BASE = "localhost/specinfer-test-base"
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
 NO_PERL = ("install usr-is-merged", "autoremove --purge")
-"""usrmerge, which has done its work, would keep 50 MB of Perl; images of Python on Debian do not have it, either."""
+"""usrmerge, which has done its work, would keep 50 MB of Perl, which Python's official images do not have."""
 UNWANTED = ("man", "doc", "locale")
 PAUSE_S = 0.1
 
