@@ -20,7 +20,7 @@ DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 BASE = "localhost/specinfer-test-base"
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
-NO_PERL = ("install usr-is-merged", "autoremove --purge")
+NO_PERL = ("install usr-is-merged", "purge usrmerge ^perl-modules", "autoremove --purge")
 """usrmerge, which has done its work, would keep 50 MB of Perl, which Python's official images do not have."""
 UNWANTED = ("man", "doc", "locale")
 PAUSE_S = 0.1

@@ -1,6 +1,6 @@
 """Libraries built ahead of time compute what the machine's own compiler makes, bit for bit.
 
-Each is compiled twice, which takes minutes, so it is done if $SPECINFER_TEST_IMAGES is set: `make test-images`.
+Each is compiled twice, which takes minutes: done if $SPECINFER_TEST_IMAGES is set (`make test-images`).
 """
 
 import hashlib
