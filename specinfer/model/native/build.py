@@ -16,6 +16,7 @@ import argparse
 import ctypes
 import logging
 import os
+import platform
 import sys
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
 """Names a directory of libraries built ahead of time."""
 _PREBUILT = Path(__file__).with_name("prebuilt")
+_X86_64 = ("x86_64", "AMD64")
 _NEEDED = {"avx2", "fma", "f16c"}
 
 
@@ -85,10 +87,16 @@ def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
 def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
     """Compiles the libraries that are not there yet, side by side, and returns where all lie.
 
+    On other machines than x86-64 there are none: the directory stays empty.
+
     Raises:
         UnavailableError: if there is no compiler, or if it fails.
         OSError: if it cannot be run, or if nothing can be written there.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    if platform.machine() not in _X86_64:
+        log.warning("no native kernels for %s: the torch executor runs there", platform.machine())
+        return []
     compiler = find_compiler()
     paths = [variant_path(directory, variant) for variant in variants]
     missing = [(v, path) for v, path in zip(variants, paths, strict=True) if not path.is_file()]

@@ -133,6 +133,16 @@ def test_variants_are_compiled_once_each_with_their_options(
     assert not any("native" in line.split() or "-march=native" in line for line in lines)
 
 
+def test_other_machines_get_an_empty_directory_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So images can be built on them."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert build_variants(tmp_path / "kernels") == []
+    assert list((tmp_path / "kernels").iterdir()) == []
+    assert "no native kernels for aarch64" in caplog.text
+
+
 def test_the_command_says_in_one_line_what_went_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "specinfer.model.native.build", "--all", str(tmp_path)],
