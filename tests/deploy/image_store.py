@@ -70,8 +70,10 @@ def pip_settings() -> list[Path]:
     files = [Path("/etc/xdg/pip"), Path("/etc/pip.conf"), Path.home() / ".config" / "pip"]
     listed = _run(["pip", "config", "list"], check=False)
     words = listed.replace("'", " ").replace("file://", " ").split()
-    named = [Path(word).parent if word.endswith(".crt") else Path(word) for word in words if word[0] == "/"]
-    inside = {path for path in (*files, *named) if path.exists()}
+    named = [Path(word) for word in words if word[0] == "/"]
+    # files of an index lie beside it, and an authority's file is a link to one beside it
+    whole = [path.parent if path.name == "simple" or path.suffix == ".crt" else path for path in named]
+    inside = {path for path in (*files, *whole) if path.exists()}
     return sorted(path for path in inside if not inside & set(path.parents))
 
 
@@ -82,9 +84,13 @@ class ImageStore:
         self._directory = directory
         self._environment = os.environ | {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
 
+    def empty(self) -> None:
+        """Removes containers."""
+        self.buildah("rm", "--all")
+
     def close(self) -> None:
         """Removes containers and images."""
-        self.buildah("rm", "--all")
+        self.empty()
         self.buildah("rmi", "--all", "--force")
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -93,7 +99,9 @@ class ImageStore:
         return _run([*self._program, *arguments], environment=self._environment)
 
     def add_base(self, tarball: Path) -> None:
-        """Makes the image that all are built on."""
+        """Makes the image that all are built on, if it is not there."""
+        if BASE in self.buildah("images", "--format", "{{.Name}}").split():
+            return
         container = self.buildah("from", "scratch")
         self.buildah("add", "--quiet", container, str(tarball), "/")
         self.buildah("commit", "--quiet", container, BASE)

@@ -1,6 +1,7 @@
 """The images, built from the Dockerfile and run.
 
-That takes minutes and gigabytes, so it is done if $SPECINFER_TEST_IMAGES is set (`make test-images`).
+That takes minutes and gigabytes, so it is done if $SPECINFER_TEST_IMAGES is set (`make test-images`). If it is a
+path, what is built stays there, and the next run builds what has changed.
 """
 
 import json
@@ -21,7 +22,8 @@ from tests.deploy.image_store import Container, ImageStore, make_base, why_not
 from tests.system import ascii_tokenizer
 from tests.tiny_models import tiny_transformers
 
-WANTED = bool(os.environ.get("SPECINFER_TEST_IMAGES"))
+WANTED = os.environ.get("SPECINFER_TEST_IMAGES", "")
+KEPT = Path(WANTED) if "/" in WANTED else None
 REASON = why_not() if WANTED else "takes minutes: `make test-images`"
 TARGETS = ("gateway", "verifier", "speculator", "tools")
 PORTS = {"gateway": 50051, "verifier": 50052, "speculator": 50053}
@@ -37,16 +39,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageStore]:
-    """Empty but for the base image, which is made once on a machine."""
+    """At first empty but for the base image, which is made once on a machine."""
     tarball = cache_directory() / "test-images" / "base.tar"
     if not tarball.exists():
         make_base(tarball)
-    store = ImageStore(tmp_path_factory.mktemp("images"))
+    store = ImageStore(KEPT or tmp_path_factory.mktemp("images"))
     try:
         store.add_base(tarball)
         yield store
     finally:
-        store.close()
+        store.empty() if KEPT else store.close()
 
 
 @pytest.fixture(scope="module")
