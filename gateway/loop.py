@@ -29,6 +29,8 @@ from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
+_LAST_RELEASES_S = 0.5
+"""Time for the last releases: what is lost is covered by the services' own time-to-live."""
 
 
 class Step(NamedTuple):
@@ -197,9 +199,12 @@ class GenerationLoop:
 
     async def close(self) -> None:
         """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
-        for task in self._background:
+        background = list(self._background)
+        if background:
+            await asyncio.wait(background, timeout=_LAST_RELEASES_S)
+        for task in background:
             task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*background, return_exceptions=True)
 
     def _learn(self, step: FinishedStep) -> None:
         learn(step, self._planner, self._calibration)

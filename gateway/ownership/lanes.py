@@ -87,7 +87,7 @@ class Lanes:
             feed.extend(record.tokens[len(feed.tokens) :], record.logprobs[len(feed.logprobs) :], None)
             state = lane.submit(record)
         except SpecInferError as error:
-            log.warning("request %s is given away again: %s", request.request_id, error)
+            log.info("request %s is given away again: %s", request.request_id, error)
             self._shared.feeds.moved([request.request_id])
             await self._shared.store.disown([request.request_id])
             return
