@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types proto bench bench-acceptance chaos clean
+.PHONY: help demo test test-fast test-images lint types proto bench bench-acceptance chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: $(STAMP)  ## The whole test suite
 
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"
+
+test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
+	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/test_images.py tests/unit/model/test_native_variants.py
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
