@@ -76,7 +76,7 @@ async def build_gateway(
     metrics, feeds = GatewayMetrics(registry), Feeds()
     callers = Callers.load(settings.key_file)
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
-    store = RequestStore(connection, gateway_id, settings.retention_seconds)
+    store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
     lanes = Lanes(Shared(settings, tokenizer, metrics, store, feeds), leases)
     keeper = Keeper(settings, leases, store, lanes, feeds, metrics)

@@ -9,6 +9,7 @@ import grpc
 from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
+from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason
@@ -45,7 +46,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             caller = self._callers.identify(context.invocation_metadata())
             request = await self._decoder.decode(message, caller)
-            feed = await self._desk.submit(request, _digest(message), caller)
+            feed = await self._desk.submit(request, _digest(message, caller), caller)
         except SpecInferError as error:
             await abort(context, error)
         async for reply in self._stream(feed, 0, context):
@@ -116,13 +117,13 @@ async def _refuse_error(context: Context, ending: Ending) -> None:
         await abort(context, final if ending.retryable else SpecInferError(ending.error))
 
 
-def _digest(message: generation_pb2.GenerateRequest) -> str:
+def _digest(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
     """Tells whether two messages of one request id ask for the same. The id is not part of it, and what the
     gateway draws for a request, such as its seed, is not either."""
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)
     content.ClearField("request_id")
-    return hashlib.sha256(content.SerializeToString(deterministic=True)).hexdigest()
+    return hashlib.sha256(caller.name.encode() + content.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _summary(ending: Ending) -> generation_pb2.Summary:

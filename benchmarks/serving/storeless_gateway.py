@@ -1,12 +1,17 @@
 """The gateway, but what steps bring is not written to Redis: what that saves is the store's share."""
 
-from gateway.requests.store import RequestStore
+from collections.abc import Mapping, Sequence
 
 from gateway.__main__ import main
+from gateway.requests.step import Progress
+from gateway.store.requests import RequestStore, Written
 
 
-async def _written(*_: object, **__: object) -> None:
+async def _written(
+    self: RequestStore, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int]
+) -> dict[str, Written]:
     """As if everything were durable already."""
+    return {item.state.request.request_id: Written.OK for item in progress}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.redis_server import redis_command
 from specinfer.service.channel import open_channel, wait_until_serving
 
-VERIFIER_FLAG = "verifier"
+VERIFIER_FLAG = "verifiers"
 """The gateway's setting that names verifiers."""
 GATEWAY, GATEWAY_WITHOUT_STORE = "gateway", "benchmarks.serving.storeless_gateway"
 _START_S = 60.0

@@ -48,6 +48,8 @@ class SpeculatorPool:
         self._directory = SpeculatorDirectory(policy)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
+        self.places = self._directory.places
+        """Addresses of their services, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._step_times = StepTimes()
@@ -143,6 +145,7 @@ class SpeculatorPool:
         try:
             reply = await self._exchange(service, request)
         except UnavailableError as error:
+            service.books.count("failed", _drafts(asked))
             self._lost(service, error)
             return
         finally:
@@ -153,10 +156,11 @@ class SpeculatorPool:
         service.counters.missed += not in_time
         open_ = dict(asked)
         for result in reply.entries:
-            found = service.accept(open_, result, self._policy.vocab_size, share)
+            found = service.accept(open_, result, self._policy.vocab_size, share, in_time)
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)
+        service.books.count("failed", _drafts(open_))  # not answered
         service.last_seconds = time.perf_counter() - started
         if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
             times.append(service.draft_time(reply))
@@ -202,6 +206,11 @@ class SpeculatorPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _drafts(asked: Mapping[str, Asked]) -> int:
+    """How many drafts are asked for."""
+    return sum([len(item.speculators) for item in asked.values()])
 
 
 def _service(address: str, channel: grpc.aio.Channel) -> SpeculatorService:

@@ -11,7 +11,7 @@ import time
 from gateway.clients.outage import LogPace, Outage
 from gateway.metrics import GatewayMetrics
 from gateway.ownership.lanes import Lanes, models_of
-from gateway.ownership.rules import requests_to_share, somebody_serves, verifiers_to_claim
+from gateway.ownership.rules import requests_to_adopt, requests_to_share, somebody_serves, verifiers_to_claim
 from gateway.requests.feeds import Feeds
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
@@ -163,7 +163,8 @@ class Keeper:
             if not self.redis_ready:
                 continue
             try:
-                await self._lanes.end_stopped()
+                if await self._lanes.end_stopped():
+                    looked = 0.0  # what was replaced is there already
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
                     await self._lanes.look_up()
@@ -185,8 +186,11 @@ class Keeper:
 
     async def _adopt(self) -> None:
         """Takes requests that nobody owns, as many as its queues hold."""
-        queued = sum(lane.loop.scheduler.waiting for lane in self._lanes)
-        most = min(_ADOPT_AT_ONCE, self._settings.max_waiting - queued)
+        room = sum(lane.room for lane in self._lanes)
+        places = self._settings.max_waiting - sum(lane.loop.scheduler.waiting for lane in self._lanes)
+        most = min(
+            _ADOPT_AT_ONCE, requests_to_adopt(self._leases.gateway_id, room, places, self.renewal.alive)
+        )
         models = models_of(self._lanes)
         if self.draining or not models or most <= 0 or time.monotonic() < self._adopt_from:
             return

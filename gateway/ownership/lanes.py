@@ -147,10 +147,12 @@ class Lanes:
             lane.link.holder = lease
             await self.end(lane)
 
-    async def end_stopped(self) -> None:
-        """Ends the lanes whose loops have ended."""
-        for lane in [lane for lane in self.by_instance.values() if not lane.running]:
+    async def end_stopped(self) -> bool:
+        """Ends the lanes whose loops have ended; says whether there were any."""
+        stopped = [lane for lane in self.by_instance.values() if not lane.running]
+        for lane in stopped:
             await self.end(lane)
+        return bool(stopped)
 
     async def end(self, lane: Lane) -> None:
         """Ends a lane; its verifier and its requests are free."""

@@ -23,6 +23,13 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
     return min(waiting, -(-room // busy))
 
 
+def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayReport]) -> int:
+    """How many requests without an owner a gateway takes: as many as its queues have places for, but none
+    beyond those that it can run at once while others could run them."""
+    others = sum(report.room for report in alive if report.gateway_id != me and not report.draining)
+    return max(0, room if others else places)
+
+
 def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
     """Whether another gateway could run a request."""
     return any(report.gateway_id != me and report.lanes and not report.draining for report in alive)

@@ -102,8 +102,11 @@ class Feeds:
         return self._feeds.get(request_id)
 
     def add(self, feed: Feed) -> Feed:
-        """The feed of its request: this one, or the one that is there."""
-        return self._feeds.setdefault(feed.request.request_id, feed)
+        """The feed of its request: this one, or the one that is there and can go on."""
+        known = self._feeds.get(feed.request.request_id)
+        if known is None or known.failure is not None:
+            self._feeds[feed.request.request_id] = known = feed
+        return known
 
     def open_local(self, request: GenerationRequest, digest: str, tokens: Sequence[int] = ()) -> Feed:
         """A lane runs this request from now on, from these generated tokens."""
@@ -121,8 +124,9 @@ class Feeds:
 
     def forget_if_idle(self, feed: Feed) -> None:
         """Drops a feed that nobody reads and no lane fills."""
-        if not feed.readers and (feed.ending is not None or not feed.local):
-            self._feeds.pop(feed.request.request_id, None)
+        name = feed.request.request_id
+        if not feed.readers and (feed.ending is not None or not feed.local) and self._feeds.get(name) is feed:
+            del self._feeds[name]
 
     def followed(self) -> dict[str, Feed]:
         """Those that are read and filled from Redis."""

@@ -121,14 +121,15 @@ class SpeculationStats:
         self.histogram.extend([0] * (len(accepted) + 1 - len(self.histogram)))
         self.histogram[len(accepted)] += 1
         path = set(accepted)
-        for speculator, nodes in _nodes_by_speculator(tree).items():
+        for speculator, nodes in nodes_by_speculator(tree).items():
             counts = self.speculators.setdefault(speculator, SpeculatorCounts())
             counts.drafted += len(nodes)
             counts.accepted += len(nodes & path)
             counts.wins += bool(path) and path <= nodes
 
 
-def _nodes_by_speculator(tree: TokenTree) -> dict[int, set[int]]:
+def nodes_by_speculator(tree: TokenTree) -> dict[int, set[int]]:
+    """Which nodes every speculator proposed; those that several proposed are each one's."""
     nodes: dict[int, set[int]] = {}
     for proposal in tree.proposals:
         nodes.setdefault(proposal.speculator, set()).update(proposal.children)
@@ -155,6 +156,7 @@ class RequestState:
     """How many of them the verifier holds."""
     admitted_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float | None = None
     finished_at: float | None = None
     finish: FinishReason | None = None
     error: str = ""

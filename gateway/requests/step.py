@@ -54,3 +54,5 @@ class Progress:
     """Generated tokens before these."""
     final: bool
     """Whether the request ends with them."""
+    since_s: float | None = None
+    """Seconds since the tokens before these; None for the first ones of this gateway."""

@@ -54,8 +54,12 @@ class Written(Enum):
 class RequestStore:
     """The requests of one gateway, which writes under its own id."""
 
-    def __init__(self, connection: RedisConnection, gateway_id: str, retention_s: int) -> None:
-        self._connection, self.gateway_id, self._retention_s = connection, gateway_id, retention_s
+    def __init__(
+        self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
+    ) -> None:
+        """Finished requests stay for `retention_s`; at most `max_unowned` may wait for an owner."""
+        self._connection, self.gateway_id = connection, gateway_id
+        self._retention_s, self._max_unowned = retention_s, max_unowned
 
     async def create(self, request: GenerationRequest, digest: str, caller: Caller, owned: bool) -> bool:
         """Records a request; says whether it is new. One with the same id and digest may be there already.
@@ -65,10 +69,10 @@ class RequestStore:
 
         Raises:
             AlreadyExistsError: if its id was used for something else within the retention time.
-            ExhaustedError: if the caller's quota is used up.
+            ExhaustedError: if the caller's quota is used up, or too many requests wait for an owner.
             UnavailableError: if Redis does not answer.
         """
-        what, _ = await self._connection.run(
+        what = await self._connection.run(
             "create",
             request.request_id,
             self.gateway_id if owned else "",
@@ -79,10 +83,13 @@ class RequestStore:
             caller.max_concurrent,
             caller.tokens_per_minute,
             OPEN_TTL_S,
+            self._max_unowned,
         )
         match what:
             case "other":
                 raise AlreadyExistsError(f"request_id = {request.request_id!r}: used for another request")
+            case "full":
+                raise ExhaustedError(f"queue full: {self._max_unowned} requests wait for a gateway")
             case "concurrent":
                 raise ExhaustedError(f"key {caller.name}: {caller.max_concurrent} requests are unfinished")
             case "rate":

@@ -12,6 +12,7 @@ FAULTS = 20
 
 
 @pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.native
 @pytest.mark.timeout(300)
 async def test_no_client_notices_twenty_faults(tmp_path: Path) -> None:

@@ -4,16 +4,15 @@ A message is refused with a typed error that says why in a few words, or its req
 answer that plain decoding gives, beside requests that nobody spoilt.
 """
 
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import grpc
 
+from gateway.decoding import RequestDecoder
+from gateway.requests.caller import ANYBODY
 from gateway.requests.request import FinishReason, GenerationRequest
 from gateway.requests.step import Progress
 from gateway.requests.text import TextStream
-from gateway.servicer import GenerationServicer, TargetInfo
 from specinfer.errors import SpecInferError
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.status import status_of
@@ -32,18 +31,16 @@ _MOST_DETAILS = 2048
 _MOST_STEPS = 400
 
 
-def make_decoder() -> Callable[[generation_pb2.GenerateRequest], GenerationRequest]:
+def make_decoder() -> RequestDecoder:
     """What the gateway makes of a message."""
-    nothing: Any = None
-    target = TargetInfo("table", VOCABULARY, _LONGEST_CONTEXT, (EOS,))
-    return GenerationServicer(nothing, ascii_tokenizer(), target)._decode
+    return RequestDecoder(ascii_tokenizer(), VOCABULARY, _LONGEST_CONTEXT, (EOS,))
 
 
 class GenerateDoor:
     """Decodes spoilt messages and runs what is accepted."""
 
     def __init__(self) -> None:
-        self._decode, self._target, self._tokenizer = make_decoder(), TableTarget(), ascii_tokenizer()
+        self._decoder, self._target, self._tokenizer = make_decoder(), TableTarget(), ascii_tokenizer()
         self._services = Services(self._target)
 
     async def run(self, episode: Episode) -> None:
@@ -62,7 +59,7 @@ class GenerateDoor:
         texts: dict[str, TextStream] = {}
         for number in range(_MESSAGES):
             spoilt = episode.spoilt(mutator.mutated(_message(f"m{number}", episode.rng)))
-            requests = [self._accepted(type(spoilt).FromString(spoilt.SerializeToString()), episode)]
+            requests = [await self._accepted(type(spoilt).FromString(spoilt.SerializeToString()), episode)]
             if number % 10 == 0:
                 requests.append(new_request(f"good-{number}", episode.rng))
             for request in requests:
@@ -80,11 +77,11 @@ class GenerateDoor:
                     del under_way[name]
         raise AssertionError(f"these never end: {[e.state for e in under_way.values()]}")
 
-    def _accepted(
+    async def _accepted(
         self, message: generation_pb2.GenerateRequest, episode: Episode
     ) -> GenerationRequest | None:
         try:
-            return self._decode(message)
+            return await self._decoder.decode(message, ANYBODY)
         except SpecInferError as error:
             refusal = error
         episode.refused += 1

@@ -15,7 +15,7 @@ from tests.fuzz.doors import DOORS
 from verifier_svc.engine import VerifierEngine
 
 SEED = 28
-MESSAGES = 1500
+MESSAGES = 600
 
 
 def campaign(door: str, messages: int, most_findings: int = 20) -> Campaign:

@@ -18,13 +18,15 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.settings import GatewaySettings
-from specinfer.errors import SettingError
+from specinfer.errors import SettingError, UnavailableError
 from specinfer.service.channel import open_channel
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import ClientTls, ServerTls, redis_tls
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.certificates import Authority, Pair
+from tests.oracle import first, greedy
+from tests.system import ScriptedDrafter, running_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +279,33 @@ def test_settings_that_do_not_fit_are_named(certificates: Certificates, message:
 def test_a_service_refuses_bad_files_before_it_loads_anything() -> None:
     with pytest.raises(SettingError, match="tls_key = None"):
         GatewaySettings.load("gateway", ["--tls-certificate", "/no/such"])
+
+
+async def test_a_whole_system_works_with_mutual_tls_between_its_services(
+    certificates: Certificates, redis_url: str
+) -> None:
+    """And not without the gateway's certificate."""
+    served, shown = certificates.server, certificates.gateway
+    service_options = {
+        "tls_certificate": str(served.certificate),
+        "tls_key": str(served.key),
+        "tls_client_ca": str(certificates.ca.certificate),
+    }
+    gateway_options = {
+        "services_tls_ca": str(certificates.ca.certificate),
+        "services_tls_certificate": str(shown.certificate),
+        "services_tls_key": str(shown.key),
+    }
+    drafters = {"a": ScriptedDrafter(first(1))}
+    async with running_system(
+        redis_url, drafters, service_options=service_options, **gateway_options
+    ) as system:
+        replies = await system.generate([5, 17, 3], max_new_tokens=16)
+        assert [token for reply in replies for token in reply.token_ids] == greedy([5, 17, 3], 16)
+        assert replies[-1].summary.stats.accepted > 0
+    del gateway_options["services_tls_certificate"], gateway_options["services_tls_key"]
+    with pytest.raises(UnavailableError, match="is not serving"):
+        async with running_system(
+            redis_url, service_options=service_options, start_timeout_seconds=0.5, **gateway_options
+        ):
+            pass

