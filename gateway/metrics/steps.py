@@ -132,7 +132,9 @@ class StepMetrics:
         )
         self._expected_s = counter("planner_expected_seconds", "Time expected of planned steps, summed.")
         self._actual_s = counter("planner_actual_seconds", "Time that those steps took, summed.")
-        self._expected_tokens = counter("planner_expected_tokens", "Tokens expected of planned steps, summed.")
+        self._expected_tokens = counter(
+            "planner_expected_tokens", "Tokens expected of planned steps, summed."
+        )
         self._actual_tokens = counter("planner_actual_tokens", "Tokens that those steps brought, summed.")
         self.preemptions = counter("preemptions", "Requests that had to give their cache to others.")
         self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the gateway.")

@@ -1,8 +1,8 @@
 """What speculation did in a step, by speculator. Pure.
 
-    drafted by A: the-cat-sat, by B: the-cat-ran         proposed  kept  duplicate  accepted  won
-    verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1         2      yes
-                            +-ran                        B   2       2       1         1      no
+drafted by A: the-cat-sat, by B: the-cat-ran         proposed  kept  duplicate  accepted  won
+verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1         2      yes
+                        +-ran                        B   2       2       1         1      no
 """
 
 from collections.abc import Sequence

@@ -19,17 +19,16 @@ import grpc
 import pytest
 import yaml
 
+from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.local import SERVICE_ENVIRONMENT
 from specinfer.cli.processes import free_ports
 from specinfer.cli.redis_server import redis_command
 from specinfer.v1 import generation_pb2_grpc
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
-from tests.deploy.expressions import PROMETHEUS
 from tests.system import request_for
 
 _ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
-_SCRAPE = "1s"
 _PROMPT = [2 + n % 7 for n in range(48)]
 """Some blocks of the cache long, and repetitive, so that n-grams find something."""
 
@@ -91,17 +90,6 @@ async def observed_system(directory: Path) -> AsyncIterator[Observed]:
             await service.stop()
 
 
-def local_configuration(targets: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The committed configuration with other targets by job, and scraped every second."""
-    configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    configuration["global"] = {"scrape_interval": _SCRAPE, "evaluation_interval": _SCRAPE}
-    configuration["rule_files"] = [str(PROMETHEUS / path) for path in configuration["rule_files"]]
-    for job in configuration["scrape_configs"]:
-        del job["dns_sd_configs"]
-        job["static_configs"] = [{"targets": targets[job["job_name"]]}]
-    return configuration
-
-
 _NAMES = ("redis", "verifier", "speculator-ngram", "speculator-ssm", "gateway", "prometheus")
 _SCRAPED = ("verifier", "speculator-ngram", "speculator-ssm", "gateway")
 
@@ -134,12 +122,7 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
         own = {"listen": at[name], "metrics-port": str(scraped[name]), **own}
         parts = [part for key, value in own.items() for part in (f"--{key}", value)]
         commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
-    commands["prometheus"] = [
-        "prometheus",
-        f"--config.file={directory / 'prometheus.yml'}",
-        f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address={at['prometheus']}",
-    ]
+    commands["prometheus"] = command(directory / "prometheus.yml", directory / "data", ports["prometheus"])
     return [
         Service(name, name.split("-")[0], ports[name], commands[name], directory, _ENVIRONMENT)
         for name in _NAMES
