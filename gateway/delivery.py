@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.clients.outage import Outage
-from gateway.metrics import GatewayMetrics
+from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feeds
@@ -46,7 +46,7 @@ class Deliveries:
         store: RequestStore,
         feeds: Feeds,
         tokenizer: Tokenizer,
-        metrics: GatewayMetrics,
+        journal: Journal,
         names: Sequence[str],
         learn: Callable[[FinishedStep], None],
         release: Callable[[list[str]], None],
@@ -56,14 +56,13 @@ class Deliveries:
         """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
         the speculators, which the pool goes on filling."""
         self._scheduler, self._store, self._feeds, self._tokenizer = scheduler, store, feeds, tokenizer
-        self._metrics, self._names, self._learn, self._release = metrics, names, learn, release
+        self._journal, self._names, self._learn, self._release = journal, names, learn, release
         self._model, self._patience_s = model, redis_patience_s
         self._texts: dict[str, TextStream] = {}
         self.unfinished: dict[str, int] = {}
         """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
         self._outage = Outage("Redis")
-        self.new_tokens = 0
 
     def open(self, state: RequestState, adoption: int) -> None:
         """From now on a request is this lane's, and its text is searched for its stop strings."""
@@ -109,11 +108,10 @@ class Deliveries:
 
     def _learn_from(self, step: FinishedStep) -> None:
         try:
-            self._metrics.observe_step(step, self._names)
             self._learn(step)
         except Exception:  # what is learnt makes steps faster, not right
             log.exception("nothing is learnt from a step")
-            self._metrics.failed_steps.inc()
+            self._journal.metrics.steps.failed_steps.inc()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
         try:
@@ -175,11 +173,12 @@ class Deliveries:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._metrics.fenced_requests.inc(len(fenced))
+            self._journal.metrics.system.fenced_requests.inc(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Another gateway goes on with these requests; their streams here follow it."""
+        self._journal.left(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
@@ -211,8 +210,7 @@ class Deliveries:
                 self._scheduler.cut(item, piece.used, time.monotonic())
 
     def _publish(self, item: Progress) -> None:
-        self.new_tokens += len(item.tokens)
-        self._metrics.observe_progress(item, self._names)
+        self._journal.progress(item)
         feed = self._feeds.get(_name(item))
         if feed is not None:
             ending = Ending.of(item.state, self._names) if item.final else None

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from gateway.journal import Journal
 from gateway.lane import Lane
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
@@ -24,6 +25,7 @@ from specinfer.errors import (
     SpecInferError,
     UnavailableError,
 )
+from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +34,23 @@ class Desk:
     """Submits, attaches, cancels."""
 
     def __init__(
-        self, settings: GatewaySettings, store: RequestStore, feeds: Feeds, lanes: Lanes, keeper: Keeper
+        self,
+        settings: GatewaySettings,
+        store: RequestStore,
+        feeds: Feeds,
+        lanes: Lanes,
+        keeper: Keeper,
+        journal: Journal,
     ) -> None:
         self._settings, self._store, self._feeds = settings, store, feeds
-        self._lanes, self._keeper = lanes, keeper
+        self._lanes, self._keeper, self._journal = lanes, keeper, journal
         self._tasks: set[asyncio.Task[object]] = set()
 
-    async def submit(self, request: GenerationRequest, digest: str, caller: Caller) -> Feed:
+    async def submit(
+        self, request: GenerationRequest, digest: str, caller: Caller, traceparent: str = ""
+    ) -> Feed:
         """Records a request and lets it run; the feed of the one that is there if it is repeated.
+        `traceparent` is the caller's trace context.
 
         A client that hangs up meanwhile does not interrupt it: the request is then one that nobody reads.
 
@@ -53,7 +64,7 @@ class Desk:
             raise UnavailableError("this gateway is being drained; ask another one")
         if not self._keeper.redis_ready:
             raise UnavailableError("Redis does not answer")
-        task = asyncio.create_task(self._submit(request, digest, caller))
+        task = asyncio.create_task(self._submit(request, digest, caller, traceparent))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
@@ -114,18 +125,21 @@ class Desk:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _submit(self, request: GenerationRequest, digest: str, caller: Caller) -> Feed:
+    async def _submit(
+        self, request: GenerationRequest, digest: str, caller: Caller, traceparent: str
+    ) -> Feed:
         lane = self._lanes.best_for(request)
         with lane.expecting() if lane is not None else contextlib.nullcontext():
-            return await self._record(request, digest, caller, lane)
+            return await self._record(request, digest, caller, lane, traceparent)
 
     async def _record(
-        self, request: GenerationRequest, digest: str, caller: Caller, lane: Lane | None
+        self, request: GenerationRequest, digest: str, caller: Caller, lane: Lane | None, traceparent: str
     ) -> Feed:
         new = await self._store.create(request, digest, caller, owned=lane is not None)
         if not new:
             return await self.attach(request.request_id, 0, caller)
         if lane is None:
+            self._journal.waits(request)
             return self._feeds.add(Feed(request, digest, False))
         feed = self._feeds.open_local(request, digest)
         try:
@@ -134,6 +148,7 @@ class Desk:
             self._feeds.moved([request.request_id])
             await self._store.discard(request.request_id)
             raise
+        self._journal.arrived(request, traceparent)
         await self._store.begin([state], lane.model)
         return feed
 
@@ -152,7 +167,8 @@ class Desk:
         try:
             wanted = await self._store.leave(request_id)
         except UnavailableError as error:
-            log.warning("request %s goes on though nobody reads it: %s", request_id, error)
+            why = "request %s goes on though nobody reads it: %s"
+            log.warning(why, request_id, error, extra=about(request_id))
             return
         lane = self._lanes.of_request(request_id)
         if wanted and lane is not None:

@@ -14,6 +14,9 @@ class GatewaySettings(SecuritySettings):
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifiers: str = Field(
         "127.0.0.1:50052",

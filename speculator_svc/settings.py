@@ -17,6 +17,9 @@ class SpeculatorSettings(ServiceSettings):
     )
 
     listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9466, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     name: str = Field(
         "",
         description="Name in statistics; empty takes the drafter's. For several it precedes theirs.",

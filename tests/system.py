@@ -266,7 +266,7 @@ async def another_gateway(
 ) -> AsyncIterator[tuple[Gateway, generation_pb2_grpc.GenerationStub, str]]:
     """A gateway with a server of its own, a client of it, and its address."""
     async with build_gateway(settings, ascii_tokenizer(), CollectorRegistry()) as gateway:
-        server = ServiceServer(settings, ["specinfer.v1.Generation"])
+        server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:

@@ -8,7 +8,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HOUSES = ("gateway", "verifier_svc", "speculator_svc")
 TORCH = {"torch", "transformers", "safetensors", "gguf"}
-SERVICE = {"grpc", "grpc_health", "grpc_reflection", "prometheus_client", "pydantic", "pydantic_settings"}
+SERVICE = {
+    "opentelemetry",
+    "grpc",
+    "grpc_health",
+    "grpc_reflection",
+    "prometheus_client",
+    "pydantic",
+    "pydantic_settings",
+}
 TERMINAL = {"typer", "rich", "grpc", "grpc_health", "huggingface_hub"}
 
 # package or module -> (our packages it may import, third parties it may import); longest prefix wins

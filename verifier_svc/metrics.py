@@ -106,6 +106,10 @@ class VerifierMetrics:
         self._nodes.inc(sum([nodes for nodes, _ in judged]))
         self._accepted.inc(sum([accepted for _, accepted in judged]))
 
+    def refused(self, entries: int) -> None:
+        """Counts entries that could not be read, or came twice."""
+        self._entries[EntryStatus.ERROR].inc(entries)
+
     def observe_cache(self, cache: CacheView) -> None:
         """Shows what the cache holds, and counts what was found in it."""
         self._held.set(cache.requests)

@@ -13,6 +13,9 @@ class VerifierSettings(ServiceSettings):
     model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_VERIFIER_"})
 
     listen: str = Field("127.0.0.1:50052", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9465, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")

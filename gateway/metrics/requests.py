@@ -31,7 +31,7 @@ class RequestMetrics:
         self._refused = cache(
             Counter(
                 "specinfer_requests_refused",
-                "Calls of Generate and Attach that were refused before they streamed anything, by status code.",
+                "Calls of Generate and Attach refused before they streamed anything, by status code.",
                 ["code"],
                 registry=registry,
             ).labels
@@ -75,9 +75,9 @@ class RequestMetrics:
         """Counts a call that was refused."""
         self._refused(code.name).inc()
 
-    def admitted(self, state: RequestState, now: float) -> None:
+    def admitted(self, state: RequestState) -> None:
         """Counts the wait of a request that is admitted for the first time."""
-        self._queue.observe(now - state.queued_at)
+        self._queue.observe((state.admitted_at or state.queued_at) - state.queued_at)
 
     def progress(self, item: Progress) -> None:
         """Counts new tokens of a request, and its end if this is it."""

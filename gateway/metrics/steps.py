@@ -103,8 +103,8 @@ class StepMetrics:
         )
         outcomes = counter(
             "drafts",
-            "Drafts asked for, by what came: ok (in time; perhaps nothing to propose), late, failed, malformed, "
-            "stale (its request had ended).",
+            "Drafts asked for, by what came: ok (in time; perhaps nothing to propose), late, failed, "
+            "malformed, stale (its request had ended).",
             *("service", "outcome"),
         )
         self._outcome = cache(outcomes.labels)
@@ -118,8 +118,8 @@ class StepMetrics:
         self._resync = cache(
             counter(
                 "resyncs",
-                "Requests of which a service held something else than the gateway thought, so that all is sent "
-                "again; `verifier` stands for the verifier.",
+                "Requests of which a service held something else than the gateway thought, so that all is "
+                "sent again; `verifier` stands for the verifier.",
                 "service",
             ).labels
         )
@@ -132,9 +132,7 @@ class StepMetrics:
         )
         self._expected_s = counter("planner_expected_seconds", "Time expected of planned steps, summed.")
         self._actual_s = counter("planner_actual_seconds", "Time that those steps took, summed.")
-        self._expected_tokens = counter(
-            "planner_expected_tokens", "Tokens expected of planned steps, summed."
-        )
+        self._expected_tokens = counter("planner_expected_tokens", "Tokens expected of those steps, summed.")
         self._actual_tokens = counter("planner_actual_tokens", "Tokens that those steps brought, summed.")
         self.preemptions = counter("preemptions", "Requests that had to give their cache to others.")
         self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the gateway.")

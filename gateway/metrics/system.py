@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.service.metrics import declare_model_info
+from specinfer.service.wire_meter import WireMeter
 
-PEERS = ("verifier", "speculator", "client")
+Peer: TypeAlias = Literal["verifier", "speculator", "client"]
+PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,17 @@ class SystemMetrics:
         )
         bytes_ = counter(
             "wire_bytes",
-            "Bytes of the serialized messages exchanged with verifiers, speculator services and clients, without "
+            "Bytes of serialized messages exchanged with verifiers, speculator services and clients; without "
             "what gRPC and TLS add.",
             *("peer", "direction"),
         )
-        self.wire_bytes = cache(bytes_.labels)
-        for peer in PEERS:
-            self.wire_bytes(peer, "sent")
-            self.wire_bytes(peer, "received")
+        self._meters = {
+            peer: WireMeter(bytes_.labels(peer, "sent"), bytes_.labels(peer, "received")) for peer in PEERS
+        }
+
+    def meter(self, peer: Peer) -> WireMeter:
+        """Counts the bytes exchanged with one kind of peer."""
+        return self._meters[peer]
 
     def show(self, view: SystemView) -> None:
         """Shows what is so now; what is no longer known goes."""
@@ -83,7 +88,7 @@ class SystemMetrics:
         self._held.set(view.held)
         _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
         _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
-        _show(self._model, {labels: True for labels in view.models})
+        _show(self._model, dict.fromkeys(view.models, True))
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:

@@ -9,7 +9,7 @@ import logging
 import time
 
 from gateway.clients.outage import LogPace, Outage
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import SystemMetrics
 from gateway.ownership.lanes import Lanes, models_of
 from gateway.ownership.rules import requests_to_adopt, requests_to_share, somebody_serves, verifiers_to_claim
 from gateway.requests.feeds import Feeds
@@ -37,7 +37,7 @@ class Keeper:
         store: RequestStore,
         lanes: Lanes,
         feeds: Feeds,
-        metrics: GatewayMetrics,
+        metrics: SystemMetrics,
     ) -> None:
         self._settings, self._leases, self._store = settings, leases, store
         self._lanes, self._feeds, self._metrics = lanes, feeds, metrics

@@ -12,6 +12,7 @@ from gateway.requests.step import Progress
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
+from specinfer.service.log_context import about
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -87,11 +88,12 @@ class Lanes:
             feed.extend(record.tokens[len(feed.tokens) :], record.logprobs[len(feed.logprobs) :], None)
             state = lane.submit(record)
         except SpecInferError as error:
-            log.warning("request %s is given away again: %s", request.request_id, error)
+            why, name = "request %s is given away again: %s", request.request_id
+            log.warning(why, name, error, extra=about(name))
             self._shared.feeds.moved([request.request_id])
             await self._shared.store.disown([request.request_id])
             return
-        self._shared.metrics.adopted_requests.inc()
+        self._shared.journal.adopted(request, len(record.tokens))
         await self._shared.store.begin([state], lane.model)
         if state.finish is not None:  # its last tokens end it; only that was not written
             await lane.loop.deliveries.put([Progress(state, [], [], state.new_tokens, True)])

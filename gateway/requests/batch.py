@@ -18,6 +18,7 @@ class Batch:
         self.queue = WaitingQueue()
         self.running: dict[str, RequestState] = {}
         self._preempted: list[str] = []
+        self._admitted: list[RequestState] = []
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
         """Whether the request, with so many generated tokens, would be admitted at once."""
@@ -45,7 +46,9 @@ class Batch:
             if self.running and used > self._limits.kv_capacity_tokens:
                 return
             self.queue.admit(state)
-            state.admitted_at = state.admitted_at or now
+            if state.admitted_at is None:
+                state.admitted_at = now
+                self._admitted.append(state)
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
@@ -64,6 +67,11 @@ class Batch:
         """Requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
+
+    def take_admitted(self) -> list[RequestState]:
+        """Requests admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
         """The largest goes first: lowest priority, then whose caller has most running, then the latest."""

@@ -168,6 +168,10 @@ class Scheduler:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
         return self._batch.take_preempted()
 
+    def take_admitted(self) -> list[RequestState]:
+        """New requests admitted since the last call; not those that another gateway began."""
+        return [state for state in self._batch.take_admitted() if not state.new_tokens]
+
     def commit(
         self,
         entries: Sequence[StepEntry],

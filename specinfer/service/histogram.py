@@ -1,10 +1,10 @@
 """A Prometheus histogram for what is counted in every step.
 
-`prometheus_client.Histogram.observe` takes 2 to 4 us, with a lock and a scan of the buckets, and counts one value at
-a time. This one takes 0.5 us and counts a value any number of times at once: a step observes dozens.
+`prometheus_client.Histogram.observe` takes 2 to 4 us, with a lock and a scan of the buckets, and counts one
+value at a time. This one takes 0.5 us and counts a value any number of times at once: a step observes dozens.
 
-One thread observes. A scrape from another thread may find a value in the sum that is not in the buckets yet; the next
-one finds both.
+One thread observes. A scrape from another thread may find a value in the buckets that is not in the sum yet;
+the next one finds both.
 """
 
 from bisect import bisect_left
@@ -51,7 +51,7 @@ class StepHistogram(Collector):
         label: str = "",
         values: Sequence[str] = (),
     ) -> None:
-        """`values` of the label are there from the start, with nothing observed; others come when observed."""
+        """`values` of the label are there from the start, with nothing observed; others when observed."""
         self._name, self._documentation, self._label = name, documentation, label
         self._bounds = list(buckets)
         self._cells = {value: _Cell(len(buckets)) for value in (values if label else ("",))}

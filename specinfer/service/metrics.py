@@ -1,7 +1,7 @@
-"""The Prometheus endpoint of a service. Registries are passed in, so that several services fit into one process.
+"""The Prometheus endpoint of a service. Registries are passed in: several services fit into one process.
 
-`disable_created_metrics` is the one process-wide switch: prometheus_client has no other way to leave out the
-`_created` series, which double what is scraped and stored and which nothing here reads.
+`disable_created_metrics` is for the whole process: prometheus_client has no other way to leave out the
+`_created` series, one more for each counter and histogram, which nothing here reads.
 """
 
 import errno
@@ -17,7 +17,7 @@ from prometheus_client import (
 from specinfer import __version__
 from specinfer.errors import SettingError
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def service_registry() -> CollectorRegistry:
