@@ -37,7 +37,7 @@ ACCEPTANCE = Row(
             (
                 Query(
                     per_second(f"{_DECODE}_accepted_tokens_per_pos_total", "position")
-                    + f" / on () group_left ({per_second('specinfer_accepted_depth_count')} > 0)",
+                    + f" / on () group_left () ({per_second('specinfer_accepted_depth_count')} > 0)",
                     "depth {{position}}",
                 ),
             ),

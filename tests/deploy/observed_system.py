@@ -7,6 +7,7 @@ it is deployed.
 import asyncio
 import json
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -40,7 +41,11 @@ class Prometheus:
     port: int
 
     async def ask(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer; a query that Prometheus refuses raises `HTTPError`."""
+        """The `data` of an answer.
+
+        Raises:
+            ValueError: if Prometheus refuses the question, with its reason.
+        """
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         return await asyncio.to_thread(_read, url)
 
@@ -130,5 +135,8 @@ def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, i
 
 
 def _read(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=20) as answer:
-        return json.load(answer)["data"]
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as error:  # Prometheus says in the body what it does not understand
+        raise ValueError(f"{urllib.parse.unquote_plus(url)}: {error.read().decode()}") from error

@@ -53,6 +53,17 @@ def test_every_alert_fires_when_it_should_and_is_silent_otherwise() -> None:
     promtool("test", "rules", UNIT_TESTS)
 
 
+@needs_prometheus
+def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
+    """Without a running system, as rules."""
+    asked = [
+        {"record": "x", "expr": e.text, "labels": {"n": str(n)}} for n, e in enumerate(all_expressions())
+    ]
+    path = tmp_path / "expressions.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": asked}]}))
+    assert f"{len(asked)} rules found" in promtool("check", "rules", path)
+
+
 def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     tests = yaml.safe_load(UNIT_TESTS.read_text())["tests"]
     checks = [check for test in tests for check in test["promql_expr_test"]]
