@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import itertools
 import json
 import tempfile
 import time
@@ -29,7 +30,7 @@ PROMPTS = RESULTS.parents[1] / "tests" / "data" / "prompts.jsonl"
 PHASES = ((1, 50.0), (4, 70.0), (16, 70.0), (28, 60.0), (2, 50.0))
 """(clients at a time, seconds)."""
 PANELS = (
-    *("Tokens", "Requests running and waiting", "Time to first token"),
+    *("Tokens read and generated", "Requests running and waiting", "Time to first token"),
     *("Seconds of an iteration by phase", "Time between tokens", "Time of a pass by tokens"),
     *("Acceptance by speculator", "Accepted at each depth", "Nodes by speculator"),
 )
@@ -51,9 +52,9 @@ def main(target: Path = PICTURE, speed: float = 1.0) -> None:
     with LocalSystem(options, typer.echo) as system, tempfile.TemporaryDirectory() as directory:
         scraper = start_prometheus(Path(directory), ports, prometheus)
         try:
-            start = time.time()
+            start = round(time.time())
             asyncio.run(work(system.address, speed))
-            draw(PANELS, f"http://127.0.0.1:{prometheus}", Span(start + 4, time.time()), target)
+            draw(PANELS, f"http://127.0.0.1:{prometheus}", Span(start + 4, round(time.time())), target)
         finally:
             scraper.terminate()
             scraper.join(timeout_s=10)
@@ -83,14 +84,16 @@ async def work(address: str, speed: float) -> None:
 async def phase(
     client: GatewayClient, prompts: Sequence[Sequence[int]], clients: int, seconds: float
 ) -> None:
-    """So many requests at a time, for so long; those that run then are finished."""
-    load = Load(clients, generation_pb2.SPECULATION_UNSPECIFIED, new_tokens=96)
+    """So many clients, each with one request at a time, for so long; those that run then are finished."""
+    load = Load(1, generation_pb2.SPECULATION_UNSPECIFIED, new_tokens=64)
     stop = time.monotonic() + seconds
-    offset = 0
-    while time.monotonic() < stop:
-        turn = [prompts[(offset + n) % len(prompts)] for n in range(2 * clients)]
-        await generate_all(client, turn, load)
-        offset += len(turn)
+    turns = itertools.cycle(prompts)
+
+    async def one_client() -> None:
+        while time.monotonic() < stop:
+            await generate_all(client, [next(turns)], load)
+
+    await asyncio.gather(*(one_client() for _ in range(clients)))
 
 
 def read_prompts() -> list[list[int]]:

@@ -1,7 +1,7 @@
 """The speculation dashboard's rows of acceptance and trees."""
 
 from deploy.grafana.dashboard import Row
-from deploy.grafana.panel import Panel, Query
+from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import SPECULATOR as CHOSEN
 from deploy.grafana.promql import mean, per_second, quantile, ratio, share
 
@@ -90,6 +90,7 @@ TREES = Row(
                     "{{speculator}} {{stage}}",
                 ),
             ),
+            unit=PER_SECOND,
         ),
         Panel(
             "Duplicates",

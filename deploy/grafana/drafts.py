@@ -1,7 +1,7 @@
 """The speculation dashboard's rows of drafts and the planner: what is asked for, and what comes."""
 
 from deploy.grafana.dashboard import Row
-from deploy.grafana.panel import Panel, Query
+from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import SPECULATOR as CHOSEN
 from deploy.grafana.promql import per_second, ratio, share
 
@@ -62,6 +62,7 @@ DRAFTS = Row(
                     "{{speculator}}",
                 ),
             ),
+            unit=PER_SECOND,
         ),
         Panel(
             "Faults of speculators",

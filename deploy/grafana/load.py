@@ -1,7 +1,7 @@
 """The overview's rows of traffic and latency: what clients ask for, and how long they wait."""
 
 from deploy.grafana.dashboard import Row
-from deploy.grafana.panel import Panel, Query
+from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import per_second, quantile, selector
 
 
@@ -17,6 +17,7 @@ GLANCE = Row(
             "Tokens generated, all requests together.",
             "far below the usual value while requests are waiting: something is slow, look at the verifier.",
             (Query(per_second("specinfer_generation_tokens_total"), "tokens/s"),),
+            unit=PER_SECOND,
             kind="stat",
             width=4,
             height=4,
@@ -88,13 +89,14 @@ TRAFFIC = Row(
             stacked=True,
         ),
         Panel(
-            "Tokens",
-            "Tokens read from prompts and tokens generated.",
+            "Tokens read and generated",
+            "Tokens of prompts whose first token came, and tokens generated.",
             "generated tokens falling while as many requests run as before.",
             (
                 Query(per_second("specinfer_prompt_tokens_total"), "prompt"),
                 Query(per_second("specinfer_generation_tokens_total"), "generated"),
             ),
+            unit=PER_SECOND,
         ),
         Panel(
             "Requests refused",

@@ -7,6 +7,8 @@ from typing import Any
 DATASOURCE = {"type": "prometheus", "uid": "specinfer-prometheus"}
 """The uid is that of provisioning/datasources."""
 _GREEN, _RED = "green", "red"
+PER_SECOND = "suffix:/s"
+"""A unit of Grafana's: the number with this after it."""
 
 
 @dataclass(frozen=True, slots=True)

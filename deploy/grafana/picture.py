@@ -5,6 +5,7 @@
 
 import io
 import json
+import math
 import re
 import urllib.parse
 import urllib.request
@@ -19,9 +20,10 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
 from deploy.grafana.build import DASHBOARDS
-from deploy.grafana.panel import Panel
+from deploy.grafana.panel import PER_SECOND, Panel
 
 _COLUMNS = 3
+_MOST_LINES = 6
 _COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#ffa6b0")
 _STYLE = {
     "figure.facecolor": "#111217",
@@ -41,19 +43,25 @@ _UNITS: Mapping[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{value / 2**20:.0f} MiB",
     "reqps": lambda value: f"{value:g}/s",
     "cps": lambda value: f"{value:g}/s",
+    PER_SECOND: lambda value: f"{value:g}/s",
 }
 _VARIABLES = re.compile(r"\$(instance|speculator|model)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What time is shown, in seconds since 1970."""
+    """What time is shown, in whole seconds since 1970."""
 
-    start: float
-    stop: float
-    step: float = 2.0
-    window: str = "15s"
+    start: int
+    stop: int
+    step: int = 2
+    window: str = "20s"
     """Over which rates are taken."""
+
+    @property
+    def times(self) -> range:
+        """At which Prometheus is asked."""
+        return range(self.start, self.stop + 1, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,7 @@ class Line:
     minutes: list[float]
     """Since the start."""
     values: list[float]
+    """NaN where there is none: a gap."""
 
 
 def panels_named(titles: Sequence[str]) -> list[Panel]:
@@ -83,7 +92,7 @@ def draw(titles: Sequence[str], prometheus: str, span: Span, target: Path) -> No
     with plt.rc_context(_STYLE):
         figure, places = plt.subplots(lines, _COLUMNS, figsize=(15, 3.1 * lines), squeeze=False)
         for place, panel in zip(places.flat, panels, strict=False):
-            _draw_panel(place, panel, list(_lines(panel, prometheus, span)), (span.stop - span.start) / 60)
+            _draw_panel(place, panel, _shown(_lines(panel, prometheus, span)), (span.stop - span.start) / 60)
         for place in places.flat[len(panels) :]:
             place.set_axis_off()
         figure.tight_layout(h_pad=1.6, w_pad=1.4)
@@ -91,15 +100,29 @@ def draw(titles: Sequence[str], prometheus: str, span: Span, target: Path) -> No
         plt.close(figure)
 
 
+def _shown(lines: Iterator[Line]) -> list[Line]:
+    """The first ones in the order of the numbers in their names."""
+    by_number = sorted(lines, key=lambda line: [int(n) for n in re.findall(r"\d+", line.name)])
+    return by_number[:_MOST_LINES]
+
+
 def _lines(panel: Panel, prometheus: str, span: Span) -> Iterator[Line]:
     for query in panel.queries:
         text = _VARIABLES.sub(".+", query.expression).replace("$__rate_interval", span.window)
         for series in _query_range(prometheus, text, span):
-            name = re.sub(r"{{(\w+)}}", lambda m, labels=series["metric"]: labels.get(m[1], ""), query.legend)
-            points = [(float(at), float(value)) for at, value in series["values"] if value != "NaN"]
-            if points:
-                minutes = [(at - span.start) / 60 for at, _ in points]
-                yield Line(name, minutes, [value for _, value in points])
+            values = {float(at): float(value) for at, value in series["values"]}
+            minutes = [(at - span.start) / 60 for at in span.times]
+            yield Line(
+                _name(query.legend, series["metric"]),
+                minutes,
+                [values.get(at, math.nan) for at in span.times],
+            )
+
+
+def _name(legend: str, labels: Mapping[str, str]) -> str:
+    """A line's name; addresses are left out, for one system is drawn, on some free ports."""
+    shown = {key: value for key, value in labels.items() if key != "instance"}
+    return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 
 
 def _query_range(prometheus: str, expression: str, span: Span) -> list[dict[str, Any]]:
@@ -121,20 +144,18 @@ def _draw_panel(place: Axes, panel: Panel, lines: Sequence[Line], minutes: float
     place.set_xlim(0, minutes)
     place.set_ylim(bottom=0, top=panel.most)
     place.set_xlabel("minutes", fontsize=8)
-    written = _UNITS.get(panel.unit, lambda value: f"{value:g}")
+    written = _UNITS.get(panel.unit, "{:g}".format)
     place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
     if lines:
-        columns = min(4, len(lines))
+        columns = min(3, len(lines))
         below = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False}
         place.legend(ncols=columns, fontsize=8, handlelength=1.2, columnspacing=1.0, **below)
 
 
 def _stack(place: Axes, lines: Sequence[Line]) -> None:
-    """Areas one upon the other, at the times that all lines have."""
-    times = sorted(set.intersection(*(set(line.minutes) for line in lines)))
-    by_time = [dict(zip(line.minutes, line.values, strict=True)) for line in lines]
-    heights = [[values[at] for at in times] for values in by_time]
-    place.stackplot(times, heights, labels=[line.name for line in lines], alpha=0.7)
+    """Areas one upon the other; gaps as zero."""
+    heights = [[0.0 if math.isnan(value) else value for value in line.values] for line in lines]
+    place.stackplot(lines[0].minutes, heights, labels=[line.name for line in lines], alpha=0.7)
 
 
 def _save(figure: Any, target: Path) -> None:

@@ -1,7 +1,7 @@
 """The dashboard "Verifier": what the large model does, and what its cache holds."""
 
 from deploy.grafana.dashboard import MODEL, VERIFIER, Dashboard, Row
-from deploy.grafana.panel import Panel, Query
+from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import INSTANCE, mean, per_second, quantile, selector, share
 
 _PASSES = Row(
@@ -77,6 +77,7 @@ _VERDICTS = Row(
                 Query(per_second("specinfer_verifier_nodes_total"), "verified"),
                 Query(per_second("specinfer_verifier_accepted_total"), "accepted"),
             ),
+            unit=PER_SECOND,
         ),
         Panel(
             "Failed and fenced steps",

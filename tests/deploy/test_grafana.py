@@ -11,11 +11,11 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
 from deploy.grafana.build import DASHBOARDS, DIRECTORY, path_of, text_of
-from deploy.grafana.panel import DATASOURCE
+from deploy.grafana.panel import DATASOURCE, PER_SECOND
 from tests.deploy.expressions import ROOT, dashboards, panels
 
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
-UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit"}
+UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit", PER_SECOND}
 """Ids of Grafana's units that are used; each was looked up in its list."""
 OPEN = re.compile(r"\.annotations\.list\[\d+]\.(titleFormat|textFormat|step):")
 """What the source of annotations reads: Grafana's types leave that to the source."""
