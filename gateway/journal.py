@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.metrics import GatewayMetrics
-from gateway.metrics.steps import Named
+from gateway.metrics.speculation import Named
 from gateway.planning.feedback import FinishedStep
 from gateway.planning.step_counts import count_step
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
@@ -79,7 +79,8 @@ class Journal:
             if books := service.books:
                 taken = books.take()
                 left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
-                self.metrics.steps.service(service.address, taken.outcomes, taken.resyncs, left_out)
+                speculation = self.metrics.steps.speculation
+                speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
 
     @contextmanager
     def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:

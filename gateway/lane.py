@@ -135,20 +135,26 @@ class Lane:
         Raises:
             UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
         """
-        await self.stop()
+        await self._stop_iterating()
         names = list(self.loop.deliveries.unfinished)
         self.loop.deliveries.let_go(names)
-        await self._shared.store.disown(names)
+        try:
+            await self._shared.store.disown(names)
+        finally:
+            await self.stop()
 
     async def stop(self) -> None:
         """Stops iterating and closes the connections."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop_iterating()
         await self.loop.close()
         await self.loop.pool.close()
         for _, channel in self._channels:
             await channel.close()
+
+    async def _stop_iterating(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -30,6 +30,8 @@ from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
+_LAST_RELEASES_S = 0.5
+"""Time for the last releases: what is lost is covered by the services' own time-to-live."""
 
 
 class Step(NamedTuple):
@@ -194,8 +196,11 @@ class GenerationLoop:
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        done_step = FinishedStep(step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
-        return done_step, progress
+        outcomes = [item.outcome for item in progress if item.outcome is not None]
+        finished = FinishedStep(
+            step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times, outcomes
+        )
+        return finished, progress
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
@@ -207,9 +212,12 @@ class GenerationLoop:
 
     async def close(self) -> None:
         """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
-        for task in self._background:
+        background = list(self._background)
+        if background:
+            await asyncio.wait(background, timeout=_LAST_RELEASES_S)
+        for task in background:
             task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*background, return_exceptions=True)
 
     def _learn(self, step: FinishedStep) -> None:
         self._journal.step(step, self.pool)

@@ -3,7 +3,8 @@
 from gateway.clients.speculator import SpeculatorService
 from gateway.clients.verifier_link import VerifierLink
 from gateway.lane import Lane
-from gateway.metrics.steps import PHASES, Named
+from gateway.metrics.speculation import Named
+from gateway.metrics.steps import PHASES
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
 from gateway.planning.planner import Choice

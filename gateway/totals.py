@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gateway.metrics.steps import PHASES, Named
+from gateway.metrics.speculation import Named
+from gateway.metrics.steps import PHASES
 from gateway.planning.feedback import FinishedStep
 from gateway.planning.step_counts import StepCounts
 

@@ -1,4 +1,4 @@
-"""Traces of requests: a span of each, below it its queue, prefill and decode, and its steps with their phases.
+"""Traces of requests: a span of each, below it its queue, prefill and decode, its steps and their phases.
 
     request ----------------------------------------
       queue --- prefill ------ decode --------------

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
-from specinfer.service.histogram import TO_SECONDS_S, StepHistogram
 from specinfer.service.metrics import declare_build_info
+from specinfer.service.step_metrics import TO_SECONDS_S, StepHistogram
 from speculator_svc.engine import DraftOutcome
 
 

@@ -121,10 +121,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
-    "gateway.requests.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
+    "gateway.requests.speculation": ({"specinfer.tree"}, set()),
+    "gateway.requests.request": (
+        {"gateway.requests.speculation", "specinfer.sampling", "specinfer.errors"},
+        set(),
+    ),
     "gateway.requests.budget": (set(), set()),
     "gateway.requests.step": (
-        {"gateway.requests.request", "specinfer.entry_status", "specinfer.tree"},
+        {
+            *(f"gateway.requests.{name}" for name in ("request", "speculation")),
+            *("specinfer.entry_status", "specinfer.tree"),
+        },
         set(),
     ),
     "gateway.planning": (
@@ -188,7 +195,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 }
 PURE = (
     *("batch", "budget", "caller", "entries", "finish_rate", "limits", "queue", "ranking", "request"),
-    *("room", "scheduler", "step", "verdicts"),
+    *("room", "scheduler", "speculation", "step", "verdicts"),
 )
 FORBIDDEN_STDLIB = {
     **{

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.entry_status import EntryStatus
-from specinfer.service.histogram import COUNTS, TO_SECONDS_S, StepHistogram
 from specinfer.service.metrics import declare_build_info, declare_model_info
+from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
 from specinfer.v1 import verifier_pb2
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 

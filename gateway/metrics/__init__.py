@@ -1,7 +1,6 @@
 """Prometheus metrics of the gateway: of requests, of steps, and of the parts of the system.
 
-docs/operations.md says what each means and what a bad value looks like. Children of labels are looked up
-once: a label costs 4 us, a child that is at hand 1 us.
+docs/operations.md says what each means and what a bad value looks like.
 """
 
 from prometheus_client import CollectorRegistry

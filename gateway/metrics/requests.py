@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from gateway.requests.request import FinishReason, RequestState
 from gateway.requests.step import Progress
-from specinfer.service.histogram import TO_MINUTES_S, StepHistogram
+from specinfer.service.step_metrics import TO_MINUTES_S, StepCounter, StepHistogram
 
 _CODES = (
     *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
@@ -36,11 +36,11 @@ class RequestMetrics:
                 registry=registry,
             ).labels
         )
-        self._prompt_tokens = Counter(
-            "specinfer_prompt_tokens", "Prompt tokens of requests that got a first token.", registry=registry
+        self._prompt_tokens = StepCounter(
+            "specinfer_prompt_tokens", "Prompt tokens of requests that got a first token.", (), registry
         )
-        self._generation_tokens = Counter(
-            "specinfer_generation_tokens", "Generated tokens, stored and shown to clients.", registry=registry
+        self._generation_tokens = StepCounter(
+            "specinfer_generation_tokens", "Generated tokens, stored and shown to clients.", (), registry
         )
         self._first_token = StepHistogram(
             "specinfer_time_to_first_token_seconds",
@@ -83,7 +83,7 @@ class RequestMetrics:
         """Counts new tokens of a request, and its end if this is it."""
         state, count = item.state, len(item.tokens)
         if count:
-            self._generation_tokens.inc(count)
+            self._generation_tokens.add(count)
             self._latencies(item, count)
         if item.final and state.finish is not None:
             self._success(state.finish.name.lower()).inc()
@@ -92,7 +92,7 @@ class RequestMetrics:
     def _latencies(self, item: Progress, count: int) -> None:
         state = item.state
         if item.start == 0:
-            self._prompt_tokens.inc(len(state.request.prompt))
+            self._prompt_tokens.add(len(state.request.prompt))
             self._first_token.observe((state.first_token_at or state.queued_at) - state.queued_at)
         if item.since_s is not None:
             self._inter_token.observe(item.since_s / count, times=count)

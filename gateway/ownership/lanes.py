@@ -89,7 +89,7 @@ class Lanes:
             state = lane.submit(record)
         except SpecInferError as error:
             why, name = "request %s is given away again: %s", request.request_id
-            log.warning(why, name, error, extra=about(name))
+            log.info(why, name, error, extra=about(name))
             self._shared.feeds.moved([request.request_id])
             await self._shared.store.disown([request.request_id])
             return

@@ -5,13 +5,11 @@ verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1      
                         +-ran                        B   2       2       1         1      no
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.planning.feedback import FinishedStep
-from gateway.requests.request import nodes_by_speculator
+from gateway.requests.speculation import TreeOutcome
 from specinfer.entry_status import EntryStatus
-from specinfer.tree import TokenTree
 
 
 @dataclass(slots=True)
@@ -58,24 +56,20 @@ def count_step(step: FinishedStep) -> StepCounts:
     for drafts in step.drafts.values():
         for speculator, draft in drafts:
             counts.of(speculator).proposed += len(draft) - 1
-    for request_id, verdict in step.verdicts.items():
-        tree = step.trees.get(request_id)
-        if verdict.status is EntryStatus.RESYNC:
-            counts.resyncs += 1
-        elif verdict.status is EntryStatus.OK and tree is not None and len(tree) > 1:
-            _count_tree(counts, tree, verdict.accepted)
+    for outcome in step.outcomes:
+        if outcome.drafted:
+            _count(counts, outcome)
+    counts.resyncs = sum([verdict.status is EntryStatus.RESYNC for verdict in step.verdicts.values()])
     return counts
 
 
-def _count_tree(counts: StepCounts, tree: TokenTree, accepted: Sequence[int]) -> None:
-    counts.nodes += len(tree) - 1
-    counts.depths.append(len(accepted))
-    path, found = set(accepted), nodes_by_speculator(tree)
-    for speculator, nodes in found.items():
-        own = counts.of(speculator)
-        own.drafts += 1
-        own.kept += len(nodes)
-        own.accepted += len(nodes & path)
-        own.wins += bool(path) and path <= nodes
-        if len(found) > 1:
-            own.duplicate += len(nodes & set().union(*[n for s, n in found.items() if s != speculator]))
+def _count(counts: StepCounts, outcome: TreeOutcome) -> None:
+    counts.nodes += outcome.drafted
+    counts.depths.append(outcome.accepted)
+    for speculator, part in outcome.speculators.items():
+        did = counts.of(speculator)
+        did.drafts += 1
+        did.kept += part.drafted
+        did.duplicate += part.duplicate
+        did.accepted += part.accepted
+        did.wins += part.won

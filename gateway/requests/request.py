@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from gateway.requests.speculation import SpeculationStats
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import SamplingParams, request_seed
-from specinfer.tree import TokenTree
 
 MAX_STOP_STRINGS = 16
 
@@ -91,49 +91,6 @@ class GenerationRequest:
     def drawn_for(self, draws: bool) -> bool:
         """Whether speculators may draw for it, if any of them draws for requests that are sampled."""
         return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
-
-
-@dataclass(slots=True)
-class SpeculatorCounts:
-    """What one speculator contributed to one request."""
-
-    drafted: int = 0
-    accepted: int = 0
-    wins: int = 0
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """What speculation did for one request."""
-
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    histogram: list[int] = field(default_factory=list)
-    """histogram[i]: steps that accepted i drafted tokens."""
-    speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
-
-    def record(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Counts one verified tree."""
-        self.steps += 1
-        self.drafted += len(tree) - 1
-        self.accepted += len(accepted)
-        self.histogram.extend([0] * (len(accepted) + 1 - len(self.histogram)))
-        self.histogram[len(accepted)] += 1
-        path = set(accepted)
-        for speculator, nodes in nodes_by_speculator(tree).items():
-            counts = self.speculators.setdefault(speculator, SpeculatorCounts())
-            counts.drafted += len(nodes)
-            counts.accepted += len(nodes & path)
-            counts.wins += bool(path) and path <= nodes
-
-
-def nodes_by_speculator(tree: TokenTree) -> dict[int, set[int]]:
-    """Which nodes every speculator proposed; those that several proposed are each one's."""
-    nodes: dict[int, set[int]] = {}
-    for proposal in tree.proposals:
-        nodes.setdefault(proposal.speculator, set()).update(proposal.children)
-    return nodes
 
 
 @dataclass(slots=True)

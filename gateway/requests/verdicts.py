@@ -32,7 +32,7 @@ def apply_verdict(
 
 
 def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
-    state.stats.record(tree, verdict.accepted)
+    outcome = state.stats.record(tree, verdict.accepted)
     start = state.new_tokens
     if start == 0:
         state.first_token_at = now
@@ -42,7 +42,8 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
     reason = state.own_end
     if reason is not None:
         state.end(reason, now)
-    return Progress(state, kept, list(verdict.logprobs[: len(kept)]), start, reason is not None, since_s)
+    logprobs = list(verdict.logprobs[: len(kept)])
+    return Progress(state, kept, logprobs, start, reason is not None, since_s, outcome)
 
 
 def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:

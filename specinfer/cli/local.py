@@ -38,6 +38,13 @@ SERVICE_ENVIRONMENT = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 """Of the processes; what the user has set comes first."""
+NO_METRICS = {
+    # the default ports are for one service of a kind on a machine
+    "verifier_svc": {"SPECINFER_VERIFIER_METRICS_PORT": "0"},
+    "speculator_svc": {"SPECINFER_SPECULATOR_METRICS_PORT": "0"},
+    "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
+}
+"""Switches a service's metrics off, unless the user has set their port."""
 
 # Trained SSMs that ship with the project (models/), by target.
 TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
@@ -86,6 +93,8 @@ class LocalOptions:
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
     """By name; None takes those that suit the model."""
+    metrics: bool = False
+    """Whether the gateway serves metrics, at its default port; the other services do not."""
 
 
 class LocalSystem:
@@ -198,7 +207,10 @@ class LocalSystem:
         command = [sys.executable, "-m", module]
         for key, value in flags.items():
             command += _arguments(key, value)
-        environment = {key: text for key, text in SERVICE_ENVIRONMENT.items() if key not in os.environ}
+        wanted = dict(SERVICE_ENVIRONMENT)
+        if module != "gateway" or not self._options.metrics:
+            wanted |= NO_METRICS[module]
+        environment = {key: text for key, text in wanted.items() if key not in os.environ}
         environment[INSTANCE_VARIABLE] = self.instance
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 

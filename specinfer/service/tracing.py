@@ -4,6 +4,7 @@ Spans carry ids, counts and times, never text or tokens. A trace is wanted if th
 `traceparent` (W3C Trace Context, https://www.w3.org/TR/trace-context/), else by the ratio of the settings.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +23,8 @@ HEADER = "traceparent"
 """In the metadata of a call."""
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NO_ATTRIBUTES: Attributes = {}
+_CLOSE_S = 2.0
+"""A service that ends waits no longer than this for a collector that is away."""
 
 
 class Tracer:
@@ -75,8 +78,10 @@ class Tracer:
         span.end(self._ns(at))
 
     def close(self) -> None:
-        """Sends what has not been sent."""
-        self._provider.shutdown()
+        """Sends what has not been sent; what a collector does not take in two seconds is lost."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_CLOSE_S)
 
     def _ns(self, at: float) -> int:
         return round((self._epoch_s + at) * 1e9)

@@ -244,21 +244,21 @@ async def test_a_drained_gateway_hands_over_and_ends(redis_url: str) -> None:
 
 async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url: str) -> None:
     async with running_system(redis_url, linger_seconds=5.0) as system:
-        request = request_for(PROMPT, max_new_tokens=LONG)
+        request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(system.stub, request)
         await system.gateway.drain()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await reader.finish()
         seen = reader.tokens
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert len(seen) < LONG
+        assert len(seen) < 400
         await system.gateway.lanes.end_all()
         await system.gateway.keeper.leave()
         system.gateway.running.cancel()
         async with another_gateway(system.gateway.settings) as (after, stub, _):
             replies = await rest(stub, request.request_id, len(seen))
             _replaced(system, after)
-    assert seen + tokens_of(replies) == greedy(PROMPT, LONG)
+    assert seen + tokens_of(replies) == greedy(PROMPT, 400)
 
 
 async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> None:

@@ -204,7 +204,7 @@ async def test_a_bad_entry_at_the_speculators_costs_itself() -> None:
             *((name, OK) for name in served),
             *(("good", OK), ("good", ERROR)),
         ]
-        assert "request_id = 'good': is in the message twice" in first_reply.entries[-1].message
+        assert "request_id: is in the message twice" in first_reply.entries[-1].message
         assert [r.status for r in second.entries] == [OK]
         assert max(job.limits.depth for job in drafter.jobs) == 4, "no deeper than it has nodes"
 

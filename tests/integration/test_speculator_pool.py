@@ -99,7 +99,7 @@ async def test_another_process_is_noticed_at_its_first_answer_and_described_agai
         assert service.description is not None
         service.description.instance_id = "zero"
         service.refused.add(("other", 0))
-        entry.state.tokens.append(9)
+        entry = step_entry("r", [*PROMPT, 9])
         assert not (await draft(pool, [entry])).trees
         await until(lambda: ready(pool))
         assert (service.held, service.refused, service.description.instance_id) == ({}, set(), "one")
@@ -286,15 +286,17 @@ async def test_two_gateways_with_the_same_request_id_share_a_service() -> None:
         pool_of(address, policy=policies[0]) as x,
         pool_of(address, policy=policies[1]) as y,
     ):
-        mine, theirs = step_entry("r", PROMPT), step_entry("r", [8, 9])
+        mine, theirs = PROMPT, [8, 9]
         for _ in range(3):
-            for pool, entry in ((x, mine), (y, theirs)):
-                assert firsts(await draft(pool, [entry])) == {0: 1}
-                assert list(drafter.jobs[-1].context) == entry.state.tokens
-                entry.state.tokens.append(1)
+            for pool, tokens in ((x, mine), (y, theirs)):
+                assert firsts(await draft(pool, [step_entry("r", tokens)])) == {0: 1}
+                assert list(drafter.jobs[-1].context) == tokens
+            mine, theirs = [*mine, 1], [*theirs, 1]
         await x.release(["r"])
         assert engine.held_requests == 1
-        assert firsts(await draft(y, [theirs])) == {0: 1}, "it was not asked for everything again"
+        assert firsts(await draft(y, [step_entry("r", theirs)])) == {0: 1}, (
+            "it was not asked for everything again"
+        )
     assert PoolPolicy(1.0, 1, "").client != PoolPolicy(1.0, 1, "").client
 
 
@@ -325,7 +327,7 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
             pool = await stack.enter_async_context(pool_of(f"ipv4:{one},{two}"))
             entry = step_entry("r", PROMPT)
             assert firsts(await draft(pool, [entry])) == {0: 1}
-        entry.state.tokens.append(9)
+        entry = step_entry("r", [*PROMPT, 9])
         found: dict[int, int] = {}
         async with asyncio.timeout(20):
             while not found:

@@ -1,17 +1,19 @@
-"""A Prometheus histogram for what is counted in every step.
+"""Prometheus counters and histograms for what is counted in every step.
 
-`prometheus_client.Histogram.observe` takes 2 to 4 us, with a lock and a scan of the buckets, and counts one
-value at a time. This one takes 0.5 us and counts a value any number of times at once: a step observes dozens.
+Those of `prometheus_client` take a lock: 1 us to count, 3 us to observe, 4 us to look up labels. These have
+one writer and take 0.3 to 0.5 us, labels included; a histogram counts a value any number of times at once. A
+step counts some fifty things.
 
-One thread observes. A scrape from another thread may find a value in the buckets that is not in the sum yet;
-the next one finds both.
+One thread counts. A scrape, which is on another thread, may find a value in the buckets that is not in the
+sum yet; the next one finds both.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 TO_MINUTES_S = (
@@ -26,6 +28,34 @@ TO_SECONDS_S = (
 """Of parts of a step."""
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Of requests, nodes and tokens."""
+
+
+class StepCounter(Collector):
+    """A counter with labels."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        if not labels:
+            self.add(0)
+        registry.register(self)
+
+    def add(self, count: float, *labels: str) -> None:
+        """Counts; 0 makes that there is something to be scraped."""
+        self._values[labels] += count
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Name and type, for the registry."""
+        yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What was counted since the start."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in list(self._values.items()):
+            family.add_metric(labels, value)
+        yield family
 
 
 class _Cell:
