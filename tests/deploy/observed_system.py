@@ -102,7 +102,7 @@ _SCRAPED = ("verifier", "speculator-ngram", "speculator-ssm", "gateway")
 def _targets(scraped: Mapping[str, int]) -> dict[str, list[str]]:
     targets: dict[str, list[str]] = {}
     for name, port in scraped.items():
-        targets.setdefault(name.split("-")[0], []).append(f"127.0.0.1:{port}")
+        targets.setdefault(f"specinfer-{name.split('-')[0]}", []).append(f"127.0.0.1:{port}")
     return targets
 
 

@@ -10,8 +10,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
+from benchmarks.dashboard import PANELS, PICTURE
 from deploy.grafana.build import DASHBOARDS, DIRECTORY, path_of, text_of
 from deploy.grafana.panel import DATASOURCE, PER_SECOND
+from deploy.grafana.picture import panels_named
 from tests.deploy.expressions import ROOT, dashboards, panels
 
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
@@ -68,6 +70,24 @@ def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> Non
             assert shows.endswith("."), panel["title"]
             assert len(bad) > 20, panel["title"]
             assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+
+
+def test_the_guide_names_panels_that_exist() -> None:
+    """What is in italics in the sections on dashboards and alerts."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    guide = "".join(
+        re.findall(r"^## (?:Reading the dashboards|Alerts)$.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+    )
+    titles = {panel["title"] for dashboard in dashboards().values() for panel in panels(dashboard)}
+    named = {" ".join(name.split()) for name in re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", guide)}
+    assert named <= titles
+    assert len(named) > 10
+
+
+def test_the_picture_of_the_readme_is_small_and_can_be_drawn_again() -> None:
+    assert PICTURE.stat().st_size < 150_000
+    assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    assert [panel.title for panel in panels_named(PANELS)] == list(PANELS)
 
 
 def test_panels_have_different_titles_and_do_not_overlap() -> None:

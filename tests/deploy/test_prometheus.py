@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.dashboard import PANELS
+from deploy.grafana.picture import Span, draw
 from tests.deploy.expressions import (
     OF_PROMETHEUS,
     PROMETHEUS,
@@ -24,7 +26,7 @@ from tests.deploy.expressions import (
     rules,
     without_comparisons,
 )
-from tests.deploy.observed_system import Observed, observed_system
+from tests.deploy.observed_system import Observed, Prometheus, observed_system
 
 UNIT_TESTS = ROOT / "tests" / "deploy" / "alerts_test.yml"
 RUNBOOK = "docs/operations.md"
@@ -123,6 +125,7 @@ class Evaluation:
     targets: list[dict[str, Any]] = field(default_factory=list)
     firing: list[str] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
+    picture: bytes = b""
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +145,17 @@ async def _evaluate(directory: Path) -> Evaluation:
         groups = (await system.prometheus.ask("rules"))["groups"]
         found.rules = [rule for group in groups for rule in group["rules"]]
         found.targets = (await system.prometheus.ask("targets"))["activeTargets"]
+        found.picture = await asyncio.to_thread(_drawn, system.prometheus, directory / "picture.png")
         found.metrics = set(await system.prometheus.ask("label/__name__/values"))
         firing = await system.prometheus.query('ALERTS{alertstate="firing"}')
         found.firing = [sample["metric"]["alertname"] for sample in firing]
     return found
+
+
+def _drawn(prometheus: Prometheus, path: Path) -> bytes:
+    now = round(time.time())
+    draw(PANELS, f"http://127.0.0.1:{prometheus.port}", Span(now - 20, now), path)
+    return path.read_bytes()
 
 
 async def _has_data(system: Observed, expression: Expression) -> bool:
@@ -159,10 +169,10 @@ async def _has_data(system: Observed, expression: Expression) -> bool:
 @needs_prometheus
 def test_every_service_is_scraped(evaluation: Evaluation) -> None:
     assert sorted(target["labels"]["job"] for target in evaluation.targets) == [
-        "gateway",
-        "speculator",
-        "speculator",
-        "verifier",
+        "specinfer-gateway",
+        "specinfer-speculator",
+        "specinfer-speculator",
+        "specinfer-verifier",
     ]
     assert {target["health"] for target in evaluation.targets} == {"up"}, evaluation.targets
 
@@ -179,6 +189,12 @@ def test_every_rule_is_evaluated_and_no_alert_fires(evaluation: Evaluation) -> N
     assert {rule["health"] for rule in evaluation.rules} == {"ok"}, evaluation.rules
     assert len(evaluation.rules) == len(rules())
     assert evaluation.firing == []
+
+
+@pytest.mark.slow
+@needs_prometheus
+def test_panels_can_be_drawn(evaluation: Evaluation) -> None:
+    assert evaluation.picture.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
