@@ -76,9 +76,15 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """Requests that could begin at once, as far as places go."""
+        """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
+
+    @property
+    def spare(self) -> int:
+        """Requests that it could begin at once beside those that wait: none while any does, as then the cache
+        has no room for them."""
+        return 0 if self.loop.scheduler.waiting else self.room
 
     @property
     def _requests(self) -> int:
