@@ -82,9 +82,8 @@ class Lane:
 
     @property
     def spare(self) -> int:
-        """Requests that it could begin at once beside those that wait: none while any does, as then the cache
-        has no room for them."""
-        return 0 if self.loop.scheduler.waiting else self.room
+        """Requests like those that it has for which it has places and cache."""
+        return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
     def _requests(self) -> int:
