@@ -89,6 +89,9 @@ class Deliveries:
         """
         for item in progress:
             self._stop_at_string(item)
+        ended = [_name(item) for item in progress if item.final]
+        if ended:
+            self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
             await self._waiting.put(_Delivery(progress, step))
 
@@ -186,13 +189,13 @@ class Deliveries:
                 self._scheduler.drop(request_id)
         self._feeds.moved(request_ids)
         self._forget(request_ids)
+        if request_ids:
+            self._release(list(request_ids))
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._texts.pop(request_id, None)
             self.unfinished.pop(request_id, None)
-        if request_ids:
-            self._release(list(request_ids))
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """Redis was away for too long: these requests end here; what was not stored is not shown."""

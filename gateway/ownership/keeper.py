@@ -148,8 +148,9 @@ class Keeper:
 
     def _report(self) -> GatewayReport:
         lanes = [lane for lane in self._lanes if lane.running]
-        room = 0 if self.draining else sum(lane.room for lane in lanes)
-        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining)
+        room = 0 if self.draining else sum(lane.spare for lane in lanes)
+        models = tuple(models_of(lanes))
+        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining, models)
 
     def _cancel(self, request_id: str) -> None:
         lane = self._lanes.of_request(request_id)
@@ -197,7 +198,7 @@ class Keeper:
 
     async def _adopt(self) -> None:
         """Takes requests that nobody owns, as many as its queues hold."""
-        room = sum(lane.room for lane in self._lanes)
+        room = sum(lane.spare for lane in self._lanes)
         places = self._settings.max_waiting - sum(lane.loop.scheduler.waiting for lane in self._lanes)
         most = min(
             _ADOPT_AT_ONCE, requests_to_adopt(self._leases.gateway_id, room, places, self.renewal.alive)

@@ -53,6 +53,11 @@ class Scheduler:
         return len(self._batch.running)
 
     @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if they were like those that it has."""
+        return self._batch.spare
+
+    @property
     def states(self) -> Mapping[str, RequestState]:
         """Every request that is waiting or running, by id, in order of submission. To be read only."""
         return MappingProxyType(self._states)

@@ -18,6 +18,8 @@ class GatewayReport:
     room: int = 0
     """Requests that it could run at once beside those it has."""
     draining: bool = False
+    models: tuple[str, ...] = ()
+    """Fingerprints of the models that it serves; requests that began with another one are of no use to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ class LeaseStore:
 def _report(text: str) -> GatewayReport:
     """What a gateway says, as far as this version knows it: a newer one may say more."""
     known = {field.name for field in fields(GatewayReport)}
-    return GatewayReport(**{name: value for name, value in json.loads(text).items() if name in known})
+    said = {name: value for name, value in json.loads(text).items() if name in known}
+    return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})
 
 
 def _pairs(held: Sequence[VerifierLease]) -> list[str]:

@@ -210,3 +210,18 @@ async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> Non
         assert ended.ending.finish is FinishReason.DEADLINE
         assert open_ is not None
         assert open_.ending is None
+
+
+async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url: str) -> None:
+    """Who comes next needs the room, and fails after fifty steps without any."""
+    async with running_system(redis_url, kv_tokens=96, linger_seconds=5.0) as system:
+        append = system.store.append
+
+        async def slow(progress: Any, *arguments: Any) -> Any:
+            if any(item.final for item in progress):
+                await asyncio.sleep(1.0)
+            return await append(progress, *arguments)
+
+        system.store.append = slow  # type: ignore[method-assign]
+        found = await asyncio.gather(*(system.tokens([*PROMPT, 20 + i], max_new_tokens=60) for i in range(4)))
+        assert found == [greedy([*PROMPT, 20 + i], 60) for i in range(4)]
