@@ -20,6 +20,7 @@ from pathlib import Path
 
 from specinfer.cache_directory import cache_directory
 from specinfer.errors import UnavailableError
+from specinfer.model.native.bindings import bind
 from specinfer.processor import processor_flags
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def load_library() -> ctypes.CDLL:
         path = _library_path(compiler)
         if not path.is_file():
             _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        return bind(ctypes.CDLL(str(path)))
     except OSError as error:  # no such compiler, no room to write, a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 
