@@ -130,7 +130,7 @@ class Keeper:
                 self._redis.failed(error, time.monotonic())
             except Exception:  # a fault in one renewal must not end the leases of all requests
                 log.exception("a renewal failed")
-                self._metrics.failed_steps.inc()
+                self._metrics.keeper_faults.inc()
 
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._lanes.held)
@@ -189,7 +189,7 @@ class Keeper:
             except Exception:  # nor must one here: what was not adopted now is adopted later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers and requests failed")
-                self._metrics.failed_steps.inc()
+                self._metrics.keeper_faults.inc()
 
     async def _claim(self) -> None:
         if not self.draining:

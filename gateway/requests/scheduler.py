@@ -130,10 +130,6 @@ class Scheduler:
         self._release(state)
         return state
 
-    def drop_all(self) -> list[RequestState]:
-        """Takes all requests out without finishing them."""
-        return [self.drop(request_id) for request_id in list(self._states)]
-
     def last_waiting(self, most: int) -> list[str]:
         """Up to so many waiting requests that would be admitted last: lowest priority, then latest
         arrival."""
