@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types proto bench bench-acceptance chaos clean
+.PHONY: help demo test test-fast test-images lint types proto bench bench-acceptance chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test: $(STAMP)  ## The whole test suite
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"
 
+test-images: $(STAMP)  ## Build the images and run them (minutes, 15 GB for a while; root, buildah, mmdebstrap)
+	SPECINFER_TEST_IMAGES=1 $(BIN)/python -m pytest tests/deploy/test_images.py tests/unit/model/test_native_variants.py
+
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +58,7 @@ chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every to
 	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
-	$(BIN)/python tests/generate_proto.py
+	$(BIN)/python proto/generate.py
 
 clean:  ## Remove the virtual environment
 	rm -rf $(VENV)

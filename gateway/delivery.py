@@ -89,6 +89,9 @@ class Deliveries:
         """
         for item in progress:
             self._stop_at_string(item)
+        ended = [_name(item) for item in progress if item.final]
+        if ended:
+            self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
             await self._waiting.put(_Delivery(progress, step))
 
@@ -119,9 +122,6 @@ class Deliveries:
         except UnavailableError as error:
             self._give_up(progress, error)
             return
-        lost = {name for name, what in written.items() if what is Written.LOST}
-        if lost:
-            written |= await self._restore([item for item in progress if _name(item) in lost])
         for item in progress:
             if written[_name(item)] in (Written.OK, Written.CANCEL):
                 self._publish(item)
@@ -137,7 +137,7 @@ class Deliveries:
         attempt = 0
         while True:
             try:
-                written = await self._store.append(progress, self._names, self.unfinished)
+                written = await self._write_once(progress)
             except UnavailableError as error:
                 if self._outage.failed(error, time.monotonic()) > self._patience_s:
                     raise
@@ -147,12 +147,17 @@ class Deliveries:
                 self._outage.over(time.monotonic())
                 return written
 
-    async def _restore(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Redis lost its data: writes these requests again, then what is new of them."""
-        log.warning("Redis does not know %d requests any more; writing them again", len(progress))
-        for state in {_name(item): item.state for item in progress}.values():
+    async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes; what Redis lost of these requests first."""
+        written = await self._store.append(progress, self._names, self.unfinished)
+        lost = [item for item in progress if written[_name(item)] is Written.LOST]
+        if not lost:
+            return written
+        states = {_name(item): item.state for item in lost}
+        log.warning("Redis does not know %d requests any more; writing them again", len(states))
+        for state in states.values():
             await self.write_again(state)
-        return await self._write(progress)
+        return written | await self._store.append(lost, self._names, self.unfinished)
 
     async def write_again(self, state: RequestState) -> None:
         """Writes a request to a Redis that lost it.
@@ -184,13 +189,13 @@ class Deliveries:
                 self._scheduler.drop(request_id)
         self._feeds.moved(request_ids)
         self._forget(request_ids)
+        if request_ids:
+            self._release(list(request_ids))
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._texts.pop(request_id, None)
             self.unfinished.pop(request_id, None)
-        if request_ids:
-            self._release(list(request_ids))
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """Redis was away for too long: these requests end here; what was not stored is not shown."""
@@ -214,7 +219,7 @@ class Deliveries:
         feed = self._feeds.get(_name(item))
         if feed is not None:
             ending = Ending.of(item.state, self._names) if item.final else None
-            feed.extend(item.tokens, item.logprobs, ending)
+            feed.extend(item.start, item.tokens, item.logprobs, ending)
             self._feeds.forget_if_idle(feed)
 
 

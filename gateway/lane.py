@@ -77,9 +77,14 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """Requests that could begin at once, as far as places go."""
+        """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
+
+    @property
+    def spare(self) -> int:
+        """Requests like those that it has for which it has places and cache."""
+        return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
     def _requests(self) -> int:

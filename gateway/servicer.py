@@ -113,7 +113,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
         """A feed from a position on: what is in it at once, then what comes."""
         text = TextStream(self._tokenizer, feed.request.stop_strings)
-        with self._desk.reading(feed):
+        with self._desk.reading(feed) as feed:
             try:
                 if position:
                     await feed.reach(position)

@@ -1,13 +1,14 @@
 """Tiny random `transformers` models of every supported family, and ours made from the same weights."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from specinfer.model.native.build import multiplies_bytes
+from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt, multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.processor import processor_flags
@@ -109,7 +110,11 @@ def runner_of(model: Any, **options: Any) -> ModelRunner:
 
 def rounds_activations() -> bool:
     """Whether the kernels round activations to bfloat16: where the processor multiplies it and may."""
-    return "avx512_bf16" in processor_flags() and not os.environ.get("CXXFLAGS")
+    if "avx512_bf16" not in processor_flags() or os.environ.get("CXXFLAGS"):
+        return False
+    directory = os.environ.get(KERNELS_VARIABLE)
+    prebuilt = directory and choose_prebuilt(Path(directory), processor_flags())
+    return not prebuilt or "-avx512bf16-" in prebuilt.name
 
 
 @torch.inference_mode()

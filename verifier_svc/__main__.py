@@ -14,8 +14,9 @@ from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.tracing import open_tracer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
 from verifier_svc.identity import Identity
+from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.pass_costs import measure_passes
 from verifier_svc.servicer import VerifierServicer

@@ -21,22 +21,11 @@ from specinfer.tree import TokenTree
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.judge import Judge, Ruling
+from verifier_svc.limits import EngineLimits
 
 log = logging.getLogger(__name__)
 MAX_TOP_K = 256
 """Most token ids returned per node: the reply must stay within the size of a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What one pass and one tree may be at most."""
-
-    max_requests: int = 64
-    max_nodes: int = 128
-    max_step_tokens: int = 2048
-    max_context_len: int = 8192
-    idle_seconds: float = 300.0
-    """A request not heard of for this long is forgotten."""
 
 
 @dataclass(slots=True)

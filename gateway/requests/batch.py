@@ -29,6 +29,15 @@ class Batch:
         needed = self._room.to_admit(request, len(request.prompt) + generated)
         return not held or used + needed <= self._limits.kv_capacity_tokens
 
+    @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if each needed as much cache as those here do."""
+        held = [*self.running.values(), *self.queue]
+        places = max(0, self._limits.max_batch - len(held))
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        free = max(0, self._limits.kv_capacity_tokens - used)
+        return min(places, free * len(held) // used) if held else places
+
     def remove(self, state: RequestState) -> None:
         """Takes a request out, running or waiting."""
         if self.running.pop(state.request.request_id, None) is None:

@@ -46,6 +46,9 @@ NO_METRICS = {
 }
 """Switches a service's metrics off, unless the user has set their port."""
 
+DEFAULT_METRICS_PORT = 9464
+"""Of a gateway."""
+
 # Trained SSMs that ship with the project (models/), by target.
 TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
 
@@ -164,6 +167,8 @@ class LocalSystem:
         """
         resolve_model(self._options.model)
         check_listen_address(self.address)
+        if self._options.metrics:
+            _check_metrics_port()
         if self.redis_url:
             check_redis(self.redis_url)
         else:
@@ -232,6 +237,23 @@ class LocalSystem:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
+
+
+def _check_metrics_port() -> None:
+    """Checks that the gateway can serve its metrics.
+
+    Raises:
+        InvalidInputError: naming the variable that sets the port.
+    """
+    variable, host = "SPECINFER_GATEWAY_METRICS_PORT", "SPECINFER_GATEWAY_METRICS_HOST"
+    port = os.environ.get(variable, str(DEFAULT_METRICS_PORT))
+    if port == "0":
+        return
+    try:
+        check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
+    except InvalidInputError as error:
+        why = "in use by another program, or no port; set another, or 0 for no metrics"
+        raise InvalidInputError(variable, port, why) from error
 
 
 def _arguments(key: str, value: str) -> list[str]:

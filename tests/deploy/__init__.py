@@ -1,0 +1,1 @@
+"""What is deployed, tested with the programs that read it."""

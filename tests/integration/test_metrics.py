@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -222,23 +222,30 @@ async def test_drafts_that_are_wrong_are_counted_by_how(
     assert found.by("speculator_quarantines_total", "speculator") == quarantines
 
 
+class BusyWithTwo(ScriptedDrafter):
+    """Does not answer the first step of two requests until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(always)
+        self.release_both = threading.Event()
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        if len(jobs) == 2:
+            self.release_both.wait(20)
+        return super().draft(jobs)
+
+
 async def test_late_and_stale_drafts_are_told_apart(redis_url: str) -> None:
-    """Of two requests one ends while the speculator is busy with both: one draft is late, one stale."""
-    release = threading.Event()
-
-    def slow(job: DraftJob) -> TokenTree:
-        release.wait(20)
-        return always(job)
-
-    async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}, deadline_s=0.3) as system:
+    """Of two requests one ends while the speculator is busy with both: one draft is late, the other stale."""
+    drafter = BusyWithTwo()
+    async with running_system(redis_url, {"busy": drafter}, deadline_s=0.3, tree_depth=1) as system:
         long = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
-        short = asyncio.create_task(system.tokens(PROMPT[:3], max_new_tokens=3))
-        await short
-        release.set()
+        await system.tokens(PROMPT[:3], max_new_tokens=60)
+        drafter.release_both.set()
         await until(lambda: "late" in scrape(system).by("drafts_total", "outcome"))
-        long.cancel()
         outcomes = scrape(system).by("drafts_total", "outcome")
-    assert outcomes["late"] >= 1
+        long.cancel()
+    assert (outcomes["late"], outcomes["stale"]) == (1, 1)
     assert outcomes.keys() <= {"ok", "late", "stale"}
 
 

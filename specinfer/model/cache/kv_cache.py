@@ -32,6 +32,8 @@ import numpy as np
 from specinfer.errors import ExhaustedError, InvalidInputError, SettingError
 
 BLOCK_TOKENS = 16
+CACHE_TOKENS = 32768
+"""Context tokens that a cache holds unless told otherwise."""
 
 Slots = Seq[int]
 

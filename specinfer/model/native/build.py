@@ -1,32 +1,47 @@
-"""Compiles `kernels.cpp` and its headers on first use and loads it.
+"""Finds the compiled kernels for this processor, or compiles them on first use, and loads them.
 
-Needs a C++ compiler and a processor with AVX2 (simd256.h) or AVX-512 (simd512.h). Where either is missing
-`load_library` says why, and the caller decides (the torch executor always works). CXX and CXXFLAGS choose the
-compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for AVX2. The library lies in the
-cache directory (`specinfer.cache_directory`) under a name that changes with source, compiler, options and
-processor, and appears there atomically: services starting at once do not collide.
+Libraries that were built ahead of time (`python -m specinfer.model.native.build --all DIRECTORY`, as images
+do) are looked for in $SPECINFER_KERNELS, else in `prebuilt` beside this file: the best one that this
+processor runs and that comes from the sources of this version is taken. With CXXFLAGS set none is: whoever
+sets it wants a library of their own. Otherwise the machine's compiler makes one
+(`specinfer.model.native.compiler`) in the cache directory (`specinfer.cache_directory`), under a name that
+changes with source, compiler, options and processor; it appears there atomically, so services starting at
+once do not collide.
+
+Needs a processor with AVX2 (simd256.h) or AVX-512 (simd512.h), and a library or a compiler. Where these are
+missing `load_library` says why, and the caller decides (the torch executor always works).
 """
 
+import argparse
 import ctypes
-import hashlib
 import logging
 import os
-import shlex
-import shutil
-import subprocess
-import tempfile
+import platform
+import sys
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from specinfer.cache_directory import cache_directory
-from specinfer.errors import UnavailableError
+from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.model.native.bindings import bind
+from specinfer.model.native.compiler import (
+    THIS_PROCESSOR,
+    added_options,
+    build_digest,
+    compile_library,
+    find_compiler,
+    sources_digest,
+)
+from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.processor import processor_flags
 
 log = logging.getLogger(__name__)
-_FOLDER = Path(__file__).with_name("csrc")
-_SOURCE = _FOLDER / "kernels.cpp"
-_SOURCES = (_SOURCE, *sorted(_FOLDER.rglob("*.h")))
-_FLAGS = [f"-I{_FOLDER}", "-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC"]
+KERNELS_VARIABLE = "SPECINFER_KERNELS"
+"""Names a directory of libraries built ahead of time."""
+_PREBUILT = Path(__file__).with_name("prebuilt")
+_X86_64 = ("x86_64", "AMD64")
 _NEEDED = {"avx2", "fma", "f16c"}
 
 
@@ -40,14 +55,8 @@ def load_library() -> ctypes.CDLL:
     missing = _NEEDED - processor_flags()
     if missing:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")
     try:
-        path = _library_path(compiler)
-        if not path.is_file():
-            _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        return bind(ctypes.CDLL(str(_prebuilt() or _compiled())))
     except OSError as error:  # no such compiler, no room to write, a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 
@@ -65,24 +74,77 @@ def multiplies_bytes() -> bool:
         return False
 
 
-def _flags() -> list[str]:
-    return [*_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+def variant_path(directory: Path, variant: Variant) -> Path:
+    """Where the library of a variant lies. Its name changes with the sources: no other version loads it."""
+    return directory / f"kernels-{variant.name}-{sources_digest()}.so"
+
+
+def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
+    """The best library in a directory that a processor with these flags runs."""
+    paths = (variant_path(directory, variant) for variant in fitting(flags))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
+    """Compiles the libraries that are not there yet, side by side, and returns where all lie.
+
+    On other machines than x86-64 there are none: the directory stays empty.
+
+    Raises:
+        UnavailableError: if there is no compiler, or if it fails.
+        OSError: if it cannot be run, or if nothing can be written there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if platform.machine() not in _X86_64:
+        log.warning("no native kernels for %s: the torch executor runs there", platform.machine())
+        return []
+    compiler = find_compiler()
+    paths = [variant_path(directory, variant) for variant in variants]
+    missing = [(v, path) for v, path in zip(variants, paths, strict=True) if not path.is_file()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda pair: compile_library(compiler, pair[0].options, pair[1]), missing))
+    return paths
+
+
+def _prebuilt() -> Path | None:
+    explicit = os.environ.get(KERNELS_VARIABLE)
+    directory = Path(explicit).expanduser() if explicit else _PREBUILT
+    if added_options():
+        if explicit:
+            log.warning("CXXFLAGS is set: compiling the native kernels instead of looking in %s", directory)
+        return None
+    found = choose_prebuilt(directory, processor_flags())
+    if found is not None:
+        log.info("native kernels: %s", found.name)
+    elif explicit:
+        log.warning("no native kernels in %s for this processor and this version; compiling them", directory)
+    return found
+
+
+def _compiled() -> Path:
+    compiler = find_compiler()
+    path = _library_path(compiler)
+    if not path.is_file():
+        log.info("compiling the native kernels (once)")
+        compile_library(compiler, THIS_PROCESSOR, path)
+    return path
 
 
 def _library_path(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    sources = [path.read_text() for path in _SOURCES]
-    key = "\0".join([*sources, version, *_flags()[1:], *sorted(processor_flags())])
-    return cache_directory() / "native" / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    digest = build_digest(compiler, sorted(processor_flags()))
+    return cache_directory() / "native" / f"kernels-{digest}.so"
 
 
-def _compile(compiler: str, path: Path) -> None:
-    log.info("compiling the native kernels (once)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        output = Path(folder) / path.name
-        command = [compiler, *_flags(), "-o", str(output), str(_SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise UnavailableError(f"native kernels: {compiler} failed: {done.stderr.strip()[-300:]}")
-        output.replace(path)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Builds ahead of time. Exit code 1 with one line if that fails."""
+    parser = argparse.ArgumentParser(prog="python -m specinfer.model.native.build", description=main.__doc__)
+    parser.add_argument("--all", required=True, type=Path, metavar="DIRECTORY", help="Where all variants go.")
+    try:
+        for path in build_variants(parser.parse_args(argv).all):
+            print(path)
+    except (SpecInferError, OSError) as error:
+        sys.exit(f"{parser.prog}: error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,10 @@
-"""Without compiler or processor the native executor says why, and `auto` goes on with torch."""
+"""Libraries built ahead of time are found by what the processor runs; without them, compiler or processor the
+native executor says why, and `auto` goes on with torch.
+"""
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.model.executors.executor import TorchExecutor
 from specinfer.model.native import build
-from specinfer.model.native.build import load_library
+from specinfer.model.native.build import build_variants, choose_prebuilt, load_library, variant_path
+from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.processor import processor_flags
 from specinfer.sampling import SamplingParams
@@ -48,17 +53,128 @@ def test_an_old_processor_is_named_and_auto_falls_back_aloud(
     assert "using the torch executor" in caplog.text
 
 
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+XEON_2023 = frozenset().union(*(variant.flags for variant in VARIANTS)) | {"avx512_fp16", "sse2"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "names"),
+    [
+        (set(), ["avx512bf16", "avx512vnni", "avx512", "avx2"]),
+        ({"avx512_bf16"}, ["avx512vnni", "avx512", "avx2"]),
+        ({"avx512_bf16", "avx512_vnni"}, ["avx512", "avx2"]),
+        ({"avx512_vnni"}, ["avx512", "avx2"]),
+        ({"avx512bw"}, ["avx2"]),
+        ({"avx512vl"}, ["avx2"]),
+        ({"f16c"}, []),
+        (XEON_2023, []),
+    ],
+)
+def test_a_processor_runs_the_variants_whose_instructions_it_has(missing: set[str], names: list[str]) -> None:
+    assert [variant.name for variant in fitting(XEON_2023 - missing)] == names
+
+
+def test_the_best_library_of_these_sources_is_chosen(tmp_path: Path) -> None:
+    assert choose_prebuilt(tmp_path, XEON_2023) is None
+    (tmp_path / "kernels-avx512bf16-0123456789abcdef.so").touch()  # another version's
+    assert choose_prebuilt(tmp_path, XEON_2023) is None
+    for name in ("avx2", "avx512"):
+        variant_path(tmp_path, BY_NAME[name]).touch()
+    assert choose_prebuilt(tmp_path, XEON_2023) == variant_path(tmp_path, BY_NAME["avx512"])
+    assert choose_prebuilt(tmp_path, BY_NAME["avx2"].flags) == variant_path(tmp_path, BY_NAME["avx2"])
+    assert choose_prebuilt(tmp_path, {"sse2"}) is None
+
+
 @pytest.mark.native
-@pytest.mark.parametrize("without", ["avx512f", "avx512_bf16"])
-def test_the_kernels_for_lesser_processors_pass_the_same_tests(without: str) -> None:
-    if without not in processor_flags():
-        pytest.skip("the kernels are those anyway")
+def test_a_library_built_ahead_of_time_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Path(load_library()._name)
+    best = variant_path(tmp_path, fitting(processor_flags())[0])
+    shutil.copy(ours, best)
+    load_library.cache_clear()
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("SPECINFER_KERNELS", str(tmp_path))
+    assert Path(load_library()._name) == best
+
+
+@pytest.mark.native
+def test_a_directory_without_a_fitting_library_is_named_and_the_compiler_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("SPECINFER_KERNELS", str(tmp_path))
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(UnavailableError, match="/no/such/compiler"),
+    ):
+        load_library()
+    assert f"no native kernels in {tmp_path} for this processor and this version" in caplog.text
+
+
+def test_variants_are_compiled_once_each_with_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\necho "$*" >> {log}\n'
+        'while [ "$1" != -o ]; do shift; done; touch "$2"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    paths = build_variants(tmp_path / "kernels")
+    assert [path.is_file() for path in paths] == [True] * len(VARIANTS)
+    assert build_variants(tmp_path / "kernels") == paths
+    lines = log.read_text().splitlines()
+    assert len(lines) == len(VARIANTS)
+    for variant in VARIANTS:
+        assert any(f" {' '.join(variant.options)} " in line for line in lines), variant.name
+    assert not any("native" in line.split() or "-march=native" in line for line in lines)
+
+
+def test_other_machines_get_an_empty_directory_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So images can be built on them."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert build_variants(tmp_path / "kernels") == []
+    assert list((tmp_path / "kernels").iterdir()) == []
+    assert "no native kernels for aarch64" in caplog.text
+
+
+def test_the_command_says_in_one_line_what_went_wrong(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "specinfer.model.native.build", "--all", str(tmp_path)],
+        env=os.environ | {"CXX": "/no/such/compiler"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "/no/such/compiler" in done.stderr
+
+
+def shipped(variant: Variant) -> Path:
+    """A directory with the library of this variant and no other, compiled once on a machine."""
+    directory = cache_directory() / "native" / "variants" / variant.name
+    build_variants(directory, [variant])
+    return directory
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ["avx512vnni", "avx2"])
+def test_the_kernels_for_lesser_processors_pass_the_same_tests(name: str) -> None:
+    """The libraries that images hold, where they are not what the other tests have run."""
+    if BY_NAME[name] not in fitting(processor_flags())[1:]:
+        pytest.skip("the kernels are those anyway, or this processor does not run them")
     names = ("native", "block_float", "native_growth", "distributions", "weights", "window")
     files = [f"test_{name}.py" for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=Path(__file__).parent,
-        env=os.environ | {"CXXFLAGS": f"-mno-{without.replace('_', '')}"},
+        env=os.environ | {"SPECINFER_KERNELS": str(shipped(BY_NAME[name]))},
         capture_output=True,
         text=True,
         check=False,

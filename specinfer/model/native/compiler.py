@@ -1,0 +1,77 @@
+"""Compiles `kernels.cpp` and its headers into a library, for this processor or for a variant.
+
+CXX and CXXFLAGS choose the compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for
+AVX2.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from specinfer.errors import UnavailableError
+
+_FOLDER = Path(__file__).with_name("csrc")
+_SOURCE = _FOLDER / "kernels.cpp"
+_SOURCES = (_SOURCE, *sorted(_FOLDER.rglob("*.h")))
+_OPTIONS = ("-O3", "-std=c++20", "-fopenmp", "-shared", "-fPIC")
+THIS_PROCESSOR = ("-march=native",)
+
+
+def find_compiler() -> str:
+    """The C++ compiler.
+
+    Raises:
+        UnavailableError: if there is none.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise UnavailableError("native kernels: no C++ compiler (set CXX or install g++)")
+    return compiler
+
+
+def added_options() -> list[str]:
+    """The user's own, from CXXFLAGS."""
+    return shlex.split(os.environ.get("CXXFLAGS", ""))
+
+
+@cache
+def sources_digest() -> str:
+    """Changes with every source, and so with the interface of the library."""
+    texts = "\0".join(path.read_text() for path in _SOURCES)
+    return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+
+def build_digest(compiler: str, machine: Sequence[str]) -> str:
+    """Changes with source, compiler, options and `machine`, what else the result depends on."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    key = [sources_digest(), version, *_OPTIONS, *THIS_PROCESSOR, *added_options(), *machine]
+    return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+
+
+def compile_library(compiler: str, options: Sequence[str], path: Path) -> None:
+    """Puts the library at `path`, whole or not at all.
+
+    Args:
+        compiler: its command.
+        options: which processor it is for.
+        path: where the library will lie.
+
+    Raises:
+        UnavailableError: if the compiler fails, with the end of what it said.
+        OSError: if it cannot be run, or if nothing can be written there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        output = Path(folder) / path.name
+        command = [compiler, f"-I{_FOLDER}", *_OPTIONS, *options, *added_options()]
+        command += ["-o", str(output), str(_SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise UnavailableError(f"native kernels: {compiler} failed: {done.stderr.strip()[-300:]}")
+        output.replace(path)

@@ -1,0 +1,87 @@
+"""`python -m specinfer.service.health ADDRESS`: asks a service whether it can work, for containers.
+
+Loads no more than gRPC, since it is started every few seconds beside services that want the processor.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specinfer.errors import SettingError, SpecInferError, UnavailableError
+from specinfer.service.tls import ClientTls, channel_credentials
+
+PROGRAM = "python -m specinfer.service.health"
+FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
+"""More flags, for where the command itself is fixed, as in an image: those of TLS."""
+
+
+def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
+    """Returns if the service at this address is serving.
+
+    Raises:
+        SettingError: if a file of `tls` is missing, cannot be read or does not fit.
+        UnavailableError: if it is not serving, or does not answer in time.
+    """
+    with _open(address, tls) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise UnavailableError(f"{address}: {_reason(error)}") from error
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        name = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
+        raise UnavailableError(f"{address}: {name}")
+
+
+def _reason(error: grpc.RpcError) -> str:
+    call: Any = error  # the stubs do not know that errors of calls are calls, too
+    return f"{call.code().name}: {call.details()}"
+
+
+def _open(address: str, tls: ClientTls) -> grpc.Channel:
+    if not tls.wanted:
+        return grpc.insecure_channel(address)
+    options = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Ask a service whether it can work.",
+        epilog=f"Exit code 0: it can; 1: it cannot; 2: a bad setting. Flags in ${FLAGS_VARIABLE} are added.",
+    )
+    parser.add_argument("address", help="host:port of the service")
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long it may take")
+    parser.add_argument("--tls-ca", type=Path, metavar="FILE", help="PEM of its authorities: switches on TLS")
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="PEM of our certificate, if it wants one"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM of that certificate's private key")
+    parser.add_argument(
+        "--tls-name", default="", metavar="NAME", help="name in its certificate, not the host's"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Ends the process with the exit code; anything but 0 with one line that says why."""
+    added = shlex.split(os.environ.get(FLAGS_VARIABLE, ""))
+    asked = _parser().parse_args([*(sys.argv[1:] if argv is None else argv), *added])
+    try:
+        tls = ClientTls(asked.tls_ca, asked.tls_cert, asked.tls_key, asked.tls_name)
+        check_health(asked.address, tls, asked.timeout)
+    except SpecInferError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, SettingError) else 1)
+
+
+if __name__ == "__main__":
+    main()
