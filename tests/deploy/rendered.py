@@ -1,0 +1,184 @@
+"""Rendered Kubernetes objects, and what the cluster makes of them: environments, files, selections. Pure.
+
+A name that does not exist is an error here, as it would be in the cluster.
+"""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Object = dict[str, Any]
+WORKLOADS = ("Deployment", "StatefulSet", "Job")
+_REFERENCE = re.compile(r"\$\((\w+)\)")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A Deployment, a StatefulSet or a Job."""
+
+    source: Object
+    replicas: int
+    """How many pods there are at least: what its HorizontalPodAutoscaler says, else its own number."""
+
+    @property
+    def name(self) -> str:
+        return str(self.source["metadata"]["name"])
+
+    @property
+    def template(self) -> Object:
+        return dict(self.source["spec"]["template"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those of its pods."""
+        return dict(self.template["metadata"]["labels"])
+
+    @property
+    def pod(self) -> Object:
+        return dict(self.template["spec"])
+
+    @property
+    def containers(self) -> list[Object]:
+        """All of them, those that run first included."""
+        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Those of its containers, by name."""
+        rows = [port for container in self.containers for port in container.get("ports", [])]
+        return {port["name"]: port["containerPort"] for port in rows}
+
+
+class Rendered:
+    """All objects of an overlay."""
+
+    def __init__(self, objects: list[Object]) -> None:
+        self.objects = objects
+
+    def of_kind(self, kind: str) -> list[Object]:
+        return [row for row in self.objects if row["kind"] == kind]
+
+    def get(self, kind: str, name: str) -> Object:
+        found = [row for row in self.of_kind(kind) if row["metadata"]["name"] == name]
+        assert len(found) == 1, f"{kind} {name}: there are {len(found)}"
+        return found[0]
+
+    @cached_property
+    def workloads(self) -> list[Workload]:
+        rows = [row for row in self.objects if row["kind"] in WORKLOADS]
+        return [Workload(row, self._replicas(row)) for row in rows]
+
+    def workload(self, name: str) -> Workload:
+        (found,) = (workload for workload in self.workloads if workload.name == name)
+        return found
+
+    def _replicas(self, workload: Object) -> int:
+        for scaler in self.of_kind("HorizontalPodAutoscaler"):
+            target = scaler["spec"]["scaleTargetRef"]
+            if (target["kind"], target["name"]) == (workload["kind"], workload["metadata"]["name"]):
+                return int(scaler["spec"]["minReplicas"])
+        return int(workload["spec"].get("replicas", 1))
+
+    def selected(self, selector: Mapping[str, Any]) -> list[Workload]:
+        """The workloads whose pods a LabelSelector takes."""
+        return [workload for workload in self.workloads if selects(selector, workload.labels)]
+
+    def behind(self, service: str) -> list[Workload]:
+        """The workloads whose pods a Service stands for."""
+        return self.selected({"matchLabels": self.get("Service", service)["spec"]["selector"]})
+
+    def environment(self, pod: Object, container: Object) -> dict[str, str]:
+        """The variables of a container; what the image sets is not among them."""
+        found = self._service_links() if pod.get("enableServiceLinks", True) else {}
+        for source in container.get("envFrom", []):
+            found |= self._all_of(source)
+        for variable in container.get("env", []):
+            found[variable["name"]] = expand(self._value(variable), found)
+        return found
+
+    def command(self, pod: Object, container: Object) -> list[str]:
+        """The command line of a container."""
+        environment = self.environment(pod, container)
+        parts = [*container["command"], *container.get("args", [])]
+        return [expand(part, environment) for part in parts]
+
+    def content(self, volume: Object) -> dict[str, str] | None:
+        """The files of a volume by their names; None for one that begins empty."""
+        if "configMap" in volume:
+            source = volume["configMap"]
+            return _chosen(self.get("ConfigMap", source["name"])["data"], source)
+        if "secret" in volume:
+            source = volume["secret"]
+            return _chosen(self._secret(source["secretName"]), source)
+        return None
+
+    def _value(self, variable: Object) -> str:
+        if "value" in variable:
+            return str(variable["value"])
+        source = variable["valueFrom"]
+        if "secretKeyRef" in source:
+            return self._secret(source["secretKeyRef"]["name"])[source["secretKeyRef"]["key"]]
+        reference = source["configMapKeyRef"]
+        return str(self.get("ConfigMap", reference["name"])["data"][reference["key"]])
+
+    def _all_of(self, source: Object) -> dict[str, str]:
+        if "configMapRef" in source:
+            return dict(self.get("ConfigMap", source["configMapRef"]["name"])["data"])
+        return self._secret(source["secretRef"]["name"])
+
+    def _secret(self, name: str) -> dict[str, str]:
+        secret = self.get("Secret", name)
+        encoded = {key: base64.b64decode(text).decode() for key, text in secret.get("data", {}).items()}
+        return encoded | secret.get("stringData", {})
+
+    def _service_links(self) -> dict[str, str]:
+        """What the kubelet adds for each Service with an address of its own, unless a pod declines it."""
+        found = {}
+        for service in self.of_kind("Service"):
+            if service["spec"].get("clusterIP") != "None":
+                name = service["metadata"]["name"].upper().replace("-", "_")
+                port = str(service["spec"]["ports"][0]["port"])
+                found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+                found |= {f"{name}_PORT": f"tcp://127.0.0.1:{port}"}
+        return found
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector takes these labels; an empty one takes all."""
+    wanted = selector.get("matchLabels", {}).items() <= labels.items()
+    return wanted and all(_fits(rule, labels) for rule in selector.get("matchExpressions", []))
+
+
+def _fits(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value = labels.get(rule["key"])
+    if rule["operator"] == "In":
+        return value in rule["values"]
+    if rule["operator"] == "NotIn":
+        return value not in rule["values"]
+    return (value is not None) == {"Exists": True, "DoesNotExist": False}[rule["operator"]]
+
+
+def expand(text: str, environment: Mapping[str, str]) -> str:
+    """`$(NAME)` as Kubernetes replaces it; it would leave one that is unknown, which is an error here."""
+    return _REFERENCE.sub(lambda found: environment[found[1]], text)
+
+
+def _chosen(data: Mapping[str, str], source: Object) -> dict[str, str]:
+    if "items" not in source:
+        return dict(data)
+    return {item["path"]: data[item["key"]] for item in source["items"]}
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every text inside of an object."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts(part)
