@@ -58,7 +58,7 @@ chaos: $(STAMP)  ## Kill, stop and cut off services while clients check every to
 	$(BIN)/python -m tests.chaos --faults $(CHAOS_FAULTS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED))
 
 proto: $(STAMP)  ## Regenerate specinfer/v1 from proto/
-	$(BIN)/python tests/generate_proto.py
+	$(BIN)/python proto/generate.py
 
 clean:  ## Remove the virtual environment
 	rm -rf $(VENV)

@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, ssm: str, prompts: list[Prompt], new_tokens: int) -> None:
         self._ssm, self._prompts, self._new_tokens = ssm, prompts, new_tokens
-        self._runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions(kv_tokens=32768))
+        self._runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
         self._drafters: dict[str, Drafter] = {}
 
     def drafter(self, name: str) -> Drafter:

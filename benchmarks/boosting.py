@@ -36,7 +36,7 @@ def main(
     """Compare a boosted pool with one SSM."""
     torch.set_num_threads(2)
     found = load_prompts(prompts, per_source)
-    runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions(kv_tokens=32768))
+    runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
     one, two, long = (
         make_drafter("ssm", DrafterOptions(model=str(path), kv_tokens=32768))
         for path in (first, second, longer)

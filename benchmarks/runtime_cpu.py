@@ -99,7 +99,7 @@ def main(
 
 def load(kv_window: int = 0, weights: str = "converted") -> ModelRunner:
     """The default model, its cache windowed or not."""
-    options = RunnerOptions(kv_tokens=32768, kv_window=kv_window, weights=weights)
+    options = RunnerOptions(kv_window=kv_window, weights=weights)
     return ModelRunner.load(resolve_model(MODEL), options)
 
 

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry
-
 from gateway.app import Gateway, build_gateway, end_process_if_failed
 from gateway.settings import GatewaySettings
 from specinfer.hub import resolve_model
 from specinfer.service.entry_point import run_service
-from specinfer.service.metrics import serve_metrics
+from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.tracing import open_tracer
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 
@@ -21,16 +20,19 @@ SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 
 async def serve(settings: GatewaySettings) -> None:
     """Serves until signalled."""
+    registry = service_registry()
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tokenizer = Tokenizer.load(resolve_model(settings.model))
-    registry = CollectorRegistry()
-    async with build_gateway(settings, tokenizer, registry) as gateway:
+    tracer = open_tracer(PROGRAM, settings)
+    async with build_gateway(settings, tokenizer, registry, tracer) as gateway:
         gateway.running.add_done_callback(end_process_if_failed)
-        serve_metrics(registry, settings.metrics_host, settings.metrics_port)
-        server = ServiceServer(settings, [SERVICE])
+        server = ServiceServer(settings, [SERVICE], [gateway.meter])
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)  # type: ignore[no-untyped-call]
         health = asyncio.create_task(_show_health(gateway, server))
         await run_until_signalled(server, before_stop=gateway.drain)
         health.cancel()
+    if tracer is not None:
+        tracer.close()
 
 
 async def _show_health(gateway: Gateway, server: ServiceServer) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
+from gateway.journal import Journal
 from gateway.lane import Shared
 from gateway.metrics import GatewayMetrics
 from gateway.ownership.follower import Follower
@@ -26,7 +27,11 @@ from gateway.status import StatusReporter
 from gateway.store.connection import RedisConnection
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
+from gateway.traces import RequestTraces
+from gateway.watch import Watch
 from specinfer.errors import UnavailableError
+from specinfer.service.tracing import Tracer
+from specinfer.service.wire_meter import MeterInterceptor
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -45,6 +50,12 @@ class Gateway:
     servicer: GenerationServicer
     running: asyncio.Task[None]
     """What keeps leases and follows requests; it ends only by a fault."""
+    journal: Journal
+
+    @property
+    def meter(self) -> MeterInterceptor:
+        """Counts the bytes of the messages that its clients send and get."""
+        return MeterInterceptor(self.journal.metrics.system.meter("client"))
 
     async def drain(self) -> None:
         """Takes no new requests, lets other gateways go on with those that it has or finishes them, and
@@ -63,7 +74,10 @@ class Gateway:
 
 @asynccontextmanager
 async def build_gateway(
-    settings: GatewaySettings, tokenizer: Tokenizer, registry: CollectorRegistry
+    settings: GatewaySettings,
+    tokenizer: Tokenizer,
+    registry: CollectorRegistry,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Gateway]:
     """Connects to Redis, verifiers and speculators, and runs until the context is left.
 
@@ -73,23 +87,26 @@ async def build_gateway(
         SettingError: if a setting is wrong.
     """
     gateway_id = secrets.token_hex(8)
-    metrics, feeds = GatewayMetrics(registry), Feeds()
+    journal, feeds = Journal(GatewayMetrics(registry), RequestTraces(tracer) if tracer else None), Feeds()
+    system = journal.metrics.system
     callers = Callers.load(settings.key_file)
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
-    lanes = Lanes(Shared(settings, tokenizer, metrics, store, feeds), leases)
-    keeper = Keeper(settings, leases, store, lanes, feeds, metrics)
-    desk = Desk(settings, store, feeds, lanes, keeper)
+    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds), leases)
+    keeper = Keeper(settings, leases, store, lanes, feeds, system)
+    desk = Desk(settings, store, feeds, lanes, keeper, journal)
     try:
         await keeper.start()
         target = lanes.target
         decoder = RequestDecoder(tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids)
-        status = StatusReporter(gateway_id, lanes, keeper, target)
-        servicer = GenerationServicer(desk, decoder, tokenizer, callers, status)
-        async with _running(keeper, Follower(feeds, store)) as task:
+        status = StatusReporter(gateway_id, lanes, keeper, target, journal.totals)
+        servicer = GenerationServicer(
+            desk, decoder, tokenizer, callers, status, journal.metrics.requests.refused
+        )
+        async with _running(keeper, Follower(feeds, store), Watch(journal.metrics, lanes, keeper)) as task:
             log.info("gateway %s", gateway_id)
-            yield Gateway(settings, lanes, keeper, store, feeds, servicer, task)
+            yield Gateway(settings, lanes, keeper, store, feeds, servicer, task, journal)
     finally:
         await desk.close()
         await lanes.close()
@@ -98,13 +115,14 @@ async def build_gateway(
 
 
 @asynccontextmanager
-async def _running(keeper: Keeper, follower: Follower) -> AsyncIterator[asyncio.Task[None]]:
-    async def both() -> None:
+async def _running(keeper: Keeper, follower: Follower, watch: Watch) -> AsyncIterator[asyncio.Task[None]]:
+    async def all_of_them() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keeper.run())
             tasks.create_task(follower.run())
+            tasks.create_task(watch.run())
 
-    task = asyncio.create_task(both())
+    task = asyncio.create_task(all_of_them())
     try:
         yield task
     finally:

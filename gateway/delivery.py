@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.clients.outage import Outage
-from gateway.metrics import GatewayMetrics
+from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feeds
@@ -46,7 +46,7 @@ class Deliveries:
         store: RequestStore,
         feeds: Feeds,
         tokenizer: Tokenizer,
-        metrics: GatewayMetrics,
+        journal: Journal,
         names: Sequence[str],
         learn: Callable[[FinishedStep], None],
         release: Callable[[list[str]], None],
@@ -56,14 +56,13 @@ class Deliveries:
         """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
         the speculators, which the pool goes on filling."""
         self._scheduler, self._store, self._feeds, self._tokenizer = scheduler, store, feeds, tokenizer
-        self._metrics, self._names, self._learn, self._release = metrics, names, learn, release
+        self._journal, self._names, self._learn, self._release = journal, names, learn, release
         self._model, self._patience_s = model, redis_patience_s
         self._texts: dict[str, TextStream] = {}
         self.unfinished: dict[str, int] = {}
         """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
         self._outage = Outage("Redis")
-        self.new_tokens = 0
 
     def open(self, state: RequestState, adoption: int) -> None:
         """From now on a request is this lane's, and its text is searched for its stop strings."""
@@ -90,6 +89,9 @@ class Deliveries:
         """
         for item in progress:
             self._stop_at_string(item)
+        ended = [_name(item) for item in progress if item.final]
+        if ended:
+            self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
             await self._waiting.put(_Delivery(progress, step))
 
@@ -109,11 +111,10 @@ class Deliveries:
 
     def _learn_from(self, step: FinishedStep) -> None:
         try:
-            self._metrics.observe_step(step, self._names)
             self._learn(step)
         except Exception:  # what is learnt makes steps faster, not right
             log.exception("nothing is learnt from a step")
-            self._metrics.failed_steps.inc()
+            self._journal.metrics.steps.failed_steps.inc()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
         try:
@@ -121,9 +122,6 @@ class Deliveries:
         except UnavailableError as error:
             self._give_up(progress, error)
             return
-        lost = {name for name, what in written.items() if what is Written.LOST}
-        if lost:
-            written |= await self._restore([item for item in progress if _name(item) in lost])
         for item in progress:
             if written[_name(item)] in (Written.OK, Written.CANCEL):
                 self._publish(item)
@@ -139,7 +137,7 @@ class Deliveries:
         attempt = 0
         while True:
             try:
-                written = await self._store.append(progress, self._names, self.unfinished)
+                written = await self._write_once(progress)
             except UnavailableError as error:
                 if self._outage.failed(error, time.monotonic()) > self._patience_s:
                     raise
@@ -149,12 +147,17 @@ class Deliveries:
                 self._outage.over(time.monotonic())
                 return written
 
-    async def _restore(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Redis lost its data: writes these requests again, then what is new of them."""
-        log.warning("Redis does not know %d requests any more; writing them again", len(progress))
-        for state in {_name(item): item.state for item in progress}.values():
+    async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes; what Redis lost of these requests first."""
+        written = await self._store.append(progress, self._names, self.unfinished)
+        lost = [item for item in progress if written[_name(item)] is Written.LOST]
+        if not lost:
+            return written
+        states = {_name(item): item.state for item in lost}
+        log.warning("Redis does not know %d requests any more; writing them again", len(states))
+        for state in states.values():
             await self.write_again(state)
-        return await self._write(progress)
+        return written | await self._store.append(lost, self._names, self.unfinished)
 
     async def write_again(self, state: RequestState) -> None:
         """Writes a request to a Redis that lost it.
@@ -175,23 +178,24 @@ class Deliveries:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._metrics.fenced_requests.inc(len(fenced))
+            self._journal.metrics.system.fenced_requests.inc(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Another gateway goes on with these requests; their streams here follow it."""
+        self._journal.left(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
         self._feeds.moved(request_ids)
         self._forget(request_ids)
+        if request_ids:
+            self._release(list(request_ids))
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._texts.pop(request_id, None)
             self.unfinished.pop(request_id, None)
-        if request_ids:
-            self._release(list(request_ids))
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """Redis was away for too long: these requests end here; what was not stored is not shown."""
@@ -211,12 +215,11 @@ class Deliveries:
                 self._scheduler.cut(item, piece.used, time.monotonic())
 
     def _publish(self, item: Progress) -> None:
-        self.new_tokens += len(item.tokens)
-        self._metrics.observe_progress(item, self._names)
+        self._journal.progress(item)
         feed = self._feeds.get(_name(item))
         if feed is not None:
             ending = Ending.of(item.state, self._names) if item.final else None
-            feed.extend(item.tokens, item.logprobs, ending)
+            feed.extend(item.start, item.tokens, item.logprobs, ending)
             self._feeds.forget_if_idle(feed)
 
 

@@ -16,8 +16,8 @@ from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
 from gateway.clients.verifier_link import VerifierLink
 from gateway.delivery import Deliveries
+from gateway.journal import Journal
 from gateway.loop import GenerationLoop
-from gateway.metrics import GatewayMetrics
 from gateway.planning.budget import derive_budget
 from gateway.planning.feedback import FinishedStep
 from gateway.planning.pass_times import PassCurve
@@ -34,6 +34,7 @@ from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError
 from specinfer.service.channel import open_channel
+from specinfer.service.wire_meter import MeteredChannel
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 
@@ -46,7 +47,7 @@ class Shared:
 
     settings: GatewaySettings
     tokenizer: Tokenizer
-    metrics: GatewayMetrics
+    journal: Journal
     store: RequestStore
     feeds: Feeds
 
@@ -76,9 +77,14 @@ class Lane:
 
     @property
     def room(self) -> int:
-        """Requests that could begin at once, as far as places go."""
+        """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
+
+    @property
+    def spare(self) -> int:
+        """Requests like those that it has for which it has places and cache."""
+        return max(0, self.loop.scheduler.spare - self._expected)
 
     @property
     def _requests(self) -> int:
@@ -174,7 +180,8 @@ class Lane:
         )
         tls = settings.services_tls
         self._channels = [(address, open_channel(address, tls)) for address in settings.speculator_services]
-        pool = SpeculatorPool(self._channels, policy)
+        meter = shared.journal.metrics.system.meter("speculator")
+        pool = SpeculatorPool([(name, MeteredChannel(c, meter)) for name, c in self._channels], policy)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
@@ -188,7 +195,7 @@ class Lane:
                 shared.store,
                 shared.feeds,
                 shared.tokenizer,
-                shared.metrics,
+                shared.journal,
                 pool.names,
                 learn,
                 release,
@@ -196,11 +203,12 @@ class Lane:
                 settings.redis_patience_seconds,
             )
 
-        verifier = VerifierClient(self.link.channel, settings.hung_seconds, self.lease.fence)
+        channel = MeteredChannel(self.link.channel, shared.journal.metrics.system.meter("verifier"))
+        verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         planner = Planner(curve, budget, settings.adaptive)
         return GenerationLoop(
-            scheduler, pool, verifier, shared.metrics, planner, deliveries, settings.lease_seconds
+            scheduler, pool, verifier, shared.journal, planner, deliveries, settings.lease_seconds
         )
 
 

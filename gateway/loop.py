@@ -16,7 +16,7 @@ from gateway.clients.outage import Outage
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
 from gateway.delivery import Deliveries
-from gateway.metrics import GatewayMetrics
+from gateway.journal import Journal
 from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.node_threshold import NO_NODES, NodeThreshold
@@ -24,8 +24,9 @@ from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.planning.trees import trees_to_verify
 from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
-from gateway.requests.step import StepEntry
+from gateway.requests.step import Progress, StepEntry
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
+from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -49,7 +50,7 @@ class GenerationLoop:
         scheduler: Scheduler,
         pool: SpeculatorPool,
         verifier: VerifierClient,
-        metrics: GatewayMetrics,
+        journal: Journal,
         planner: Planner,
         deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
         verifier_patience_seconds: float = 3.0,
@@ -57,7 +58,8 @@ class GenerationLoop:
         """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
         requests; after `verifier_patience_seconds` without an answer the loop ends."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
-        self._metrics, self._planner, self._calibration = metrics, planner, Calibration()
+        self._journal, self._planner, self._calibration = journal, planner, Calibration()
+        self._metrics = journal.metrics.steps
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
         self.deliveries = deliveries(self._learn, self._release)
@@ -147,7 +149,7 @@ class GenerationLoop:
             except UnavailableError as error:
                 return await self._bear_with_verifier(error)
             except Exception as error:
-                log.exception("request %s failed", entry.request_id)
+                log.exception("request %s failed", entry.request_id, extra=about(entry.request_id))
                 message = f"internal error: {type(error).__name__}"
                 ended = self.scheduler.fail([entry.state], message, time.monotonic(), retryable=False)
                 await self.deliveries.put(ended)
@@ -163,7 +165,7 @@ class GenerationLoop:
             choice = self._planner.choose(running, wanting)
             threshold = self._planner.threshold(running, choice)
             entries = self.scheduler.plan(time.monotonic(), choice.nodes, threshold.least_reach)
-            self._metrics.observe_queue(self.scheduler.waiting, self.scheduler.running)
+            self._journal.admitted(self.scheduler.take_admitted())
             if entries:
                 self.choice = choice
                 return Step(choice, threshold, entries)
@@ -172,13 +174,21 @@ class GenerationLoop:
 
     async def _iterate(self, step: Step) -> None:
         await self._release_preempted()
+        with self._journal.traced(step.entries) as trace:
+            finished, progress = await self._do(step, trace.traceparent if trace else "")
+            if trace is not None:
+                trace.end(finished)
+        await self.deliveries.put(progress, finished)
+
+    async def _do(self, step: Step, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
+        """Draft, merge, verify, commit; `traceparent` is told to the services."""
         entries = step.entries
         started = time.perf_counter()
-        drafts, draft_times = await self.pool.draft(entries, step.choice.speculators)
+        drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
         drafted = time.perf_counter()
         trees = trees_to_verify(entries, drafts, self._calibration, step.threshold)
         merged = time.perf_counter()
-        verdicts, pass_s = await self.verifier.verify(entries, trees)
+        verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
@@ -186,8 +196,11 @@ class GenerationLoop:
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        finished = FinishedStep(step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times)
-        await self.deliveries.put(progress, finished)
+        outcomes = [item.outcome for item in progress if item.outcome is not None]
+        finished = FinishedStep(
+            step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times, outcomes
+        )
+        return finished, progress
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
@@ -207,6 +220,7 @@ class GenerationLoop:
         await asyncio.gather(*background, return_exceptions=True)
 
     def _learn(self, step: FinishedStep) -> None:
+        self._journal.step(step, self.pool)
         learn(step, self._planner, self._calibration)
 
     def _release(self, request_ids: list[str]) -> None:

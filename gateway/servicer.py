@@ -1,7 +1,8 @@
 """Protobuf in and out of the desk, nothing else."""
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,9 +17,11 @@ from gateway.requests.request import FinishReason
 from gateway.requests.text import TextStream
 from gateway.status import StatusReporter
 from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.service.log_context import REQUEST_ID
+from specinfer.service.tracing import HEADER
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
-from specinfer.wire.status import abort
+from specinfer.wire.status import abort, status_of
 
 _NEVER_S = -1.0
 """As a hint when to try again: not at all."""
@@ -35,18 +38,24 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         tokenizer: Tokenizer,
         callers: Callers,
         status: StatusReporter,
+        refused: Callable[[grpc.StatusCode], None],
     ) -> None:
+        """`refused` is told of every stream that is refused."""
         self._desk, self._decoder, self._tokenizer = desk, decoder, tokenizer
-        self._callers, self._status = callers, status
+        self._callers, self._status, self._refused = callers, status, refused
 
     async def Generate(
         self, message: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
         """Streams tokens; the last message carries the summary."""
         try:
-            caller = self._callers.identify(context.invocation_metadata())
-            request = await self._decoder.decode(message, caller)
-            feed = await self._desk.submit(request, _digest(message, caller), caller)
+            with self._counting_refusals():
+                caller = self._callers.identify(context.invocation_metadata())
+                request = await self._decoder.decode(message, caller)
+                REQUEST_ID.set(request.request_id)
+                feed = await self._desk.submit(
+                    request, _digest(message, caller), caller, _traceparent(context)
+                )
         except SpecInferError as error:
             await abort(context, error)
         async for reply in self._stream(feed, 0, context):
@@ -57,8 +66,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
         """Goes on with a stream."""
         try:
-            caller = self._callers.identify(context.invocation_metadata())
-            feed = await self._desk.attach(message.request_id, message.from_token, caller)
+            with self._counting_refusals():
+                caller = self._callers.identify(context.invocation_metadata())
+                REQUEST_ID.set(message.request_id)
+                feed = await self._desk.attach(message.request_id, message.from_token, caller)
         except SpecInferError as error:
             await abort(context, error)
         async for reply in self._stream(feed, message.from_token, context):
@@ -85,12 +96,24 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             await abort(context, error)
         return self._status.reply()
 
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Counts a call that does not come to stream anything."""
+        try:
+            yield
+        except SpecInferError as error:
+            self._refused(status_of(error))
+            raise
+        except Exception:
+            self._refused(grpc.StatusCode.INTERNAL)
+            raise
+
     async def _stream(
         self, feed: Feed, position: int, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
         """A feed from a position on: what is in it at once, then what comes."""
         text = TextStream(self._tokenizer, feed.request.stop_strings)
-        with self._desk.reading(feed):
+        with self._desk.reading(feed) as feed:
             try:
                 if position:
                     await feed.reach(position)
@@ -115,6 +138,12 @@ async def _refuse_error(context: Context, ending: Ending) -> None:
         # it has ended: whoever repeats it needs another id, so a client must not come back for this one
         final = UnavailableError(ending.error, retry_after_s=_NEVER_S)
         await abort(context, final if ending.retryable else SpecInferError(ending.error))
+
+
+def _traceparent(context: Context) -> str:
+    """The caller's trace context; empty if it has none."""
+    values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
 def _digest(message: generation_pb2.GenerateRequest, caller: Caller) -> str:

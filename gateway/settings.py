@@ -4,8 +4,11 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from gateway.clients.addresses import service_addresses
+from gateway.requests.limits import SchedulerLimits
 from gateway.security import SecuritySettings
 from specinfer.hub import DEFAULT_MODEL
+
+_LIMITS = SchedulerLimits()
 
 
 class GatewaySettings(SecuritySettings):
@@ -14,6 +17,9 @@ class GatewaySettings(SecuritySettings):
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
 
     listen: str = Field("127.0.0.1:50051", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
     verifiers: str = Field(
         "127.0.0.1:50052",
@@ -65,9 +71,11 @@ class GatewaySettings(SecuritySettings):
         gt=0,
         description="Silence after which a speculator service is taken for dead in a step that has draws.",
     )
-    max_batch: int = Field(16, ge=1, description="Most requests decoded at once.")
-    max_waiting: int = Field(1024, ge=1, description="Most requests waiting; more are refused.")
-    prefill_chunk: int = Field(512, ge=1, description="Most prompt tokens per iteration.")
+    max_batch: int = Field(_LIMITS.max_batch, ge=1, description="Most requests decoded at once.")
+    max_waiting: int = Field(
+        _LIMITS.max_waiting, ge=1, description="Most requests waiting; more are refused."
+    )
+    prefill_chunk: int = Field(_LIMITS.prefill_chunk, ge=1, description="Most prompt tokens per iteration.")
     tree_nodes: int = Field(
         0,
         ge=0,
@@ -79,7 +87,9 @@ class GatewaySettings(SecuritySettings):
         description="Most nodes verified in one iteration, all trees together; 0: what passes allow.",
     )
     tree_depth: int = Field(0, ge=0, description="Deepest tree; 0: as deep as it has nodes.")
-    sequence_length: int = Field(5, ge=1, description="Tokens drafted in sequence speculation.")
+    sequence_length: int = Field(
+        _LIMITS.sequence_length, ge=1, description="Tokens drafted in sequence speculation."
+    )
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )

@@ -3,10 +3,16 @@
 from gateway.clients.speculator import SpeculatorService
 from gateway.clients.verifier_link import VerifierLink
 from gateway.lane import Lane
+from gateway.metrics.speculation import Named
+from gateway.metrics.steps import PHASES
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
 from gateway.planning.planner import Choice
+from gateway.store.leases import GatewayReport
+from gateway.totals import SpeculatorTotals, Totals
 from specinfer.v1 import generation_pb2, verifier_pb2
+
+_NOTHING = SpeculatorTotals()
 
 
 class StatusReporter:
@@ -18,9 +24,11 @@ class StatusReporter:
         lanes: Lanes,
         keeper: Keeper,
         target: verifier_pb2.DescribeVerifierReply,
+        totals: Totals,
     ) -> None:
         """`target` describes the model as it was found at start."""
         self._gateway_id, self._lanes, self._keeper, self._target = gateway_id, lanes, keeper, target
+        self._totals = totals
 
     def reply(self) -> generation_pb2.StatusReply:
         """The state of the system, as this gateway knows it. Planner and speculators are those of the first
@@ -33,8 +41,17 @@ class StatusReporter:
             waiting=sum(lane.loop.scheduler.waiting for lane in lanes),
             running=sum(lane.loop.scheduler.running for lane in lanes),
             verifier_ready=any(lane.loop.verifier_ready for lane in lanes),
-            steps=sum(lane.loop.steps for lane in lanes),
-            new_tokens=sum(lane.loop.deliveries.new_tokens for lane in lanes),
+            steps=self._totals.steps,
+            new_tokens=self._totals.tokens,
+            finished=self._totals.finished,
+            trees=self._totals.trees,
+            drafted=self._totals.drafted,
+            accepted=self._totals.accepted,
+            phases=[
+                generation_pb2.PhaseState(name=name, seconds=seconds)
+                for name, seconds in zip(PHASES, self._totals.phases, strict=True)
+            ],
+            gateway_states=map(_gateway_state, keeper.renewal.alive),
             lossy=target.kv_window_tokens > 0,
             dtype=target.dtype,
             executor=target.executor,
@@ -49,7 +66,7 @@ class StatusReporter:
         if lanes:
             pool = lanes[0].loop.pool
             reply.planner.CopyFrom(_planner_state(lanes[0].loop.choice, pool.names))
-            reply.speculators.extend(row for s in pool.services for row in _speculators(s, pool.names))
+            reply.speculators.extend(row for s in pool.services for row in self._speculators(s, pool.names))
         return reply
 
     def _verifier(self, link: VerifierLink) -> generation_pb2.VerifierState:
@@ -63,6 +80,37 @@ class StatusReporter:
             waiting=scheduler.waiting if scheduler else 0,
         )
 
+    def _speculators(
+        self, service: SpeculatorService, known: list[str]
+    ) -> list[generation_pb2.SpeculatorState]:
+        """One row per speculator; of a service that is away its address, or the names it had."""
+        names = [known[speculator] for speculator in service.members] or [service.address]
+        numbers = service.members or [-1]
+        described = service.description.speculators if service.description else ()
+        drafters = [speculator.drafter for speculator in described] or [""] * len(names)
+        totals = [self._totals.speculators.get(Named(service.address, name)) or _NOTHING for name in names]
+        return [
+            generation_pb2.SpeculatorState(
+                name=name,
+                drafter=drafter,
+                ready=service.description is not None,
+                answered=service.counters.answered,
+                missed=service.counters.missed,
+                failed=service.failures[number],
+                service=service.address,
+                drafted=total.drafted,
+                accepted=total.accepted,
+                wins=total.wins,
+            )
+            for number, name, drafter, total in zip(numbers, names, drafters, totals, strict=True)
+        ]
+
+
+def _gateway_state(report: GatewayReport) -> generation_pb2.GatewayState:
+    return generation_pb2.GatewayState(
+        gateway_id=report.gateway_id, verifiers=report.lanes, room=report.room, draining=report.draining
+    )
+
 
 def _planner_state(choice: Choice, names: list[str]) -> generation_pb2.PlannerState:
     """What the latest step was to do, and why."""
@@ -75,22 +123,3 @@ def _planner_state(choice: Choice, names: list[str]) -> generation_pb2.PlannerSt
         plain_tokens_per_second=choice.plain_speed,
         reason=choice.reason,
     )
-
-
-def _speculators(service: SpeculatorService, known: list[str]) -> list[generation_pb2.SpeculatorState]:
-    """One row per speculator; of a service that is away its address, or the names it had."""
-    names = [known[speculator] for speculator in service.members] or [service.address]
-    numbers = service.members or [-1]
-    described = service.description.speculators if service.description else ()
-    drafters = [speculator.drafter for speculator in described] or [""] * len(names)
-    return [
-        generation_pb2.SpeculatorState(
-            name=name,
-            drafter=drafter,
-            ready=service.description is not None,
-            answered=service.counters.answered,
-            missed=service.counters.missed,
-            failed=service.failures[speculator],
-        )
-        for speculator, name, drafter in zip(numbers, names, drafters, strict=True)
-    ]

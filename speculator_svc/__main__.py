@@ -3,12 +3,11 @@
 import secrets
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry
-
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
-from specinfer.service.metrics import serve_metrics
+from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.tracing import open_tracer
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from speculator_svc.drafters import make_drafter
 from speculator_svc.engine import SpeculatorEngine
@@ -57,17 +56,20 @@ def describe(
 
 async def serve(settings: SpeculatorSettings) -> None:
     """Serves until signalled."""
+    registry = service_registry()
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
+    tracer = open_tracer(PROGRAM, settings)
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
-    registry = CollectorRegistry()
-    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     metrics = SpeculatorMetrics(registry, settings.names)
-    servicer = SpeculatorServicer(engine, thread, metrics, description)
+    servicer = SpeculatorServicer(engine, thread, metrics, description, tracer)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
     await run_until_signalled(server)
     thread.stop()
+    if tracer is not None:
+        tracer.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,6 +10,8 @@ import grpc
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
+from specinfer.service.log_context import about
+from specinfer.service.tracing import Tracer, service_step
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
@@ -31,9 +33,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         thread: EngineThread,
         metrics: SpeculatorMetrics,
         description: speculator_pb2.DescribeSpeculatorReply,
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
-        self._description = description
+        self._description, self._tracer = description, tracer
 
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
@@ -46,9 +49,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         """A fault of ours costs the step, not the stream."""
         started = time.perf_counter()
         try:
-            outcomes = self._serve(request)
-            entries = [_encode(outcome) for outcome in outcomes]
-            self._metrics.observe(outcomes, time.perf_counter() - started)
+            with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
+                outcomes = self._serve(request)
+                entries = [_encode(outcome) for outcome in outcomes]
+            self._metrics.observe(outcomes, time.perf_counter() - started, self._engine.seconds)
         except Exception as error:
             log.exception("a step of %d requests failed", len(request.entries))
             entries = [_encode(outcome) for outcome in self._recover(request, error)]
@@ -63,6 +67,10 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
     def _serve(self, request: speculator_pb2.DraftRequest) -> list[DraftOutcome]:
         decoded = _decode_all(request.client, request.entries)
+        if log.isEnabledFor(logging.DEBUG):
+            for entry in request.entries:
+                if entry.base_len == 0:
+                    log.debug("request %s is first seen", entry.request_id, extra=about(entry.request_id))
         results = iter(self._engine.draft([item for item in decoded if isinstance(item, DraftEntry)]))
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
@@ -88,6 +96,8 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         own_ids = [own_id(request.client, request_id) for request_id in request.request_ids]
         released = await self._thread.call(self._engine.release, own_ids)
         self._metrics.observe_held(self._engine.held_requests)
+        for request_id in request.request_ids:
+            log.debug("request %s is released", request_id, extra=about(request_id))
         return common_pb2.ReleaseReply(released=released)
 
 

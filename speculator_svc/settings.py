@@ -8,6 +8,8 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
 from speculator_svc.drafters import DRAFTERS, DrafterOptions
 
+_DEFAULTS = DrafterOptions()
+
 
 class SpeculatorSettings(ServiceSettings):
     """A speculator service guesses token trees with one drafter or several."""
@@ -17,6 +19,9 @@ class SpeculatorSettings(ServiceSettings):
     )
 
     listen: str = Field("127.0.0.1:50053", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9466, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     name: str = Field(
         "",
         description="Name in statistics; empty takes the drafter's. For several it precedes theirs.",
@@ -29,49 +34,65 @@ class SpeculatorSettings(ServiceSettings):
     idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
 
     model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier; retrieval: whose tokens.")
-    layers: int = Field(0, ge=0, description="ssm: keep only so many layers, the first; 0 keeps all.")
-    dtype: str = Field("bfloat16", description="ssm: numeric type: float32, bfloat16 or float16.")
-    device: str = Field("cpu", description="ssm: torch device.")
+    layers: int = Field(
+        _DEFAULTS.layers, ge=0, description="ssm: keep only so many layers, the first; 0 keeps all."
+    )
+    dtype: str = Field(_DEFAULTS.dtype, description="ssm: numeric type: float32, bfloat16 or float16.")
+    device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
     weights: str = Field(
-        "auto",
+        _DEFAULTS.weights,
         description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF file; "
         "int8, int4 and w8a8 (activations too) quantise while loading; auto takes w8a8 where the native "
         "kernels multiply bytes.",
     )
     executor: str = Field(
-        "auto",
+        _DEFAULTS.executor,
         description="ssm: what runs passes: native (compiled CPU kernels), torch, generic (any causal model "
         "of transformers), or auto, the first of them that can.",
     )
-    attention: str = Field("reference", description="ssm: attention backend of the torch executor.")
-    kv_tokens: int = Field(32768, ge=16, description="ssm: context tokens the KV cache holds.")
+    attention: str = Field(_DEFAULTS.attention, description="ssm: attention backend of the torch executor.")
+    kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")
     expansion: str = Field(
-        "",
+        _DEFAULTS.expansion,
         description='ssm: expansion vector: children per node, level by level, such as "1,1,3,1"; empty '
         "grows best-first.",
     )
-    beam: int = Field(4, ge=1, description="ssm: most nodes expanded per level when growing best-first.")
-    depth: int = Field(7, ge=1, description="ssm: most levels of a best-first tree; each costs a pass.")
+    beam: int = Field(
+        _DEFAULTS.beam, ge=1, description="ssm: most nodes expanded per level when growing best-first."
+    )
+    depth: int = Field(
+        _DEFAULTS.depth, ge=1, description="ssm: most levels of a best-first tree; each costs a pass."
+    )
     least_reach: float = Field(
-        0.05,
+        _DEFAULTS.least_reach,
         ge=0,
         le=1,
         description="ssm: least probability of a path that a best-first tree follows further.",
     )
     proposal: str = Field(
-        "point",
+        _DEFAULTS.proposal,
         description="ssm: children for stochastic requests: point (what the target's noise favours: a seed "
         "then gives the text of plain decoding), with_replacement or without_replacement (drawn). "
         "custom: anything but point lets the function draw.",
     )
-    q_support: int = Field(32, ge=1, description="ssm: tokens kept of the draft distribution.")
-    ngram_max: int = Field(4, ge=1, description="ngram: longest match tried.")
-    ngram_min: int = Field(2, ge=1, description="ngram: shortest match tried.")
-    ngram_branches: int = Field(3, ge=1, description="ngram: most matches that become branches.")
-    datastore: str = Field("", description="retrieval: files of text or JSONL, separated by colons.")
-    retrieval_min: int = Field(3, ge=1, le=16, description="retrieval: shortest match tried.")
-    retrieval_learn: bool = Field(False, description="retrieval: also draft from finished requests.")
-    function: str = Field("", description="custom: the function that drafts, module:name.")
+    q_support: int = Field(
+        _DEFAULTS.q_support, ge=1, description="ssm: tokens kept of the draft distribution."
+    )
+    ngram_max: int = Field(_DEFAULTS.ngram_max, ge=1, description="ngram: longest match tried.")
+    ngram_min: int = Field(_DEFAULTS.ngram_min, ge=1, description="ngram: shortest match tried.")
+    ngram_branches: int = Field(
+        _DEFAULTS.ngram_branches, ge=1, description="ngram: most matches that become branches."
+    )
+    datastore: str = Field(
+        _DEFAULTS.datastore, description="retrieval: files of text or JSONL, separated by colons."
+    )
+    retrieval_min: int = Field(
+        _DEFAULTS.retrieval_min, ge=1, le=16, description="retrieval: shortest match tried."
+    )
+    retrieval_learn: bool = Field(
+        _DEFAULTS.retrieval_learn, description="retrieval: also draft from finished requests."
+    )
+    function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 
     @property
     def drafters(self) -> list[str]:

@@ -15,6 +15,9 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
+    # processes that tests start side by side must not meet at the default ports
+    os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
 torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
 
 

@@ -60,6 +60,8 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     """Awaited when the server has been stopped."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call hangs."""
+    states: list[generation_pb2.StatusReply] = field(default_factory=list)
+    """Answers of Status, one after another; the last one stays."""
     port: int = 0
     _server: grpc.aio.Server | None = None
 
@@ -98,8 +100,10 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         return generation_pb2.CancelReply()
 
     async def Status(self, message: Any, context: Any) -> generation_pb2.StatusReply:
-        """Its address, as the gateway's id."""
+        """Its next state; without any its address, as the gateway's id."""
         self.metadata.append(dict(context.invocation_metadata()))
+        if self.states:
+            return self.states.pop(0) if len(self.states) > 1 else self.states[0]
         return generation_pb2.StatusReply(gateway_id=self.address)
 
     async def _play(self, message: Any, start: int, context: Any) -> AsyncIterator[Reply]:

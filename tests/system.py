@@ -5,6 +5,7 @@ The tokenizer has one token per printable ASCII character, so that text and toke
 
 import asyncio
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from specinfer.service.channel import channel_options
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
+from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import (
@@ -42,7 +44,8 @@ from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 
@@ -109,6 +112,8 @@ class System:
     verifier_address: str
     servers: dict[str, ServiceServer] = field(default_factory=dict)
     verifiers: Sequence[VerifierEngine] = ()
+    registries: dict[str, CollectorRegistry] = field(default_factory=dict)
+    """Metrics of "gateway", "verifier" and each speculator service."""
 
     @property
     def loop(self) -> GenerationLoop:
@@ -168,6 +173,7 @@ async def running_system(
     absent: AbstractSet[str] = frozenset(),
     verifiers: int = 1,
     service_options: Mapping[str, Any] | None = None,
+    tracer: Tracer | None = None,
     **options: Any,
 ) -> AsyncIterator[System]:
     """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
@@ -182,6 +188,7 @@ async def running_system(
     engines = [VerifierEngine(runner, acceptance, engine_limits) for runner in runners]
     servers: dict[str, ServiceServer] = {}
     threads: list[EngineThread] = []
+    registries: dict[str, CollectorRegistry] = defaultdict(CollectorRegistry)
 
     async def serve(name: str, service: str, add: Callable[[ServiceServer, EngineThread], None]) -> str:
         servers[name] = server = ServiceServer(settings(**service_options or {}), [service])
@@ -213,7 +220,8 @@ async def running_system(
             own = verifier_pb2.DescribeVerifierReply()
             own.CopyFrom(description)
             own.instance_id = secrets.token_hex(4)
-            servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), own)
+            metrics = VerifierMetrics(registries[thread.name])
+            servicer = VerifierServicer(engine, thread, metrics, own, tracer)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"
@@ -223,7 +231,8 @@ async def running_system(
     for group in [drafters] if one_service else [{name: drafters[name]} for name in drafters]:
 
         def add(server: ServiceServer, thread: EngineThread, group: Mapping[str, Drafter] = group) -> None:
-            add_speculators(server, thread, group, speculator_tokenizer)
+            registry = registries[thread.name]
+            add_speculators(server, thread, group, speculator_tokenizer, registry, tracer)
 
         if absent & group.keys():
             addresses.append(f"127.0.0.1:{free_ports(1)[0]}")
@@ -245,8 +254,11 @@ async def running_system(
         **DEFAULTS | options,
     )
     try:
-        async with another_gateway(gateway_settings) as (gateway, stub, address):
-            system = System(stub, gateway, engines[0], address, verifier_addresses[0], servers, engines)
+        registry = registries["gateway"]
+        async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
+            system = System(
+                stub, gateway, engines[0], address, verifier_addresses[0], servers, engines, registries
+            )
             yield system
             if system.gateway is gateway:  # unless the test has ended it
                 assert not gateway.running.done(), gateway.running
@@ -263,10 +275,13 @@ async def running_system(
 @asynccontextmanager
 async def another_gateway(
     settings: GatewaySettings,
+    registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[tuple[Gateway, generation_pb2_grpc.GenerationStub, str]]:
     """A gateway with a server of its own, a client of it, and its address."""
-    async with build_gateway(settings, ascii_tokenizer(), CollectorRegistry()) as gateway:
-        server = ServiceServer(settings, ["specinfer.v1.Generation"])
+    registry = registry or CollectorRegistry()
+    async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
+        server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:
@@ -292,13 +307,15 @@ def add_speculators(
     thread: EngineThread,
     drafters: Mapping[str, Drafter],
     tokenizer: Tokenizer | None = None,
+    registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
 ) -> None:
     """Serves drafters as the speculators of one service."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
     reply = describe(engine, list(drafters), ["scripted"] * len(drafters))
     reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
-    metrics = SpeculatorMetrics(CollectorRegistry(), list(drafters))
-    servicer = SpeculatorServicer(engine, thread, metrics, reply)
+    metrics = SpeculatorMetrics(registry or CollectorRegistry(), list(drafters))
+    servicer = SpeculatorServicer(engine, thread, metrics, reply, tracer)
     speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
 
 

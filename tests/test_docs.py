@@ -11,6 +11,8 @@ ARCHIVES = ROOT / "docs" / "findings"
 BUILT = {"build", "dist", "__pycache__"}
 TEXTS = {".py", ".md", ".h", ".cpp", ".proto", ".toml", ".yml", ".yaml"}
 PLAIN_MENTION = re.compile(r"\bdocs/[\w/-]+\.md(?:#([\w-]+))?")
+CODE_NAME = re.compile(r"`(?:[a-z_]+\.)*([A-Z][a-z]+[A-Z]\w*)[.\w]*`|`([\w./-]+\.(?:py|h|cpp|proto|toml))`")
+"""In a page: a class, or a file with at least the end of its path."""
 LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([\w-]+))?\)")
 
 
@@ -49,6 +51,31 @@ def problems(path: Path) -> list[str]:
 
 def test_what_files_name_exists() -> None:
     assert [problem for path in texts() if path.parent != ARCHIVES for problem in problems(path)] == []
+
+
+def unknown_names(page: str) -> list[str]:
+    """Classes and files that a page names and the sources do not have."""
+    sources = [path for path in texts() if path.suffix != ".md"]
+    paths = [path.relative_to(ROOT).as_posix() for path in sources]
+    text = "\n".join(path.read_text() for path in sources)
+    return [
+        name or file
+        for name, file in CODE_NAME.findall(page)
+        if not (re.search(rf"\b{name}\b", text) if name else any(p.endswith(file) for p in paths))
+    ]
+
+
+def test_code_that_pages_name_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    examples = {"my_drafts.py"}
+    assert {page.name: set(unknown_names(page.read_text())) - examples for page in pages} == {
+        page.name: set() for page in pages
+    }
+    gone = "Node" + "Worth"
+    assert unknown_names(f"`{gone}` in `gateway/{gone}.py`, `draws.py`, `TokenTree.order`") == [
+        gone,
+        f"gateway/{gone}.py",
+    ]
 
 
 def test_the_check_sees_files_and_anchors() -> None:

@@ -1,6 +1,9 @@
 """Who may import whom (docs/architecture.md), read from the source of every module."""
 
 import ast
+import re
+from collections.abc import Container
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HOUSES = ("gateway", "verifier_svc", "speculator_svc")
 TORCH = {"torch", "transformers", "safetensors", "gguf"}
-SERVICE = {"grpc", "grpc_health", "grpc_reflection", "prometheus_client", "pydantic", "pydantic_settings"}
+SERVICE = {
+    "opentelemetry",
+    "grpc",
+    "grpc_health",
+    "grpc_reflection",
+    "prometheus_client",
+    "pydantic",
+    "pydantic_settings",
+}
 TERMINAL = {"typer", "rich", "grpc", "grpc_health", "huggingface_hub"}
 
 # package or module -> (our packages it may import, third parties it may import); longest prefix wins
@@ -113,10 +124,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
-    "gateway.requests.request": ({"specinfer.tree", "specinfer.sampling", "specinfer.errors"}, {"numpy"}),
+    "gateway.requests.speculation": ({"specinfer.tree"}, set()),
+    "gateway.requests.request": (
+        {"gateway.requests.speculation", "specinfer.sampling", "specinfer.errors"},
+        set(),
+    ),
     "gateway.requests.budget": (set(), set()),
     "gateway.requests.step": (
-        {"gateway.requests.request", "specinfer.entry_status", "specinfer.tree"},
+        {
+            *(f"gateway.requests.{name}" for name in ("request", "speculation")),
+            *("specinfer.entry_status", "specinfer.tree"),
+        },
         set(),
     ),
     "gateway.planning": (
@@ -180,7 +198,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 }
 PURE = (
     *("batch", "budget", "caller", "entries", "finish_rate", "limits", "queue", "ranking", "request"),
-    *("room", "scheduler", "step", "verdicts"),
+    *("room", "scheduler", "speculation", "step", "verdicts"),
 )
 FORBIDDEN_STDLIB = {
     **{
@@ -261,3 +279,65 @@ def test_the_gateway_runs_without_torch() -> None:
 
     code = "import sys, gateway.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def rooms() -> dict[str, set[str]]:
+    """Package or top module of `specinfer` and `specinfer.model` -> those it imports."""
+    names = [name for name, _ in modules()]
+    found: dict[str, set[str]] = {}
+    for name, path in modules():
+        if name.startswith("specinfer."):
+            here = room(name)
+            targets = {room(target) for target in imports(path) if within(target, set(names))}
+            found.setdefault(here, set()).update(target for target in targets if target != here)
+    return found
+
+
+def room(name: str) -> str:
+    depth = 3 if name.startswith("specinfer.model.") else 2
+    return ".".join(name.split(".")[:depth])
+
+
+def headers() -> dict[str, set[str]]:
+    """C++ source -> what it includes of ours, both below `csrc`."""
+    folder = ROOT / "specinfer" / "model" / "native" / "csrc"
+    sources = [path for pattern in ("*.h", "*.cpp") for path in folder.rglob(pattern)]
+    return {
+        path.relative_to(folder).as_posix(): set(re.findall(r'#include "([^"]+)"', path.read_text()))
+        for path in sources
+    }
+
+
+def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
+    """What is part of a circle or leads to one only; empty if there is none."""
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return tuple(error.args[1])
+    return ()
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    ours = dict(modules())
+    exact = {
+        name: {module_of(target, ours) for target in imports(path)} - {name, ""}
+        for name, path in ours.items()
+    }
+    assert circle(exact) == ()
+    assert circle(rooms()) == ()
+
+
+def module_of(target: str, ours: Container[str]) -> str:
+    """The module that an imported name is or lies in; empty if it is none of ours."""
+    return next((name for name in (target, target.rpartition(".")[0]) if name in ours), "")
+
+
+def test_no_headers_include_each_other() -> None:
+    assert len(headers()) > 15
+    assert all(included in headers() for found in headers().values() for included in found)
+    assert circle(headers()) == ()
+
+
+def test_circles_are_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert "specinfer.model.native" in rooms()["specinfer.model.sampling"]

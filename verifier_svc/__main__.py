@@ -4,18 +4,19 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from prometheus_client import CollectorRegistry
 
 from specinfer.hub import resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
-from specinfer.service.metrics import serve_metrics
+from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.tracing import open_tracer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
 from verifier_svc.identity import Identity
+from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.pass_costs import measure_passes
 from verifier_svc.servicer import VerifierServicer
@@ -95,20 +96,23 @@ def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
 
 async def serve(settings: VerifierSettings) -> None:
     """Serves until signalled."""
+    registry = service_registry()
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
+    tracer = open_tracer(PROGRAM, settings)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     thread = EngineThread("verifier-engine")
     identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
     engine = await thread.call(build_engine, settings)
     pass_costs = await thread.call(_pass_costs, engine)
-    registry = CollectorRegistry()
-    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     server = ServiceServer(settings, [SERVICE])
     description = describe(settings, engine, identity, pass_costs)
-    servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description)
+    servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description, tracer)
     verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
     await run_until_signalled(server)
     thread.stop()
+    if tracer is not None:
+        tracer.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,26 +16,16 @@ from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.service.log_context import about
 from specinfer.tree import TokenTree
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.judge import Judge, Ruling
+from verifier_svc.limits import EngineLimits
 
 log = logging.getLogger(__name__)
 MAX_TOP_K = 256
 """Most token ids returned per node: the reply must stay within the size of a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What one pass and one tree may be at most."""
-
-    max_requests: int = 64
-    max_nodes: int = 128
-    max_step_tokens: int = 2048
-    max_context_len: int = 8192
-    idle_seconds: float = 300.0
-    """A request not heard of for this long is forgotten."""
 
 
 @dataclass(slots=True)
@@ -62,6 +52,8 @@ class VerifierEngine:
         """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches, since the start."""
+        self.passes: list[tuple[int, float]] = []
+        """Tokens and nodes of each pass of the last step, and the seconds it took."""
         self._clock = clock
 
     def admit(self, fence: int) -> bool:
@@ -76,6 +68,7 @@ class VerifierEngine:
         """Serves one step; one outcome per job, in order."""
         self.settle()
         self._forget_idle()
+        self.passes = []
         outcomes: dict[int, VerifyOutcome] = {}
         ready: list[int] = []
         segments: dict[int, Segment] = {}
@@ -115,6 +108,7 @@ class VerifierEngine:
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
             self.runner.cache.release(self._held.pop(request_id).sequence)
+            log.debug("request %s is released", request_id, extra=about(request_id))
         if not self._held:
             self.runner.cache.check()
         return len(known)
@@ -142,6 +136,7 @@ class VerifierEngine:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
             held = self._held[job.request_id] = _Held(self.runner.open(), 0.0)
+            log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
         # the last token is always computed: its logits may be wanted
@@ -186,8 +181,12 @@ class VerifierEngine:
         """One pass over all segments; if it fails, one pass each, so that only the culprit fails."""
         if not segments:
             return []
+        started = time.perf_counter()
         try:
-            return list(self.runner.forward(segments))
+            logits: list[torch.Tensor | RuntimeError] = list(self.runner.forward(segments))
+            tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
+            self.passes.append((tokens, time.perf_counter() - started))
+            return logits
         except RuntimeError as error:
             if len(segments) == 1:
                 log.exception("a pass failed")

@@ -1,59 +1,124 @@
-"""Prometheus metrics of the verifier."""
+"""Prometheus metrics of the verifier. docs/operations.md says what a bad value of each looks like.
 
+Counted on the engine thread after the reply of a step is on its way, 25 us a step.
+"""
+
+from collections import Counter as Tally
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from specinfer.entry_status import EntryStatus
+from specinfer.service.metrics import declare_build_info, declare_model_info
+from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
+from specinfer.v1 import verifier_pb2
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
+
+_PASS_SIZES = ((1, "1"), (4, "2-4"), (16, "5-16"), (64, "17-64"), (256, "65-256"))
+_LARGEST = "257+"
+
+
+class CacheView(NamedTuple):
+    """What the cache holds at a moment."""
+
+    requests: int
+    capacity_tokens: int
+    free_tokens: int
+    queried_tokens: int
+    """Prompt tokens that were looked for, since the start."""
+    shared_tokens: int
+    """Those of them that were found instead of computed."""
 
 
 class VerifierMetrics:
     """Counts what the engine did."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._entries = Counter(
-            "specinfer_verifier_entries", "Entries by outcome.", ["status"], registry=registry
+        def counter(name: str, documentation: str, *labels: str) -> Counter:
+            return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
+
+        entries = counter("verifier_entries", "Entries by outcome.", "status")
+        self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
+        self._nodes = counter("verifier_nodes", "Tree nodes verified, roots excluded.")
+        self._accepted = counter("verifier_accepted", "Tree nodes accepted.")
+        self._pass = StepHistogram(
+            "specinfer_verifier_pass_seconds",
+            "Time of one pass of the model, by how many tokens and nodes were in it.",
+            TO_SECONDS_S,
+            registry,
+            "tokens",
+            [*(name for _, name in _PASS_SIZES), _LARGEST],
         )
-        self._nodes = Counter(
-            "specinfer_verifier_nodes", "Tree nodes verified, roots excluded.", registry=registry
-        )
-        self._accepted = Counter("specinfer_verifier_accepted", "Tree nodes accepted.", registry=registry)
-        self._step = Histogram(
+        self._step = StepHistogram(
             "specinfer_verifier_step_seconds",
-            "Time of one step.",
-            buckets=[0.001 * 2**i for i in range(14)],
+            "Time of one step: messages read, pass, acceptance, answer.",
+            TO_SECONDS_S,
+            registry,
+        )
+        self._batch = StepHistogram(
+            "specinfer_verifier_batch_size", "Requests in a step.", COUNTS[1:], registry
+        )
+        self._usage = Gauge(
+            "specinfer_kv_cache_usage_ratio",
+            "Part of the cache's blocks that requests use, from 0 to 1.",
             registry=registry,
         )
+        self._capacity = Gauge(
+            "specinfer_kv_cache_tokens", "Tokens that fit into the cache.", registry=registry
+        )
+        self._queries = counter(
+            "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
+        )
+        self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
         self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
-        self._free = Gauge(
-            "specinfer_verifier_kv_free_tokens", "Tokens that fit into free blocks.", registry=registry
+        self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
+        self.fenced_steps = counter(
+            "verifier_fenced_steps", "Steps refused because their sender's lease was over."
         )
+        self._model = declare_model_info(registry)
+        self._queried = self._shared = 0
+        declare_build_info(registry)
 
-        self.failed_steps = Counter(
-            "specinfer_verifier_failed_steps",
-            "Steps that failed by a fault of the verifier.",
-            registry=registry,
-        )
-        self.fenced_steps = Counter(
-            "specinfer_verifier_fenced_steps",
-            "Steps refused because their sender's lease was over.",
-            registry=registry,
-        )
-        self._shared = Gauge(
-            "specinfer_verifier_shared_tokens", "Prompt tokens found instead of computed.", registry=registry
-        )
+    def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
+        """Shows the model."""
+        self._model.labels(told.model, told.dtype, told.weights, told.executor, told.device).set(1)
 
-    def observe(self, jobs: Sequence[VerifyJob], outcomes: Sequence[VerifyOutcome], seconds: float) -> None:
-        """Counts one step."""
+    def observe(
+        self,
+        jobs: Sequence[VerifyJob],
+        outcomes: Sequence[VerifyOutcome],
+        seconds: float,
+        passes: Sequence[tuple[int, float]],
+    ) -> None:
+        """Counts one step; `passes` are (tokens, seconds)."""
         self._step.observe(seconds)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            self._entries.labels(outcome.status.name.lower()).inc()
-            if job.tree is not None and outcome.verdict is not None:
-                self._nodes.inc(len(job.tree) - 1)
-                self._accepted.inc(len(outcome.verdict.accepted))
+        self._batch.observe(len(jobs))
+        for tokens, pass_s in passes:
+            self._pass.observe(pass_s, _size_name(tokens))
+        for status, count in Tally([outcome.status for outcome in outcomes]).items():
+            self._entries[status].inc(count)
+        judged = [
+            (len(job.tree) - 1, len(outcome.verdict.accepted))
+            for job, outcome in zip(jobs, outcomes, strict=True)
+            if job.tree is not None and outcome.verdict is not None
+        ]
+        self._nodes.inc(sum([nodes for nodes, _ in judged]))
+        self._accepted.inc(sum([accepted for _, accepted in judged]))
 
-    def observe_cache(self, requests: int, free_tokens: int, shared_tokens: int) -> None:
-        """Shows what the cache holds."""
-        self._shared.set(shared_tokens)
-        self._held.set(requests)
-        self._free.set(free_tokens)
+    def refused(self, entries: int) -> None:
+        """Counts entries that could not be read, or came twice."""
+        self._entries[EntryStatus.ERROR].inc(entries)
+
+    def observe_cache(self, cache: CacheView) -> None:
+        """Shows what the cache holds, and counts what was found in it."""
+        self._held.set(cache.requests)
+        self._capacity.set(cache.capacity_tokens)
+        self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
+        self._queries.inc(cache.queried_tokens - self._queried)
+        self._hits.inc(cache.shared_tokens - self._shared)
+        self._queried, self._shared = cache.queried_tokens, cache.shared_tokens
+
+
+def _size_name(tokens: int) -> str:
+    return next((name for most, name in _PASS_SIZES if tokens <= most), _LARGEST)

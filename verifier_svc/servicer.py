@@ -11,12 +11,13 @@ import grpc
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
+from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
 from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.metrics import CacheView, VerifierMetrics
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -30,6 +31,8 @@ class _Step:
     jobs: Sequence[VerifyJob]
     outcomes: Sequence[VerifyOutcome]
     seconds: float
+    refused: int = 0
+    """Entries that made no job."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -41,9 +44,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         thread: EngineThread,
         metrics: VerifierMetrics,
         description: verifier_pb2.DescribeVerifierReply,
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
-        self._description = description
+        self._description, self._tracer = description, tracer
+        metrics.describe(description)
+        self._observe_cache()
 
     async def Verify(
         self, requests: AsyncIterator[verifier_pb2.VerifyRequest], context: Context
@@ -60,7 +66,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             if not self._engine.admit(request.fence):
                 self._metrics.fenced_steps.inc()
                 return _Step(self._reply(request.step_id, fenced=True), (), (), 0.0)
-            return self._serve(request)
+            with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
+                return self._serve(request)
         except Exception as error:
             log.exception("a step of %d requests failed", len(request.entries))
             return self._failed(request, error)
@@ -74,7 +81,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         results = iter(served)
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
         reply = self._reply(request.step_id, map(_encode, outcomes), round(seconds * 1e6))
-        return _Step(reply, jobs, served, seconds)
+        return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forgets the requests of a step that failed; an error for each of its entries."""
@@ -114,7 +121,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             log.exception("could not settle a step of %d requests", len(step.jobs))
             self._recover([job.request_id for job in step.jobs])
         if step.jobs:
-            self._metrics.observe(step.jobs, step.outcomes, step.seconds)
+            self._metrics.observe(step.jobs, step.outcomes, step.seconds, self._engine.passes)
+        if step.refused:
+            self._metrics.refused(step.refused)
         self._observe_cache()
 
     async def Describe(
@@ -134,7 +143,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     def _observe_cache(self) -> None:
         cache = self._engine.runner.cache
-        self._metrics.observe_cache(self._engine.held_requests, cache.free_tokens, cache.shared_tokens)
+        self._metrics.observe_cache(
+            CacheView(
+                self._engine.held_requests,
+                cache.capacity_tokens,
+                cache.free_tokens,
+                cache.queried_tokens,
+                cache.shared_tokens,
+            )
+        )
 
 
 def _decode_all(entries: Iterable[verifier_pb2.VerifyEntry]) -> list[VerifyJob | VerifyOutcome]:

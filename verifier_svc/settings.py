@@ -4,7 +4,11 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.service.settings import ServiceSettings
+from verifier_svc.limits import EngineLimits
+
+_LIMITS = EngineLimits()
 
 
 class VerifierSettings(ServiceSettings):
@@ -13,6 +17,9 @@ class VerifierSettings(ServiceSettings):
     model_config = SettingsConfigDict(**{**ServiceSettings.model_config, "env_prefix": "SPECINFER_VERIFIER_"})
 
     listen: str = Field("127.0.0.1:50052", description="Address to listen on, host:port.")
+    metrics_port: int = Field(
+        9465, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
     model: str = Field(DEFAULT_MODEL, description="Model: registry name, hub id, directory or GGUF file.")
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
@@ -30,17 +37,21 @@ class VerifierSettings(ServiceSettings):
     attention: str = Field("reference", description="Attention backend of the torch executor.")
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
-    kv_tokens: int = Field(32768, ge=16, description="Context tokens the KV cache holds over all requests.")
+    kv_tokens: int = Field(
+        CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."
+    )
     kv_window: int = Field(
         0,
         ge=0,
         description="Keep only so many context tokens per request (StreamingLLM); lossy; 0 keeps all.",
     )
     kv_sinks: int = Field(4, ge=1, description="First tokens a windowed cache never drops.")
-    max_requests: int = Field(64, ge=1, description="Most requests held at once.")
+    max_requests: int = Field(_LIMITS.max_requests, ge=1, description="Most requests held at once.")
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
-    max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root included.")
-    max_step_tokens: int = Field(2048, ge=1, description="Most tokens in one pass.")
-    idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
+    max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Most nodes in one tree, root included.")
+    max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Most tokens in one pass.")
+    idle_seconds: float = Field(
+        _LIMITS.idle_seconds, gt=0, description="A request not heard of for this long is forgotten."
+    )

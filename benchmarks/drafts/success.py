@@ -7,8 +7,9 @@ from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import Drafter, DraftJob
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob
+from verifier_svc.limits import EngineLimits
 
 GUESSES = 5
 

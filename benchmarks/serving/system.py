@@ -107,6 +107,7 @@ class ServingSystem:
             "max-batch": str(self.setup.max_batch),
             "max-waiting": "4096",
             "retention-seconds": "30",
+            "metrics-port": "0",
         } | dict(self.setup.flags)
         return [
             sys.executable,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gateway.clients.draft_books import DraftBooks
 from gateway.clients.outage import LogPace
 from gateway.clients.quarantine import Quarantine
 from gateway.clients.tree_share import TreeShare, sound_tree
@@ -77,6 +78,7 @@ class SpeculatorService:
     last_seconds: float = 0.0
     """How long its last answer took."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
+    books: DraftBooks = field(default_factory=DraftBooks)
     failures: Counter[int] = field(default_factory=Counter)
     """Drafts that were refused, failed or malformed, by speculator."""
     clock: Callable[[], float] = time.monotonic
@@ -138,13 +140,16 @@ class SpeculatorService:
         result: speculator_pb2.DraftResult,
         vocab_size: int,
         share: TreeShare,
+        in_time: bool = True,
     ) -> list[tuple[int, TokenTree]]:
         """The sound trees of a result, by speculator; keeps the books in any case."""
         name = result.request_id
         if name not in asked or asked[name].entry.state.finish is not None:
+            self.books.count("stale", len(asked[name].speculators) if name in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
             self.held[name] = 0
+            self.books.resyncs += 1
             return []
         entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
@@ -153,9 +158,11 @@ class SpeculatorService:
             return []
         self.held[name] = result.held_len
         found: dict[int, TokenTree] = {}
+        wrong: set[int] = set()
         for draft in result.drafts:
             speculator = self._number(draft, speculators)
             if draft.status == int(EntryStatus.ERROR):
+                wrong.add(speculator)
                 self._refuse(name, speculator, draft.message)
                 continue
             try:
@@ -165,10 +172,12 @@ class SpeculatorService:
                 if tree.has_draws and not self._may_draw(speculator, entry):
                     raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
             except MalformedTreeError as error:
+                wrong.add(speculator)
                 self._malformed(speculator, error)
             else:
                 self._quarantines[speculator].sound()
                 found[speculator] = tree
+        self.books.count("ok" if in_time else "late", len(speculators - wrong))
         return list(found.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
@@ -183,15 +192,18 @@ class SpeculatorService:
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
     def _refuse(self, request_id: str, speculator: int, why: str) -> None:
+        self.books.count("failed")
         self._fail(speculator, why)
         self.refused.add((request_id, speculator))
 
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
         """Counts a malformed tree; one too many in a row leaves the speculator out for a while."""
         self.counters.malformed += 1
+        self.books.count("malformed")
         self._fail(speculator, f"malformed tree: {error.for_logs}")
         if seconds := self._quarantines[speculator].malformed(self.clock()):
             self.counters.quarantines[speculator] += 1
+            self.books.quarantines[speculator] += 1
             log.warning(
                 "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
                 *(self._name(speculator), self.address, seconds),

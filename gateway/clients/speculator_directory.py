@@ -27,6 +27,8 @@ class SpeculatorDirectory:
         self._policy = policy
         self.names: list[str] = []
         """By number; the list itself stays the same."""
+        self.places: list[str] = []
+        """Address of each one's service."""
         self._numbers: dict[tuple[str, str, int], int] = {}
         """By address, name, and place among those of this name at this address."""
 
@@ -99,4 +101,5 @@ class SpeculatorDirectory:
             if key not in self._numbers:
                 self._numbers[key] = len(self.names)
                 self.names.append(key[1])
+                self.places.append(address)
         return tuple(self._numbers[key] for key in keys)

@@ -21,6 +21,7 @@ from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
 from specinfer.errors import ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
+from specinfer.service.wire_meter import Channel
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
@@ -42,12 +43,14 @@ class Drafts(NamedTuple):
 class SpeculatorPool:
     """All speculators of a gateway, in the order in which sequence speculation prefers them."""
 
-    def __init__(self, channels: Sequence[tuple[str, grpc.aio.Channel]], policy: PoolPolicy) -> None:
+    def __init__(self, channels: Sequence[tuple[str, Channel]], policy: PoolPolicy) -> None:
         self._policy = policy
         self.services = [_service(address, channel) for address, channel in channels]
         self._directory = SpeculatorDirectory(policy)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
+        self.places = self._directory.places
+        """Addresses of their services, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._step_times = StepTimes()
@@ -75,8 +78,10 @@ class SpeculatorPool:
         """Whether any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
 
-    async def draft(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> Drafts:
-        """Trees of the chosen speculators that meet the deadline.
+    async def draft(
+        self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
+    ) -> Drafts:
+        """Trees of the chosen speculators that meet the deadline; services are told the trace context.
 
         A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
         to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
@@ -95,7 +100,8 @@ class SpeculatorPool:
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
         running = [
-            self._spawn(self._ask(service, asked, share, trees, times)) for service, asked in questions
+            self._spawn(self._ask(service, asked, share, trees, times, traceparent))
+            for service, asked in questions
         ]
         if running:
             deadline_s = self._policy.deadline(self._step_times.usual_s)
@@ -134,15 +140,19 @@ class SpeculatorPool:
         share: TreeShare,
         trees: dict[str, list[tuple[int, TokenTree]]],
         times: list[DraftTime],
+        traceparent: str,
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
         entries = [service.encode(item) for item in asked.values()]
-        request = speculator_pb2.DraftRequest(step_id=step, entries=entries, client=self._policy.client)
+        request = speculator_pb2.DraftRequest(
+            step_id=step, entries=entries, client=self._policy.client, traceparent=traceparent
+        )
         service.busy = True
         try:
             reply = await self._exchange(service, request)
         except UnavailableError as error:
+            service.books.count("failed", _drafts(asked))
             self._lost(service, error)
             return
         finally:
@@ -153,10 +163,11 @@ class SpeculatorPool:
         service.counters.missed += not in_time
         open_ = dict(asked)
         for result in reply.entries:
-            found = service.accept(open_, result, self._policy.vocab_size, share)
+            found = service.accept(open_, result, self._policy.vocab_size, share, in_time)
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)
+        service.books.count("failed", _drafts(open_))  # not answered
         service.last_seconds = time.perf_counter() - started
         if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
             times.append(service.draft_time(reply))
@@ -204,7 +215,12 @@ class SpeculatorPool:
         return task
 
 
-def _service(address: str, channel: grpc.aio.Channel) -> SpeculatorService:
+def _drafts(asked: Mapping[str, Asked]) -> int:
+    """How many drafts are asked for."""
+    return sum([len(item.speculators) for item in asked.values()])
+
+
+def _service(address: str, channel: Channel) -> SpeculatorService:
     stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
     return SpeculatorService(address, stub, MessageStream(address, lambda: stub.Draft()))
 

@@ -11,6 +11,7 @@ from gateway.planning.pass_times import PassCurve
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
+from specinfer.service.wire_meter import Channel
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
@@ -31,7 +32,7 @@ class Verdicts(NamedTuple):
 class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
 
-    def __init__(self, channel: grpc.aio.Channel, hung_s: float = 10.0, fence: int = 0) -> None:
+    def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0) -> None:
         """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
         `fence` is the number of the lease by which it is driven; 0 stands for none."""
         self.fence = fence
@@ -69,8 +70,10 @@ class VerifierClient:
         self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
         self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
-    async def verify(self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree]) -> Verdicts:
-        """Verifies one step.
+    async def verify(
+        self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree], traceparent: str = ""
+    ) -> Verdicts:
+        """Verifies one step; the verifier is told the trace context.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -82,6 +85,7 @@ class VerifierClient:
             step_id=self._steps,
             entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries],
             fence=self.fence,
+            traceparent=traceparent,
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))

@@ -32,8 +32,9 @@ class Follower:
                 await self._look(followed)
 
     async def _look(self, followed: dict[str, Feed]) -> None:
+        positions = {name: len(feed.tokens) for name, feed in followed.items()}
         try:
-            found = await self._store.glimpse({name: len(feed.tokens) for name, feed in followed.items()})
+            found = await self._store.glimpse(positions)
         except UnavailableError:
             return  # whoever renews the lease says so; the feeds go on when it answers
         for name, glimpse in found.items():
@@ -45,7 +46,7 @@ class Follower:
                 continue
             self._missing_since.pop(name, None)
             if glimpse.tokens or glimpse.ending:
-                feed.extend(glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                feed.extend(positions[name], glimpse.tokens, glimpse.logprobs, glimpse.ending)
                 self._feeds.forget_if_idle(feed)
 
     def _note_missing(self, name: str, feed: Feed) -> None:

@@ -9,7 +9,7 @@ import logging
 import time
 
 from gateway.clients.outage import LogPace, Outage
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import SystemMetrics
 from gateway.ownership.lanes import Lanes, models_of
 from gateway.ownership.rules import requests_to_adopt, requests_to_share, somebody_serves, verifiers_to_claim
 from gateway.requests.feeds import Feeds
@@ -23,6 +23,8 @@ _RENEWALS_PER_LEASE = 6
 """So a lease outlives several renewals that fail or come late."""
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
+_ENDLESS_S = 1e12
+"""Longer than any request waits."""
 _ADOPT_AT_ONCE = 64
 """Most requests adopted at once: each takes a read, and the loops go on in between."""
 
@@ -37,7 +39,7 @@ class Keeper:
         store: RequestStore,
         lanes: Lanes,
         feeds: Feeds,
-        metrics: GatewayMetrics,
+        metrics: SystemMetrics,
     ) -> None:
         self._settings, self._leases, self._store = settings, leases, store
         self._lanes, self._feeds, self._metrics = lanes, feeds, metrics
@@ -46,6 +48,8 @@ class Keeper:
         self._adopt_from = 0.0
         """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
         self._strays: set[str] = set()
+        self._filled = ""
+        """The epoch of the Redis that has all that this gateway has."""
         self.renewal = Renewal("", [], [], [])
         """The latest."""
         self.draining = False
@@ -69,7 +73,8 @@ class Keeper:
             UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        deadline = time.monotonic() + self._settings.start_timeout_seconds
+        self._adopt_from = time.monotonic()
+        deadline = self._adopt_from + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
         await self._claim()
@@ -123,24 +128,29 @@ class Keeper:
                 if self.redis_ready:
                     self._metrics.redis_outages.inc()
                 self._redis.failed(error, time.monotonic())
+            except Exception:  # a fault in one renewal must not end the leases of all requests
+                log.exception("a renewal failed")
+                self._metrics.keeper_faults.inc()
 
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._lanes.held)
         if not self.redis_ready:
             self._adopt_from = time.monotonic() + self._settings.lease_seconds
             self._redis.over(time.monotonic())
-        before, self.renewal = self.renewal, renewal
+        self.renewal = renewal
         for request_id in renewal.cancels:
             self._cancel(request_id)
         for instance_id in renewal.lost:
             await self._lanes.keep(instance_id)
-        if before.epoch and before.epoch != renewal.epoch:
+        if self._filled not in ("", renewal.epoch):
             await self._write_again()
+        self._filled = renewal.epoch
 
     def _report(self) -> GatewayReport:
         lanes = [lane for lane in self._lanes if lane.running]
-        room = 0 if self.draining else sum(lane.room for lane in lanes)
-        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining)
+        room = 0 if self.draining else sum(lane.spare for lane in lanes)
+        models = tuple(models_of(lanes))
+        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining, models)
 
     def _cancel(self, request_id: str) -> None:
         lane = self._lanes.of_request(request_id)
@@ -169,15 +179,17 @@ class Keeper:
                     looked = time.monotonic()
                     await self._lanes.look_up()
                     await self._give_up_strays()
-                    await self._store.abandon(
-                        self._settings.verifier_patience_seconds, "no verifier was free in time"
-                    )
+                    await self._abandon()
                 await self._claim()
                 await self._adopt()
                 await self._share()
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
                     log.warning("%s", error)
+            except Exception:  # nor must one here: what was not adopted now is adopted later
+                if self._pace.due(time.monotonic()):
+                    log.exception("looking for verifiers and requests failed")
+                self._metrics.keeper_faults.inc()
 
     async def _claim(self) -> None:
         if not self.draining:
@@ -186,7 +198,7 @@ class Keeper:
 
     async def _adopt(self) -> None:
         """Takes requests that nobody owns, as many as its queues hold."""
-        room = sum(lane.room for lane in self._lanes)
+        room = sum(lane.spare for lane in self._lanes)
         places = self._settings.max_waiting - sum(lane.loop.scheduler.waiting for lane in self._lanes)
         most = min(
             _ADOPT_AT_ONCE, requests_to_adopt(self._leases.gateway_id, room, places, self.renewal.alive)
@@ -197,6 +209,13 @@ class Keeper:
         records = await self._store.adopt(most, models)
         for record in records:
             await self._lanes.take(record)
+
+    async def _abandon(self) -> None:
+        """Ends requests without an owner whose deadline is over, or that wait for too long, as far as there
+        was time to adopt them."""
+        patience_s = self._settings.verifier_patience_seconds
+        in_time = time.monotonic() >= self._adopt_from + patience_s
+        await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def _share(self) -> None:
         """Gives waiting requests to gateways that could run them at once."""

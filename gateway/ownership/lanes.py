@@ -12,6 +12,7 @@ from gateway.requests.step import Progress
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
+from specinfer.service.log_context import about
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
@@ -84,17 +85,19 @@ class Lanes:
             if lane is None:
                 raise UnavailableError("no lane serves its model")
             feed = self._shared.feeds.open_local(request, record.digest)
-            feed.extend(record.tokens[len(feed.tokens) :], record.logprobs[len(feed.logprobs) :], None)
+            feed.extend(0, record.tokens, record.logprobs, None)
             state = lane.submit(record)
         except SpecInferError as error:
-            log.info("request %s is given away again: %s", request.request_id, error)
+            why, name = "request %s is given away again: %s", request.request_id
+            log.info(why, name, error, extra=about(name))
             self._shared.feeds.moved([request.request_id])
-            await self._shared.store.disown([request.request_id])
+            await self._shared.store.disown([request.request_id], in_vain=True)
             return
-        self._shared.metrics.adopted_requests.inc()
-        await self._shared.store.begin([state], lane.model)
+        self._shared.journal.adopted(request, len(record.tokens))
         if state.finish is not None:  # its last tokens end it; only that was not written
             await lane.loop.deliveries.put([Progress(state, [], [], state.new_tokens, True)])
+        else:
+            await self._shared.store.begin([state], lane.model)
 
     async def look_up(self, strict: bool = False) -> None:
         """Resolves names, and asks every verifier that is not driven from here what it is.

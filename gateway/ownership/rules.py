@@ -17,7 +17,7 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 
     All busy gateways see the same room, so each takes an equal part of it.
     """
-    others = [report for report in alive if report.gateway_id != me and not report.draining]
+    others = _others(me, alive)
     room = sum(report.room for report in others)
     busy = 1 + sum(report.lanes > 0 and report.room == 0 for report in others)
     return min(waiting, -(-room // busy))
@@ -26,7 +26,7 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayReport]) -> int:
     """How many requests without an owner a gateway takes: as many as its queues have places for, but none
     beyond those that it can run at once while others could run them."""
-    others = sum(report.room for report in alive if report.gateway_id != me and not report.draining)
+    others = sum(report.room for report in _others(me, alive))
     return max(0, room if others else places)
 
 
@@ -48,3 +48,10 @@ def best_lane(views: Sequence[tuple[bool, int, int]]) -> int | None:
     """
     ranked = sorted(range(len(views)), key=lambda i: (not views[i][0], -views[i][2], views[i][1]))
     return ranked[0] if ranked else None
+
+
+def _others(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
+    """The gateways that could go on with what waits here: those that serve a model that is served here."""
+    mine = {model for report in alive if report.gateway_id == me for model in report.models}
+    others = [report for report in alive if report.gateway_id != me and not report.draining]
+    return [report for report in others if not mine or not mine.isdisjoint(report.models)]

@@ -14,6 +14,7 @@ from gateway.planning.calibration import Calibration
 from gateway.planning.latency import DraftTime
 from gateway.planning.planner import Choice, Planner, StepReport
 from gateway.requests.request import Speculation
+from gateway.requests.speculation import TreeOutcome
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
@@ -49,6 +50,8 @@ class FinishedStep:
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes
+    outcomes: Sequence[TreeOutcome] = ()
+    """Of the verified trees."""
 
     @property
     def seconds(self) -> float:

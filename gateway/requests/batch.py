@@ -18,6 +18,7 @@ class Batch:
         self.queue = WaitingQueue()
         self.running: dict[str, RequestState] = {}
         self._preempted: list[str] = []
+        self._admitted: list[RequestState] = []
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
         """Whether the request, with so many generated tokens, would be admitted at once."""
@@ -27,6 +28,15 @@ class Batch:
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
         needed = self._room.to_admit(request, len(request.prompt) + generated)
         return not held or used + needed <= self._limits.kv_capacity_tokens
+
+    @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if each needed as much cache as those here do."""
+        held = [*self.running.values(), *self.queue]
+        places = max(0, self._limits.max_batch - len(held))
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        free = max(0, self._limits.kv_capacity_tokens - used)
+        return min(places, free * len(held) // used) if held else places
 
     def remove(self, state: RequestState) -> None:
         """Takes a request out, running or waiting."""
@@ -45,7 +55,9 @@ class Batch:
             if self.running and used > self._limits.kv_capacity_tokens:
                 return
             self.queue.admit(state)
-            state.admitted_at = state.admitted_at or now
+            if state.admitted_at is None:
+                state.admitted_at = now
+                self._admitted.append(state)
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
@@ -64,6 +76,11 @@ class Batch:
         """Requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
+
+    def take_admitted(self) -> list[RequestState]:
+        """Requests admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
         """The largest goes first: lowest priority, then whose caller has most running, then the latest."""

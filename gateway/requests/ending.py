@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gateway.requests.request import FinishReason, RequestState, SpeculationStats
+from gateway.requests.request import FinishReason, RequestState
+from gateway.requests.speculation import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)

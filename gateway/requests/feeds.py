@@ -41,10 +41,13 @@ class Feed:
     """Why this gateway cannot go on telling of it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[float], ending: Ending | None) -> None:
-        """Adds what has become durable."""
-        self.tokens.extend(tokens)
-        self.logprobs.extend(logprobs)
+    def extend(
+        self, start: int, tokens: Sequence[int], logprobs: Sequence[float], ending: Ending | None
+    ) -> None:
+        """Adds what has become durable from a position on; what of it is there already is not added twice."""
+        known = max(0, len(self.tokens) - start)
+        self.tokens.extend(tokens[known:])
+        self.logprobs.extend(logprobs[known:])
         self.ending = ending
         self._wake()
 

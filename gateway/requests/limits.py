@@ -8,7 +8,7 @@ class SchedulerLimits:
     """What may run at once."""
 
     max_batch: int = 16
-    max_waiting: int = 256
+    max_waiting: int = 1024
     prefill_chunk: int = 512
     """Most prompt tokens in one step, over all requests."""
     tree_depth: int = 8

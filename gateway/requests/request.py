@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from gateway.requests.speculation import SpeculationStats
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import SamplingParams, request_seed
-from specinfer.tree import TokenTree
 
 MAX_STOP_STRINGS = 16
 
@@ -94,48 +94,6 @@ class GenerationRequest:
 
 
 @dataclass(slots=True)
-class SpeculatorCounts:
-    """What one speculator contributed to one request."""
-
-    drafted: int = 0
-    accepted: int = 0
-    wins: int = 0
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """What speculation did for one request."""
-
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    histogram: list[int] = field(default_factory=list)
-    """histogram[i]: steps that accepted i drafted tokens."""
-    speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
-
-    def record(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Counts one verified tree."""
-        self.steps += 1
-        self.drafted += len(tree) - 1
-        self.accepted += len(accepted)
-        self.histogram.extend([0] * (len(accepted) + 1 - len(self.histogram)))
-        self.histogram[len(accepted)] += 1
-        path = set(accepted)
-        for speculator, nodes in _nodes_by_speculator(tree).items():
-            counts = self.speculators.setdefault(speculator, SpeculatorCounts())
-            counts.drafted += len(nodes)
-            counts.accepted += len(nodes & path)
-            counts.wins += bool(path) and path <= nodes
-
-
-def _nodes_by_speculator(tree: TokenTree) -> dict[int, set[int]]:
-    nodes: dict[int, set[int]] = {}
-    for proposal in tree.proposals:
-        nodes.setdefault(proposal.speculator, set()).update(proposal.children)
-    return nodes
-
-
-@dataclass(slots=True)
 class RequestState:
     """Where a request stands. The scheduler alone changes it."""
 
@@ -155,6 +113,7 @@ class RequestState:
     """How many of them the verifier holds."""
     admitted_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float | None = None
     finished_at: float | None = None
     finish: FinishReason | None = None
     error: str = ""

@@ -53,6 +53,11 @@ class Scheduler:
         return len(self._batch.running)
 
     @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if they were like those that it has."""
+        return self._batch.spare
+
+    @property
     def states(self) -> Mapping[str, RequestState]:
         """Every request that is waiting or running, by id, in order of submission. To be read only."""
         return MappingProxyType(self._states)
@@ -125,10 +130,6 @@ class Scheduler:
         self._release(state)
         return state
 
-    def drop_all(self) -> list[RequestState]:
-        """Takes all requests out without finishing them."""
-        return [self.drop(request_id) for request_id in list(self._states)]
-
     def last_waiting(self, most: int) -> list[str]:
         """Up to so many waiting requests that would be admitted last: lowest priority, then latest
         arrival."""
@@ -167,6 +168,10 @@ class Scheduler:
     def take_preempted(self) -> list[str]:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
         return self._batch.take_preempted()
+
+    def take_admitted(self) -> list[RequestState]:
+        """New requests admitted since the last call; not those that another gateway began."""
+        return [state for state in self._batch.take_admitted() if not state.new_tokens]
 
     def commit(
         self,

@@ -4,6 +4,7 @@ Pure data."""
 from dataclasses import dataclass
 
 from gateway.requests.request import RequestState
+from gateway.requests.speculation import TreeOutcome
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TreeLimits
 
@@ -54,3 +55,7 @@ class Progress:
     """Generated tokens before these."""
     final: bool
     """Whether the request ends with them."""
+    since_s: float | None = None
+    """Seconds since the tokens before these; None for the first ones of this gateway."""
+    outcome: TreeOutcome | None = None
+    """What came of the tree that was verified for it."""

@@ -32,15 +32,18 @@ def apply_verdict(
 
 
 def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
-    state.stats.record(tree, verdict.accepted)
+    outcome = state.stats.record(tree, verdict.accepted)
     start = state.new_tokens
     if start == 0:
         state.first_token_at = now
+    since_s = None if state.last_token_at is None else now - state.last_token_at
+    state.last_token_at = now
     kept = state.extend([*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus])
     reason = state.own_end
     if reason is not None:
         state.end(reason, now)
-    return Progress(state, kept, list(verdict.logprobs[: len(kept)]), start, reason is not None)
+    logprobs = list(verdict.logprobs[: len(kept)])
+    return Progress(state, kept, logprobs, start, reason is not None, since_s, outcome)
 
 
 def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:

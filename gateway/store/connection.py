@@ -66,6 +66,7 @@ class RedisConnection:
         try:
             found = await call
         except (RedisError, OSError) as error:
+            _heed_cancellation()
             raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
         _heed_cancellation()
         return found
@@ -83,7 +84,8 @@ def source(script: str) -> str:
 
 
 def _heed_cancellation() -> None:
-    """The Redis client swallows a cancellation that comes with an answer; the task would never end."""
+    """The Redis client swallows a cancellation that comes with an answer or an error; the task, which tries
+    again and again, would never end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

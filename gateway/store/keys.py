@@ -1,6 +1,6 @@
 """The names of everything in Redis, in one place. `specinfer:2` is the version of their format.
 
-request:<id>        hash: what was asked, who asked, who owns it, how it ended
+request:<id>        hash: what was asked, who asked, who owns it, at which gateways it is read, how it ended
 tokens:<id>         text: generated token ids, each in a field of eight characters
 logprobs:<id>       text: their log-probabilities, each in a field of sixteen characters, if asked for
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival

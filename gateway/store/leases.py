@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from gateway.store.connection import RedisConnection
 
@@ -18,6 +18,8 @@ class GatewayReport:
     room: int = 0
     """Requests that it could run at once beside those it has."""
     draining: bool = False
+    models: tuple[str, ...] = ()
+    """Fingerprints of the models that it serves; requests that began with another one are of no use to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class LeaseStore:
             secrets.token_hex(8),
             *_pairs(held),
         )
-        reports = [GatewayReport(**json.loads(text)) for text in alive]
+        reports = [_report(text) for text in alive]
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
@@ -81,6 +83,13 @@ class LeaseStore:
     @property
     def _milliseconds(self) -> int:
         return round(self.lease_s * 1000)
+
+
+def _report(text: str) -> GatewayReport:
+    """What a gateway says, as far as this version knows it: a newer one may say more."""
+    known = {field.name for field in fields(GatewayReport)}
+    said = {name: value for name, value in json.loads(text).items() if name in known}
+    return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})
 
 
 def _pairs(held: Sequence[VerifierLease]) -> list[str]:

@@ -48,7 +48,7 @@ class Written(Enum):
     FENCED = "fenced"
     """Somebody else owns the request; nothing was written."""
     LOST = "lost"
-    """Redis does not know the request; nothing was written."""
+    """Redis does not know the request, or tokens before these; nothing was written."""
 
 
 class RequestStore:
@@ -84,6 +84,7 @@ class RequestStore:
             caller.tokens_per_minute,
             OPEN_TTL_S,
             self._max_unowned,
+            _deadline(request),
         )
         match what:
             case "other":
@@ -120,7 +121,8 @@ class RequestStore:
     async def restore(
         self, state: RequestState, feed: Feed, model: str, adoption: int, now: float
     ) -> Written:
-        """Writes an unfinished request again, with all its tokens, where Redis has lost it."""
+        """Writes an unfinished request again, with all tokens that were durable, where Redis has lost it or
+        the latest of them."""
         request = state.request
         word = await self._connection.run(
             "restore",
@@ -133,10 +135,11 @@ class RequestStore:
             now - state.queued_at,
             model,
             int(state.drawn_for),
-            encode_tokens(state.tokens[len(request.prompt) :]),
+            encode_tokens(feed.tokens),
             encode_logprobs(feed.logprobs),
             OPEN_TTL_S,
             adoption,
+            _deadline(request),
         )
         return Written(word)
 
@@ -152,10 +155,14 @@ class RequestStore:
         ids = await self._connection.run("adopt", self.gateway_id, most, *models)
         return [record for record in [await self.load(request_id) for request_id in ids] if record]
 
-    async def disown(self, request_ids: Sequence[str]) -> None:
-        """From now on nobody owns these requests."""
+    async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
+        """From now on nobody owns these requests.
+
+        Args:
+            in_vain: they were adopted but not begun, so they wait for as long as before.
+        """
         if request_ids:
-            await self._connection.run("disown", self.gateway_id, *request_ids)
+            await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
         """A request with everything that is known of it; None if it is not there or another caller's."""
@@ -222,15 +229,13 @@ class RequestStore:
         return list(await self._connection.answer(self._connection.redis.zrange(key, 0, -1)))
 
     async def listen(self, request_id: str) -> None:
-        """This gateway is now the last one at which a client listens to a request."""
-        key = request_key(request_id)
-        if await self._connection.answer(self._connection.redis.exists(key)):
-            await self._connection.answer(self._connection.redis.hset(key, "edge", self.gateway_id))
+        """A client listens to a request at this gateway, until `leave`."""
+        await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, why: str) -> int:
-        """Ends requests that have had no owner for so long; returns how many."""
-        ending = Ending(FinishReason.ERROR, why).to_json()
-        return int(await self._connection.run("abandon", patience_s, ending, self._retention_s))
+        """Ends requests that have had no owner for so long, or whose deadline is over; returns how many."""
+        ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
+        return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:
         """Forgets a request that was refused after `create`."""
@@ -252,6 +257,10 @@ class RequestStore:
 
 def _name(item: Progress) -> str:
     return item.state.request.request_id
+
+
+def _deadline(request: GenerationRequest) -> float | str:
+    return "" if request.deadline_s is None else request.deadline_s
 
 
 def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:

@@ -8,6 +8,8 @@ from specinfer.client import GatewayClient, Patience, Retry
 from specinfer.service.tls import ClientTls
 
 API_KEY_VARIABLE = "SPECINFER_API_KEY"
+TRACE_VARIABLE = "TRACEPARENT"
+"""Where programs that trace what they start put its trace context."""
 NO_PATIENCE = Patience(patience_s=0.0)
 """For measurements, which an interruption spoils, and for local systems, whose gateway does not come back."""
 
@@ -20,6 +22,8 @@ class Connection:
     """With commas between them."""
     api_key: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
+    traceparent: str = ""
+    """Trace context of the requests."""
 
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None
@@ -29,7 +33,14 @@ class Connection:
         Raises:
             InvalidInputError: if an address is empty.
         """
-        return GatewayClient(self.addresses, self.api_key, self.tls, patience=patience, on_retry=on_retry)
+        return GatewayClient(
+            self.addresses,
+            self.api_key,
+            self.tls,
+            patience=patience,
+            on_retry=on_retry,
+            traceparent=self.traceparent,
+        )
 
 
 def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:

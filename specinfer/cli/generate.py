@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import NO_PATIENCE, Connection, client_tls
+from specinfer.cli.connection import NO_PATIENCE, TRACE_VARIABLE, Connection, client_tls
 from specinfer.cli.local import LocalOptions
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
@@ -114,7 +115,8 @@ def generate(
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
     )
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    traceparent = os.environ.get(TRACE_VARIABLE, "")
+    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), traceparent)
     patience = NO_PATIENCE if local else Patience(patience_seconds)
     options = LocalOptions(model=model, dtype=dtype, device=device, verifier={"weights": weights})
     with gateway(connection, options if local else None) as where:

@@ -38,6 +38,16 @@ SERVICE_ENVIRONMENT = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 """Of the processes; what the user has set comes first."""
+NO_METRICS = {
+    # the default ports are for one service of a kind on a machine
+    "verifier_svc": {"SPECINFER_VERIFIER_METRICS_PORT": "0"},
+    "speculator_svc": {"SPECINFER_SPECULATOR_METRICS_PORT": "0"},
+    "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
+}
+"""Switches a service's metrics off, unless the user has set their port."""
+
+DEFAULT_METRICS_PORT = 9464
+"""Of a gateway."""
 
 # Trained SSMs that ship with the project (models/), by target.
 TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
@@ -86,6 +96,8 @@ class LocalOptions:
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
     """By name; None takes those that suit the model."""
+    metrics: bool = False
+    """Whether the gateway serves metrics, at its default port; the other services do not."""
 
 
 class LocalSystem:
@@ -155,6 +167,8 @@ class LocalSystem:
         """
         resolve_model(self._options.model)
         check_listen_address(self.address)
+        if self._options.metrics:
+            _check_metrics_port()
         if self.redis_url:
             check_redis(self.redis_url)
         else:
@@ -198,7 +212,10 @@ class LocalSystem:
         command = [sys.executable, "-m", module]
         for key, value in flags.items():
             command += _arguments(key, value)
-        environment = {key: text for key, text in SERVICE_ENVIRONMENT.items() if key not in os.environ}
+        wanted = dict(SERVICE_ENVIRONMENT)
+        if module != "gateway" or not self._options.metrics:
+            wanted |= NO_METRICS[module]
+        environment = {key: text for key, text in wanted.items() if key not in os.environ}
         environment[INSTANCE_VARIABLE] = self.instance
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
@@ -220,6 +237,23 @@ class LocalSystem:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
+
+
+def _check_metrics_port() -> None:
+    """Checks that the gateway can serve its metrics.
+
+    Raises:
+        InvalidInputError: naming the variable that sets the port.
+    """
+    variable, host = "SPECINFER_GATEWAY_METRICS_PORT", "SPECINFER_GATEWAY_METRICS_HOST"
+    port = os.environ.get(variable, str(DEFAULT_METRICS_PORT))
+    if port == "0":
+        return
+    try:
+        check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
+    except InvalidInputError as error:
+        why = "in use by another program, or no port; set another, or 0 for no metrics"
+        raise InvalidInputError(variable, port, why) from error
 
 
 def _arguments(key: str, value: str) -> list[str]:

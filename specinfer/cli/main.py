@@ -98,6 +98,7 @@ def up(
         listen=listen,
         verifier={"weights": weights},
         speculators=read_speculators(speculator),
+        metrics=True,
     )
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))

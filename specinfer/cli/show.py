@@ -102,9 +102,9 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     lossy = ", LOSSY: windowed cache" if status.lossy else ""
     draining = ", draining: takes no new requests" if status.draining else ""
     table.add_row("gateway", f"{status.gateway_id}, {status.gateways} alive{draining}")
-    table.add_row("redis", _ready(status.redis_ready))
+    table.add_row("redis", ready_words(status.redis_ready))
     table.add_row("model", f"{target_words(status)}, context {status.max_context_len}{lossy}")
-    table.add_row("verifier", _ready(status.verifier_ready))
+    table.add_row("verifier", ready_words(status.verifier_ready))
     for verifier in status.verifiers:
         table.add_row(f"verifier {verifier.address}", verifier_words(verifier, status.gateway_id))
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
@@ -113,23 +113,24 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
     for s in status.speculators:
         table.add_row(
             f"speculator {s.name} ({s.drafter or '?'})",
-            f"{_ready(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
+            f"{ready_words(s.ready)}, {s.answered} in time, {s.missed} missed, {s.failed} failed",
         )
     return table
 
 
-def _ready(ready: bool) -> str:
+def ready_words(ready: bool) -> str:
+    """Whether something answers."""
     return "ready" if ready else "not answering"
 
 
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
     """How a verifier does, and who drives it, seen from one gateway."""
     if not verifier.gateway_id:
-        return f"{_ready(verifier.ready)}, driven by nobody"
+        return f"{ready_words(verifier.ready)}, driven by nobody"
     if verifier.gateway_id != gateway_id:
-        return f"{_ready(verifier.ready)}, driven by gateway {verifier.gateway_id}"
+        return f"{ready_words(verifier.ready)}, driven by gateway {verifier.gateway_id}"
     requests = f"{verifier.running} running, {verifier.waiting} waiting"
-    return f"{_ready(verifier.ready)}, driven by this gateway: {requests}"
+    return f"{ready_words(verifier.ready)}, driven by this gateway: {requests}"
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:

@@ -6,6 +6,7 @@ retry.
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -41,6 +42,7 @@ class GatewayClient:
         *,
         patience: Patience | None = None,
         on_retry: Callable[[Retry], None] = lambda _: None,
+        traceparent: str = "",
     ) -> None:
         """Connects on first use.
 
@@ -48,13 +50,19 @@ class GatewayClient:
             addresses: of gateways that share a Redis; a string has commas between them.
             patience: how lost streams are tried again; None for the default, a minute.
             on_retry: is told of every failure that is not the end.
+            traceparent: trace context (W3C) that the requests of this client belong to; empty for none.
 
         Raises:
-            InvalidInputError: if there is no address, or an empty one, or if the key cannot be sent.
+            InvalidInputError: if there is no address, or an empty one, or if the key or the trace
+                context cannot be sent.
         """
         read = read_addresses(addresses) if isinstance(addresses, str) else None
         self._gateways = Gateways(read or check_addresses(addresses, addresses), tls)
-        self._metadata = () if api_key is None else (("authorization", f"Bearer {_checked(api_key)}"),)
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        if api_key is not None:
+            self._metadata = (("authorization", f"Bearer {_checked(api_key)}"),)
+        if traceparent:
+            self._metadata = (*self._metadata, ("traceparent", _checked_trace(traceparent)))
         self._patience, self._on_retry = patience or Patience(), on_retry
         self._calls: set[_ReplyCall] = set()
 
@@ -218,6 +226,12 @@ def _checked(api_key: str) -> str:
     if not api_key or not api_key.isascii() or not api_key.isprintable():
         raise InvalidInputError("api_key", "...", "must be printable ASCII")
     return api_key
+
+
+def _checked_trace(traceparent: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", traceparent):
+        raise InvalidInputError("traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS, in hex")
+    return traceparent
 
 
 def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.GenerateRequest:

@@ -10,7 +10,7 @@ import torch
 
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Segment, flatten
-from specinfer.model.cache.kv_cache import KVSequence, KVWindow, PagedKVCache, blocks_for
+from specinfer.model.cache.kv_cache import CACHE_TOKENS, KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.layers.transformer import Weights
@@ -35,7 +35,7 @@ class RunnerOptions:
     executor: str = "auto"
     attention: str = "reference"
     """Attention backend of the torch executor."""
-    kv_tokens: int = 16384
+    kv_tokens: int = CACHE_TOKENS
     weights: str = "converted"
     """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
     loading (`quantise.py`). All four need the native executor in bfloat16."""

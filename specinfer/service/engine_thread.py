@@ -13,6 +13,7 @@ class EngineThread:
     """Runs calls one after another, in order of arrival, on one thread of its own."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

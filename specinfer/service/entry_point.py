@@ -24,7 +24,7 @@ def run_service(
     """Serves until signalled. Exit code 2 for a bad setting, 1 if the service cannot start."""
     try:
         settings = settings_class.load(program, sys.argv[1:] if argv is None else argv)
-        set_up_logs(name_of(settings), settings.log_level, settings.log_requests)
+        set_up_logs(name_of(settings), settings.log_level, settings.log_requests, settings.log_format)
         asyncio.run(serve(settings))
     except SettingError as error:
         exit_with(error, program)

@@ -1,16 +1,25 @@
-"""Log lines: time, level, service, message; to standard error. Without what requests say.
+"""Log lines to standard error, as text or as JSON, without what requests say.
+
+    text   2026-11-20 10:15:02,123 INFO    gateway gateway.app: gateway 5f0c
+    json   {"time": "2026-11-20T10:15:02.123Z", "level": "INFO", "service": "gateway",
+            "logger": "gateway.app", "message": "gateway 5f0c"}   (on one line)
+
+JSON lines have `request_id` if they are about one request, `trace_id` if that is traced, and `exception`.
 
 Exceptions of other people's code may quote what they worked on, so by default only their type and the places
 that they came through are written. Our own errors say what was wrong, in `for_logs`, without the value.
 """
 
+import json
 import logging
+import time
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeAlias
 
 from specinfer.errors import SpecInferError
+from specinfer.service.log_context import REQUEST_ID, TRACE_ID
 
 ExceptionInfo: TypeAlias = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -36,16 +45,53 @@ class DiscreetFormatter(logging.Formatter):
         return "\n\n".join(map(_describe, _causes(ei[1], set()))) if ei[1] is not None else ""
 
 
-def set_up_logs(service: str, level: str, quote_requests: bool = False) -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; messages and exceptions are those of another formatter."""
+
+    def __init__(self, service: str, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._service, self._inner = service, inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; fields that have nothing to say are left out."""
+        record.message = record.getMessage()
+        line = {
+            "time": _utc(record.created),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "message": self._inner.formatMessage(record),
+            "request_id": getattr(record, "request_id", "") or REQUEST_ID.get(),
+            "trace_id": getattr(record, "trace_id", "") or TRACE_ID.get(),
+            "exception": self._inner.formatException(record.exc_info) if record.exc_info else "",
+        }
+        return json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False)
+
+
+def make_formatter(service: str, log_format: str = "text", quote_requests: bool = False) -> logging.Formatter:
+    """How a service's lines are written; see `set_up_logs`."""
+    kind = logging.Formatter if quote_requests else DiscreetFormatter
+    if log_format == "json":
+        return JsonFormatter(service, kind("%(message)s"))
+    return kind(f"%(asctime)s %(levelname)-7s {service} %(name)s: %(message)s")
+
+
+def set_up_logs(service: str, level: str, quote_requests: bool = False, log_format: str = "text") -> None:
     """Configures the root logger of a service process.
 
     Args:
         quote_requests: whether exceptions are written as they are, with what they may quote of requests.
+        log_format: "text" or "json".
     """
-    kind = logging.Formatter if quote_requests else DiscreetFormatter
     handler = logging.StreamHandler()
-    handler.setFormatter(kind(f"%(asctime)s %(levelname)-7s {service} %(name)s: %(message)s"))
+    handler.setFormatter(make_formatter(service, log_format, quote_requests))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _utc(seconds: float) -> str:
+    """ISO 8601, to the millisecond."""
+    whole, thousandths = divmod(int(seconds * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03d}Z"
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:

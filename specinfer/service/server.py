@@ -36,14 +36,21 @@ def instance_service(instance: str) -> str:
 class ServiceServer:
     """A server of one of our services. `start`, then `wait`, then `stop`."""
 
-    def __init__(self, settings: ServiceSettings, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        service_names: Sequence[str],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
         options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(
-            interceptors=[FaultInterceptor()], options=options, maximum_concurrent_rpcs=settings.max_calls
+            interceptors=[*interceptors, FaultInterceptor()],
+            options=options,
+            maximum_concurrent_rpcs=settings.max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

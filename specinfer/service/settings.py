@@ -41,8 +41,24 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )
+    log_format: str = Field(
+        "text",
+        pattern="^(text|json)$",
+        description="How log lines are written: text, or one JSON object each.",
+    )
     log_requests: bool = Field(
         False, description="Write exceptions whole, with what they may quote of prompts and answers."
+    )
+    otlp_endpoint: str = Field(
+        "",
+        description="Address of an OpenTelemetry collector (OTLP over gRPC, for example "
+        "http://127.0.0.1:4317) that gets traces; empty for no traces. Needs the extra `tracing`.",
+    )
+    trace_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
     )
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
     max_calls: int = Field(

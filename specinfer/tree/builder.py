@@ -11,8 +11,6 @@ from specinfer.tree import topology
 from specinfer.tree.draws import Draws
 from specinfer.tree.token_tree import Float32, Int32, Proposal, ProposalKind, TokenTree
 
-ROOT = 0
-
 
 class TreeBuilder:
     """Mutable tree under construction; node indices are those of insertion until `build`."""

@@ -1,4 +1,4 @@
-"""What follows from the parents alone: depths, children, ancestors, depth-first order.
+"""What follows from the parents alone: depths, children, depth-first order.
 
 Pure functions of `parents` ([N], -1 for the root, parents before children). Trees are small: plain lists
 are quicker than arrays.
@@ -7,7 +7,6 @@ are quicker than arrays.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specinfer.tree.token_tree import Int32
 
@@ -27,18 +26,6 @@ def children(parents: Sequence[int]) -> list[list[int]]:
         if parent >= 0:
             result[parent].append(node)
     return result
-
-
-def ancestor_mask(parents: Int32) -> NDArray[np.bool_]:
-    """[N, N]: entry (u, v) says whether v is u or an ancestor of u.
-
-    This is the tree part of the topology-aware causal mask (paper, section 4.2).
-    """
-    n = len(parents)
-    mask = np.eye(n, dtype=bool)
-    for node in range(1, n):
-        mask[node] |= mask[parents[node]]
-    return mask
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:

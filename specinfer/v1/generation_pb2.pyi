@@ -171,7 +171,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers")
+    __slots__ = ("model", "max_context_len", "waiting", "running", "verifier_ready", "speculators", "steps", "new_tokens", "lossy", "dtype", "executor", "device", "weights", "planner", "gateway_id", "gateways", "redis_ready", "draining", "verifiers", "phases", "finished", "trees", "drafted", "accepted", "gateway_states")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,12 @@ class StatusReply(_message.Message):
     REDIS_READY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_STATES_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_context_len: int
     waiting: int
@@ -210,7 +216,33 @@ class StatusReply(_message.Message):
     redis_ready: bool
     draining: bool
     verifiers: _containers.RepeatedCompositeFieldContainer[VerifierState]
-    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ...) -> None: ...
+    phases: _containers.RepeatedCompositeFieldContainer[PhaseState]
+    finished: int
+    trees: int
+    drafted: int
+    accepted: int
+    gateway_states: _containers.RepeatedCompositeFieldContainer[GatewayState]
+    def __init__(self, model: _Optional[str] = ..., max_context_len: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., verifier_ready: bool = ..., speculators: _Optional[_Iterable[_Union[SpeculatorState, _Mapping]]] = ..., steps: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lossy: bool = ..., dtype: _Optional[str] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., gateway_id: _Optional[str] = ..., gateways: _Optional[int] = ..., redis_ready: bool = ..., draining: bool = ..., verifiers: _Optional[_Iterable[_Union[VerifierState, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ..., finished: _Optional[int] = ..., trees: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., gateway_states: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ...) -> None: ...
+
+class PhaseState(_message.Message):
+    __slots__ = ("name", "seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seconds: float
+    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class GatewayState(_message.Message):
+    __slots__ = ("gateway_id", "verifiers", "room", "draining")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    verifiers: int
+    room: int
+    draining: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., verifiers: _Optional[int] = ..., room: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class VerifierState(_message.Message):
     __slots__ = ("address", "ready", "gateway_id", "running", "waiting")
@@ -245,17 +277,25 @@ class PlannerState(_message.Message):
     def __init__(self, speculators: _Optional[_Iterable[str]] = ..., tree_nodes: _Optional[int] = ..., step_nodes: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., expected_seconds: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SpeculatorState(_message.Message):
-    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed")
+    __slots__ = ("name", "drafter", "ready", "answered", "missed", "failed", "service", "drafted", "accepted", "wins")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    WINS_FIELD_NUMBER: _ClassVar[int]
     name: str
     drafter: str
     ready: bool
     answered: int
     missed: int
     failed: int
-    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+    service: str
+    drafted: int
+    accepted: int
+    wins: int
+    def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ...) -> None: ...

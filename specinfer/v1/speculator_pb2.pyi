@@ -19,14 +19,16 @@ TREE_SHAPE_TREE: TreeShape
 TREE_SHAPE_SEQUENCE: TreeShape
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step_id", "entries", "client")
+    __slots__ = ("step_id", "entries", "client", "traceparent")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[DraftEntry]
     client: str
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
     __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach", "draw_seed")

@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("step_id", "entries", "fence")
+    __slots__ = ("step_id", "entries", "fence", "traceparent")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[VerifyEntry]
     fence: int
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
     __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "return_features", "return_top_k")

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Protocol
 
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -59,7 +60,7 @@ class DrafterOptions:
     weights: str = "auto"
     executor: str = "auto"
     attention: str = "reference"
-    kv_tokens: int = 32768
+    kv_tokens: int = CACHE_TOKENS
     expansion: str = ""
     beam: int = 4
     depth: int = 7

@@ -173,7 +173,8 @@ class ChaosSystem:
     def _serve(self, name: str, kind: str, package: str, flags: Flags) -> Service:
         def command(port: int, _: Path) -> list[str]:
             parts = [part for key, value in flags.items() for part in (f"--{key}", value)]
-            return [sys.executable, "-m", package, "--listen", f"127.0.0.1:{port}", *parts]
+            listen = ("--listen", f"127.0.0.1:{port}", "--metrics-port", "0")
+            return [sys.executable, "-m", package, *listen, *parts]
 
         return self._add(name, kind, command, _ENVIRONMENT)
 

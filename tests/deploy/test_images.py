@@ -1,7 +1,7 @@
 """The images, built from the Dockerfile and run.
 
-That takes minutes and gigabytes, so it is done if $SPECINFER_TEST_IMAGES is set (`make test-images`). If it is a
-path, what is built stays there, and the next run builds what has changed.
+That takes minutes and gigabytes, so it is done if $SPECINFER_TEST_IMAGES is set (`make test-images`). If it
+is a path, what is built stays there, and the next run builds what has changed.
 """
 
 import json

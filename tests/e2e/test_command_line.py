@@ -22,9 +22,9 @@ PROMPTS = "tests/data/prompts.jsonl"
 
 
 @pytest.fixture(scope="module")
-def system(default_model: Path, redis_url: str) -> Iterator[LocalSystem]:
+def system(default_model: Path, redis_server: str) -> Iterator[LocalSystem]:
     """One system in float32 for the tests that only talk to it."""
-    os.environ["REDIS_URL"] = redis_url
+    os.environ["REDIS_URL"] = redis_server
     os.environ["SPECINFER_GATEWAY_ADAPTIVE"] = "false"  # steps must not depend on how fast the machine is
     with LocalSystem(LocalOptions(dtype="float32", gateway={"max-batch": "4"})) as system:
         yield system

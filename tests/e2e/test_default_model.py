@@ -18,8 +18,9 @@ from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob
+from verifier_svc.limits import EngineLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

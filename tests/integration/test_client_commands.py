@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -133,3 +134,70 @@ async def test_bad_options_are_one_line(arguments: list[str], message: str) -> N
     assert err.startswith("specinfer: error: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def _states() -> list[generation_pb2.StatusReply]:
+    return [
+        generation_pb2.StatusReply(gateway_id="g1", steps=steps, new_tokens=3 * steps)
+        for steps in (10, 20, 30)
+    ]
+
+
+async def test_watch_writes_a_block_each_time_and_ends_after_the_last() -> None:
+    async with fake_gateways([]) as (gateway,):
+        gateway.states = _states()
+        flags = ["--watch", "--count", "3", "--interval-seconds", "0.1", "--address", gateway.address]
+        code, out, err = await specinfer("status", *flags)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    first, *others = out.strip().split("\n\n")
+    assert "tokens: - tokens/s, 30 since start" in first
+    assert len(others) == 2
+    for block in others:
+        assert re.search(r"tokens: \d+\.\d tokens/s", block)
+        assert "steps/s, 3.00 tokens each" in block
+
+
+async def test_watch_refreshes_in_a_terminal() -> None:
+    async with fake_gateways([]) as (gateway,):
+        gateway.states = _states()
+        flags = ["--watch", "--count", "3", "--interval-seconds", "0.1", "--address", gateway.address]
+        code, out, _ = await specinfer("status", *flags, FORCE_COLOR="1", COLUMNS="100", TERM="xterm")
+    assert code == 0
+    assert "\x1b[1A" in out, "it goes back up to write over what was there"
+
+
+async def test_watch_goes_on_while_the_gateway_is_away_and_ends_on_ctrl_c() -> None:
+    async with fake_gateways([]) as (gateway,):
+        gateway.states = _states()
+        flags = ["--watch", "--interval-seconds", "0.1", "--address", gateway.address]
+        process = await started("status", *flags)
+        assert process.stdout is not None
+        await process.stdout.readuntil(b"tokens each")
+        await gateway.stop()
+        await process.stdout.readuntil(b"gateway: does not answer")
+        await gateway.start(gateway.port)
+        await process.stdout.readuntil(b"since start")
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+
+
+async def test_watch_of_nobody_is_an_error() -> None:
+    code, _, err = await specinfer("status", "--watch", "--address", "127.0.0.1:1")
+    assert code == 1
+    assert err.startswith("specinfer: error: gateway at 127.0.0.1:1")
+
+
+async def test_the_trace_of_who_starts_generate_goes_on_at_the_gateway() -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with fake_gateways([]) as (gateway,):
+        code, _, err = await specinfer(
+            "generate", "hi", "--address", gateway.address, TRACEPARENT=traceparent
+        )
+        bad = await specinfer("generate", "hi", "--address", gateway.address, TRACEPARENT="nonsense")
+    assert code == 0, err
+    assert [told["traceparent"] for told in gateway.metadata] == [traceparent]
+    assert bad[0] == 2
+    assert "traceparent = 'nonsense'" in bad[2]

@@ -303,9 +303,9 @@ async def test_a_client_may_hang_up_just_when_its_request_has_ended(
     async with running_system(redis_url) as system:
         stored, append = asyncio.Event(), system.store.append
 
-        async def slow_append(*arguments: object) -> None:
+        async def slow_append(*arguments: object) -> object:
             await stored.wait()
-            await append(*arguments)  # type: ignore[arg-type]
+            return await append(*arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(system.store, "append", slow_append)
         call = system.stub.Generate(request_for(PROMPT, max_new_tokens=1))

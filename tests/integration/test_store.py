@@ -194,7 +194,8 @@ async def test_who_left_first_does_not_cancel_for_who_came_later(redis_url: str)
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
         name = await stores.begin(state)
-        await stores.b.listen(name)  # the client came back at the other gateway
+        await stores.lease_b.renew(GatewayReport(stores.b.gateway_id), [])
+        await stores.b.listen(name)  # a client at the other gateway, too
         assert not await stores.a.leave(name)
         assert await stores.b.leave(name)
 

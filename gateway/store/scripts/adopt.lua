@@ -1,6 +1,7 @@
 -- Takes requests that nobody owns. Those of gateways whose lease is gone lose their owner first. ARGV: prefix, gateway,
 -- how many at most, then the models that it can serve; a request that began with another model is left.
--- Returns their ids, the oldest first. Each adoption has a number, which every write names.
+-- Returns their ids: callers in turn, of each the oldest first, so that one caller's many do not keep others from being
+-- looked at. Each adoption has a number, which every write names.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local unowned = prefix .. 'unowned'
 local now = redis.call('TIME')[1]
@@ -23,18 +24,30 @@ end
 local found = {}
 for _, request in ipairs(redis.call('ZRANGE', unowned, 0, -1)) do
   local key = prefix .. 'request:' .. request
-  local state, created, model = unpack(redis.call('HMGET', key, 'state', 'created', 'model'))
+  local state, created, model, caller = unpack(redis.call('HMGET', key, 'state', 'created', 'model', 'caller'))
   if state ~= 'open' then
     redis.call('ZREM', unowned, request)
   elseif not model or models[model] then
-    found[#found + 1] = {request, tonumber(created)}
+    found[#found + 1] = {id = request, created = tonumber(created), caller = caller}
   end
 end
-table.sort(found, function(a, b) return a[2] < b[2] end)
+table.sort(found, function(a, b) return a.created < b.created end)
+local turns = {}
+for _, request in ipairs(found) do
+  turns[request.caller] = (turns[request.caller] or 0) + 1
+  request.turn = turns[request.caller]
+end
+table.sort(found, function(a, b)
+  if a.turn ~= b.turn then
+    return a.turn < b.turn
+  end
+  return a.created < b.created
+end)
 local taken = {}
 for at = 1, math.min(most, #found) do
-  local request, created = unpack(found[at])
-  redis.call('HSET', prefix .. 'request:' .. request, 'owner', me)
+  local request, created = found[at].id, found[at].created
+  local since = redis.call('ZSCORE', unowned, request)
+  redis.call('HSET', prefix .. 'request:' .. request, 'owner', me, 'since', since)
   redis.call('HINCRBY', prefix .. 'request:' .. request, 'adoption', 1)
   redis.call('ZREM', unowned, request)
   redis.call('ZADD', prefix .. 'owned:' .. me, created, request)

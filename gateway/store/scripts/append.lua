@@ -2,8 +2,8 @@
 -- requests stay, then JSON: a list of {id, adoption, place of the tokens, tokens, place of the logprobs, logprobs,
 -- number of tokens, end}, where the end is '' or JSON and `tokens` and `logprobs` are fields of fixed width. Returns a
 -- word for each: 'ok', 'cancel' (done, and somebody wants it cancelled), 'fenced' (somebody else owns it, or this
--- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown). Writing the same again changes
--- nothing.
+-- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown, or tokens before these are
+-- missing). Writing the same again changes nothing.
 local prefix, me, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local minute = math.floor(redis.call('TIME')[1] / 60)
 local words = {}
@@ -15,8 +15,12 @@ for at, item in ipairs(cjson.decode(ARGV[5])) do
     words[at] = 'lost'
   elseif owner ~= me or tonumber(now) ~= adoption then
     words[at] = 'fenced'
+  elseif redis.call('STRLEN', prefix .. 'tokens:' .. id) < place
+    or logprobs ~= '' and redis.call('STRLEN', prefix .. 'logprobs:' .. id) < logprobs_place then
+    words[at] = 'lost'
   else
     if count > 0 then
+      local missing = place + #tokens - redis.call('STRLEN', prefix .. 'tokens:' .. id)
       redis.call('SETRANGE', prefix .. 'tokens:' .. id, place, tokens)
       if logprobs ~= '' then
         redis.call('SETRANGE', prefix .. 'logprobs:' .. id, logprobs_place, logprobs)
@@ -25,9 +29,9 @@ for at, item in ipairs(cjson.decode(ARGV[5])) do
         redis.call('EXPIRE', prefix .. 'tokens:' .. id, ttl)
         redis.call('EXPIRE', prefix .. 'logprobs:' .. id, ttl)
       end
-      if caller ~= '' then
+      if caller ~= '' and missing > 0 then
         local rate = prefix .. 'rate:' .. caller .. ':' .. minute
-        redis.call('INCRBY', rate, count)
+        redis.call('INCRBY', rate, missing * count / #tokens)
         redis.call('EXPIRE', rate, 120)
       end
     end

@@ -1,15 +1,22 @@
 -- Wants a request cancelled. ARGV: prefix, id, the end to write if nobody owns it, seconds that finished requests
--- stay, edge: '' for anybody's wish, else the gateway whose last client left: then only if no other gateway has had a
--- client of it since. Returns 'unknown', 'finished', 'kept', 'asked' (its owner will do it) or 'done'.
+-- stay, edge: '' for anybody's wish, else the gateway whose last client left: then only if no other living gateway has
+-- a client of it. Returns 'unknown', 'finished', 'kept', 'asked' (its owner will do it) or 'done'.
 local prefix, id, ending, retention, edge = unpack(ARGV, 1, 5)
 local key = prefix .. 'request:' .. id
-local state, owner, caller, seen = unpack(redis.call('HMGET', key, 'state', 'owner', 'caller', 'edge'))
+local state, owner, caller = unpack(redis.call('HMGET', key, 'state', 'owner', 'caller'))
 if not state then
   return 'unknown'
 elseif state ~= 'open' then
   return 'finished'
-elseif edge ~= '' and seen ~= edge then
-  return 'kept'
+end
+if edge ~= '' then
+  redis.call('HDEL', key, 'reader:' .. edge)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    local reader = string.match(field, '^reader:(.+)$')
+    if reader and redis.call('EXISTS', prefix .. 'gateway:' .. reader) == 1 then
+      return 'kept'
+    end
+  end
 end
 redis.call('HSET', key, 'cancel', '1')
 if owner ~= '' and redis.call('EXISTS', prefix .. 'gateway:' .. owner) == 1 then
@@ -17,7 +24,7 @@ if owner ~= '' and redis.call('EXISTS', prefix .. 'gateway:' .. owner) == 1 then
   redis.call('EXPIRE', prefix .. 'cancels:' .. owner, 3600)
   return 'asked'
 end
-redis.call('HSET', key, 'state', 'finished', 'end', ending)
+redis.call('HSET', key, 'state', 'finished', 'end', ending, 'owner', '')
 redis.call('ZREM', prefix .. 'unowned', id)
 redis.call('ZREM', prefix .. 'owned:' .. owner, id)
 redis.call('SREM', prefix .. 'open:' .. caller, id)

@@ -1,8 +1,9 @@
 -- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, digest, most unfinished of the
--- caller, its most tokens per minute, seconds to live, most requests without an owner. Returns 'created', 'same',
+-- caller, its most tokens per minute, seconds to live, most requests without an owner,
+-- seconds until its deadline ('' for none). Returns 'created', 'same',
 -- 'other', 'concurrent', 'rate' or 'full'.
 local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
-local most_open, most_tokens, ttl, most_unowned = unpack(ARGV, 8, 11)
+local most_open, most_tokens, ttl, most_unowned, seconds = unpack(ARGV, 8, 12)
 most_open, most_tokens = tonumber(most_open), tonumber(most_tokens)
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
@@ -26,12 +27,18 @@ end
 if owner == '' and redis.call('ZCARD', prefix .. 'unowned') >= tonumber(most_unowned) then
   return 'full'
 end
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', now, 'state', 'open',
   'adoption', 1)
+if seconds ~= '' then
+  redis.call('HSET', key, 'deadline', string.format('%.3f', now + seconds))
+end
 redis.call('EXPIRE', key, ttl)
 redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
+if owner ~= '' then
+  redis.call('SADD', prefix .. 'gateways', owner)
+end
 redis.call('SADD', prefix .. 'open:' .. caller, id)
 redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)
 return 'created'

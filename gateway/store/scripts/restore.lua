@@ -1,6 +1,7 @@
 -- Writes a request again that Redis has lost, as its owner has it in memory. ARGV: prefix, id, owner, edge, caller,
--- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption.
--- Returns 'ok', or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
+-- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption,
+-- seconds from its coming to its deadline ('' for none).
+-- Returns 'ok', also where it is there with these tokens, or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
 local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
 local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
 ttl = tonumber(ARGV[13])
@@ -9,7 +10,9 @@ local key = prefix .. 'request:' .. id
 local known, number = unpack(redis.call('HMGET', key, 'owner', 'adoption'))
 if known then
   if known == owner and tonumber(number) == adoption then
-    return 'ok'
+    if redis.call('STRLEN', prefix .. 'tokens:' .. id) >= #tokens then
+      return 'ok'
+    end
   elseif tonumber(number) >= adoption then
     return 'fenced'
   end
@@ -18,9 +21,12 @@ if known then
   redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 end
 local now = tonumber(redis.call('TIME')[1])
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'edge', edge,
+redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', tostring(now - age), 'state', 'open', 'model', model, 'drawn', drawn,
   'adoption', adoption)
+if ARGV[15] ~= '' then
+  redis.call('HSET', key, 'deadline', string.format('%.3f', now - age + ARGV[15]))
+end
 redis.call('EXPIRE', key, ttl)
 if tokens ~= '' then
   redis.call('SET', prefix .. 'tokens:' .. id, tokens, 'EX', ttl)
@@ -28,6 +34,7 @@ end
 if logprobs ~= '' then
   redis.call('SET', prefix .. 'logprobs:' .. id, logprobs, 'EX', ttl)
 end
+redis.call('SADD', prefix .. 'gateways', owner)
 redis.call('ZADD', prefix .. 'owned:' .. owner, now - age, id)
 redis.call('SADD', prefix .. 'open:' .. caller, id)
 redis.call('EXPIRE', prefix .. 'open:' .. caller, ttl)

@@ -32,6 +32,8 @@ import numpy as np
 from specinfer.errors import ExhaustedError, InvalidInputError, SettingError
 
 BLOCK_TOKENS = 16
+CACHE_TOKENS = 32768
+"""Context tokens that a cache holds unless told otherwise."""
 
 Slots = Seq[int]
 
@@ -127,6 +129,8 @@ class PagedKVCache:
         self._filed: dict[int, int] = {}  # hash of a full block -> block
         self._hash_of: dict[int, int] = {}  # and back
         self._sequences: list[KVSequence] = []
+        self.queried_tokens = 0
+        """Context tokens, in whole blocks, that were looked for, since the start."""
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
 
@@ -174,6 +178,7 @@ class PagedKVCache:
             return 0
         if start % BLOCK_TOKENS or sequence.nodes or len(sequence.blocks) * BLOCK_TOKENS != start:
             return 0
+        self.queried_tokens += len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             part = tokens[at : at + BLOCK_TOKENS]
             block = self._filed.get(_chain(sequence.chain, part))

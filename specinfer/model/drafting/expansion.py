@@ -138,7 +138,7 @@ class _Growth:
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
     """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
-    reach: list[float] = field(default_factory=lambda: [1.0])
+    path_probability: list[float] = field(default_factory=lambda: [1.0])
     """Per builder node, the draft's idea of the probability that its path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
     """Builder node -> tentative node of the cache; -1 is the context's end."""
@@ -154,25 +154,25 @@ class _Growth:
     @property
     def full(self) -> bool:
         """Whether every further node takes the place of another."""
-        return len(self.reach) > self.limits.nodes
+        return len(self.path_probability) > self.limits.nodes
 
     @property
     def bar(self) -> float:
-        """Reach of the last of the tree's likeliest nodes, once there are enough."""
-        return sorted(self.reach[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
+        """Path probability of the least likely node that the tree would keep; 0 while it has room."""
+        return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
-    def reach_of_next(self, drawing: Drawing) -> float:
-        """Chance that the path to the next drawn child is accepted."""
-        return self.reach[drawing.node] * drawing.chance
+    def next_path_probability(self, drawing: Drawing) -> float:
+        """Of the next drawn child, known before it is drawn."""
+        return self.path_probability[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
         """Draws a child; a token drawn again is the same node."""
-        reach, chance = self.reach_of_next(drawing), drawing.chance
+        path_probability, chance = self.next_path_probability(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
-        self.draws.append((drawing.index, len(drawing.children), reach))
+        self.draws.append((drawing.index, len(drawing.children), path_probability))
         drawing.children.append(child)
-        if child == len(self.reach):
-            self.reach.append(reach)
+        if child == len(self.path_probability):
+            self.path_probability.append(path_probability)
 
 
 class ReferenceGrowth:
@@ -208,7 +208,7 @@ class ReferenceGrowth:
         built, most = growth.builder, growth.limits.nodes
         if len(built) - 1 <= most:
             return built.build()
-        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.reach[node], node))[:most]
+        ranked = sorted(range(1, len(built)), key=lambda node: (-growth.path_probability[node], node))[:most]
         return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
@@ -232,8 +232,8 @@ class ReferenceGrowth:
             added = self._expand_best(growth, rows, depth)
         if self._shape.expansion is None:
             least = max(growth.bar, self._shape.followed(growth.limits))
-            added = [node for node in added if growth.reach[node] >= least]
-            added = sorted(added, key=lambda node: -growth.reach[node])[: self._shape.beam]
+            added = [node for node in added if growth.path_probability[node] >= least]
+            added = sorted(added, key=lambda node: -growth.path_probability[node])[: self._shape.beam]
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
@@ -243,16 +243,16 @@ class ReferenceGrowth:
         if width == 0:
             return []
         scores, ids = self._candidates(growth.task, rows, width, growth.position + depth)
-        reach = np.array([growth.reach[node] for node in growth.frontier])[:, None] * scores
+        below = np.array([growth.path_probability[node] for node in growth.frontier])[:, None] * scores
         # a candidate that is not among the level's `nodes` best cannot be among the tree's
         least = 0.0
-        if self._shape.expansion is None and reach.size > limits.nodes:
-            least = float(np.partition(reach, -limits.nodes, axis=None)[-limits.nodes])
+        if self._shape.expansion is None and below.size > limits.nodes:
+            least = float(np.partition(below, -limits.nodes, axis=None)[-limits.nodes])
         added: list[int] = []
         for row, node in enumerate(growth.frontier):
-            count = int(((reach[row] >= least) & (reach[row] > 0)).sum())  # a row falls: its first ones
+            count = int(((below[row] >= least) & (below[row] > 0)).sum())  # a row falls: its first ones
             added += growth.builder.propose_points(node, ids[row][:count], scores[row, :count].tolist())
-            growth.reach.extend(reach[row, :count].tolist())
+            growth.path_probability.extend(below[row, :count].tolist())
         return added
 
     def _candidates(
@@ -273,12 +273,12 @@ class ReferenceGrowth:
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
         """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
-        before, most = len(growth.reach), self._width(growth.limits, depth)
+        before, most = len(growth.path_probability), self._width(growth.limits, depth)
         if self._shape.expansion is not None:
             _draw_all(growth, drawings, most)
         else:
             _draw_likeliest(growth, drawings, most)
-        return list(range(before, len(growth.reach)))
+        return list(range(before, len(growth.path_probability)))
 
     def _drawing(self, growth: _Growth, node: int, row: torch.Tensor) -> Drawing:
         ids, p = draft_distribution(row, growth.task.sampling, self._shape.q_support)
@@ -326,8 +326,8 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
     No node gets more than `most`.
     """
     while open_ := [d for d in drawings if len(d.children) < most and d.chance > 0]:
-        likeliest = max(open_, key=growth.reach_of_next)
-        if growth.full and growth.reach_of_next(likeliest) <= growth.bar:
+        likeliest = max(open_, key=growth.next_path_probability)
+        if growth.full and growth.next_path_probability(likeliest) <= growth.bar:
             return
         growth.draw(likeliest)
 

@@ -10,37 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.drafting.expansion import NOISY_RIVALS, GrowthShape, GrowthTask, point_tree
+from specinfer.model.native.bindings import PLACES, Growth, GrowthJob
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
+from specinfer.tree.draws import AGREEMENT
 
-_JOB = np.dtype(
-    [
-        *((name, np.int32) for name in ("delta", "held", "shift", "blocks", "nodes", "depth", "width")),
-        *((name, np.int32) for name in ("greedy", "draws", "top_k", "last")),
-        *((name, np.float32) for name in ("temperature", "top_p", "score_temperature")),
-        ("least_reach", np.float64),
-        ("seed", np.uint64),
-    ],
-    align=True,
-)
-"""struct GrowthJob."""
-
-
-class _GrowthCall(ctypes.Structure):
-    """struct Growth."""
-
-    _fields_ = [  # ctypes reads this list
-        *((n, ctypes.c_int) for n in ("jobs", "most", "beam", "support", "rivals", "replace")),
-        *((n, ctypes.c_int) for n in ("levels", "threads")),
-        *(
-            (n, ctypes.c_void_p)
-            for n in ("job", "token_ids", "blocks", "vocabulary", "widths", "keys", "values")
-        ),
-        ("cache_blocks", ctypes.c_int64),
-        *((n, ctypes.c_void_p) for n in ("count", "tokens", "parents", "scores", "proposals")),
-        *((n, ctypes.c_void_p) for n in ("proposal_parent", "draw_count", "draws", "ranks")),
-        *((n, ctypes.c_void_p) for n in ("q_count", "q_ids", "q")),
-    ]
+_JOB = np.dtype(GrowthJob)
+_AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +95,7 @@ class _Results:
 class NativeGrowth:
     """Grows trees in the kernels. Keeps the arrays of the last call: their sizes mostly repeat."""
 
-    def __init__(self, run: Callable[[ctypes.Structure], None], memory: CacheMemory) -> None:
+    def __init__(self, run: Callable[[Growth], None], memory: CacheMemory) -> None:
         self._run, self._memory = run, memory
         self._sizes = (0, 0, 0)
         self._results = _Results.sized(*self._sizes)
@@ -143,7 +119,7 @@ class NativeGrowth:
         }
         vocabulary = token_ids.to(torch.int32).contiguous()  # already so in drafters
         self._run(
-            _GrowthCall(
+            Growth(
                 jobs=len(tasks),
                 most=most,
                 beam=shape.beam,
@@ -156,6 +132,7 @@ class NativeGrowth:
                 keys=self._memory.keys.data_ptr(),
                 values=self._memory.values.data_ptr(),
                 cache_blocks=self._memory.blocks,
+                agreement=_AGREEMENT,
                 **{name: array.ctypes.data for name, array in arrays.items()},
                 **self._addresses,
             )

@@ -18,46 +18,25 @@ from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
 from specinfer.model.drafting.native import CacheMemory, NativeGrowth
 from specinfer.model.layers.transformer import Weights, rotary_tables
+from specinfer.model.native.bindings import (
+    BLOCK,
+    LANES,
+    Activation,
+    MatrixSlot,
+    Pass,
+    Shape,
+    Storage,
+    VectorSlot,
+)
 from specinfer.model.native.build import load_library
-from specinfer.model.weights.config import ACTIVATIONS, ModelConfig
+from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
 from specinfer.model.weights.quantise import BlockWeights
 from specinfer.tree import TokenTree
 
-_QKV, _OUT, _UP, _DOWN, _HEAD = range(5)
-_INPUT_NORM, _POST_NORM, _Q_NORM, _K_NORM, _FINAL_NORM, _POSITIONS = range(6)
-_INPUT_NORM_BIAS, _POST_NORM_BIAS, _FINAL_NORM_BIAS = range(6, 9)
-_MATRIX_BIAS = 9  # of the first matrix; those of the others follow
-_LANES = 16
-_STORAGE = {"Q4_1": 1, "Q8_0": 2, "W8A8": 3}
+assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
 
 Int32 = NDArray[np.int32]
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = [  # ctypes reads this list
-        *((name, ctypes.c_int) for name in ("layers", "hidden", "inter", "heads", "kv_heads", "dim")),
-        ("vocab", ctypes.c_int),
-        *((name, ctypes.c_int) for name in ("max_positions", "rotary", "activation", "gated", "parallel")),
-        ("eps", ctypes.c_float),
-    ]
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int) for name in ("tokens", "sequences", "logits")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                *("token_ids", "positions", "write_slots", "visible", "extra_start", "extra"),
-                *("row_start", "block_start", "blocks", "logit_rows", "keys", "values"),
-            )
-        ),
-        ("cache_blocks", ctypes.c_int64),
-        ("logits_out", ctypes.c_void_p),
-        ("threads", ctypes.c_int),
-        ("sparse", ctypes.c_int),
-    ]
 
 
 def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
@@ -71,9 +50,9 @@ def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> Non
         raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
     if dtype not in (torch.float32, torch.bfloat16):
         raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
-    if config.head_dim % _LANES or config.hidden_size % 2 or config.intermediate_size % 2:
+    if config.head_dim % LANES or config.hidden_size % 2 or config.intermediate_size % 2:
         raise IncompatibleError(
-            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {_LANES}"
+            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
         )
     load_library()
 
@@ -87,8 +66,7 @@ class NativeExecutor:
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self._num_blocks = config, dtype, num_blocks
         self._library = load_library()
-        self._library.si_model_new.restype = ctypes.c_void_p
-        shape = _Shape(
+        shape = Shape(
             config.layers,
             config.hidden_size,
             config.intermediate_size,
@@ -98,14 +76,14 @@ class NativeExecutor:
             config.vocab_size,
             config.max_positions,
             config.rotary_dim,
-            ACTIVATIONS.index(config.activation),
+            Activation[config.activation.upper()],
             config.gated,
             config.parallel,
             config.norm_eps,
         )
         cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
-        self._model = ctypes.c_void_p(
-            self._library.si_model_new(ctypes.byref(shape), int(dtype is torch.bfloat16), _at(cos), _at(sin))
+        self._model = self._library.si_model_new(
+            ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )
         self._embedding = self._load(weights)
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
@@ -139,7 +117,7 @@ class NativeExecutor:
         numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
         starts = accumulate(map(len, lists.values()), initial=0)
         address = numbers.ctypes.data
-        task = _Pass(
+        task = Pass(
             tokens=len(batch.token_ids),
             sequences=len(rows),
             logits=len(batch.logit_rows),
@@ -165,10 +143,11 @@ class NativeExecutor:
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._model,
-            *(ctypes.c_void_p(t.data_ptr()) for t in (self._keys, self._values)),
-            ctypes.c_int64(self._num_blocks),
-            ctypes.c_int(len(source)),
-            *(ctypes.c_void_p(slots.ctypes.data) for slots in pair),
+            self._keys.data_ptr(),
+            self._values.data_ptr(),
+            self._num_blocks,
+            len(source),
+            *(slots.ctypes.data for slots in pair),
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
@@ -177,12 +156,12 @@ class NativeExecutor:
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(
             self._model,
-            ctypes.c_void_p(self._keys.data_ptr()),
-            ctypes.c_int64(self._num_blocks),
-            ctypes.c_int(len(here)),
-            ctypes.c_void_p(here.ctypes.data),
-            _at(cos),
-            _at(sin),
+            self._keys.data_ptr(),
+            self._num_blocks,
+            len(here),
+            here.ctypes.data,
+            cos.data_ptr(),
+            sin.data_ptr(),
         )
 
     def _load(self, weights: Weights) -> torch.Tensor:
@@ -190,37 +169,47 @@ class NativeExecutor:
         for layer in range(self.config.layers):
             self._load_layer(layer, weights)
         embedding = self._fetch(weights, "model.embed_tokens.weight")
-        self._library.si_set_embedding(self._model, _at(embedding))
+        self._library.si_set_embedding(self._model, embedding.data_ptr())
         tied = self.config.tied_embeddings
-        self._matrix(0, _HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
-        self._norm(0, _FINAL_NORM, _FINAL_NORM_BIAS, weights, "model.norm")
+        self._matrix(0, MatrixSlot.HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, weights, "model.norm")
         if not self.config.rotary_dim:
-            self._vector(0, _POSITIONS, weights, [POSITIONS])
+            self._vector(0, VectorSlot.POSITIONS, weights, [POSITIONS])
         return embedding
 
     def _load_layer(self, layer: int, weights: Weights) -> None:
         prefix = f"model.layers.{layer}."
-        for which, names in (
-            (_QKV, [f"self_attn.{name}_proj" for name in "qkv"]),
-            (_OUT, ["self_attn.o_proj"]),
-            (_UP, ["mlp.gate_proj", "mlp.up_proj"] if self.config.gated else ["mlp.up_proj"]),
-            (_DOWN, ["mlp.down_proj"]),
+        for which, bias, names in (
+            (MatrixSlot.QKV, VectorSlot.QKV_BIAS, [f"self_attn.{name}_proj" for name in "qkv"]),
+            (MatrixSlot.OUT, VectorSlot.OUT_BIAS, ["self_attn.o_proj"]),
+            (MatrixSlot.UP, VectorSlot.UP_BIAS, [*(["mlp.gate_proj"] * self.config.gated), "mlp.up_proj"]),
+            (MatrixSlot.DOWN, VectorSlot.DOWN_BIAS, ["mlp.down_proj"]),
         ):
             self._matrix(layer, which, weights, [f"{prefix}{name}.weight" for name in names])
             if f"{prefix}{names[0]}.bias" in weights:
-                self._vector(layer, _MATRIX_BIAS + which, weights, [f"{prefix}{name}.bias" for name in names])
-        self._norm(layer, _INPUT_NORM, _INPUT_NORM_BIAS, weights, f"{prefix}input_layernorm")
-        self._norm(layer, _POST_NORM, _POST_NORM_BIAS, weights, f"{prefix}post_attention_layernorm")
+                self._vector(layer, bias, weights, [f"{prefix}{name}.bias" for name in names])
+        self._norm(
+            layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, weights, f"{prefix}input_layernorm"
+        )
+        self._norm(
+            layer,
+            VectorSlot.POST_NORM,
+            VectorSlot.POST_NORM_BIAS,
+            weights,
+            f"{prefix}post_attention_layernorm",
+        )
         if self.config.qk_norm:
-            self._vector(layer, _Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
-            self._vector(layer, _K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
+            self._vector(layer, VectorSlot.Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
+            self._vector(layer, VectorSlot.K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
 
-    def _norm(self, layer: int, weight: int, bias: int, weights: Weights, name: str) -> None:
+    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, weights: Weights, name: str) -> None:
         self._vector(layer, weight, weights, [f"{name}.weight"])
         if self.config.layer_norm:
             self._vector(layer, bias, weights, [f"{name}.bias"])
 
-    def _matrix(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+    def _matrix(
+        self, layer: int, which: MatrixSlot | VectorSlot, weights: Weights, names: Sequence[str]
+    ) -> None:
         """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
         the same kind, else numbers."""
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
@@ -229,20 +218,18 @@ class NativeExecutor:
             raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
         if len(kinds) == 1 and None not in found:
             rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
-            self._library.si_set_quantised(self._model, layer, which, _at(rows), _STORAGE[kinds.pop()])
+            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
             return
         weight = torch.cat([self._fetch(weights, name) for name in names]).contiguous()
-        self._library.si_set_matrix(self._model, layer, which, _at(weight))
+        self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())
 
-    def _vector(self, layer: int, which: int, weights: Weights, names: Sequence[str]) -> None:
+    def _vector(
+        self, layer: int, which: MatrixSlot | VectorSlot, weights: Weights, names: Sequence[str]
+    ) -> None:
         vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()
-        self._library.si_set_vector(self._model, layer, which, _at(vector), vector.numel())
+        self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
 
     def _fetch(self, weights: Weights, name: str) -> torch.Tensor:
         if name not in weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         return weights[name].to(self.dtype).contiguous()
-
-
-def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

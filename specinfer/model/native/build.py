@@ -25,6 +25,7 @@ from pathlib import Path
 
 from specinfer.cache_directory import cache_directory
 from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.model.native.bindings import bind
 from specinfer.model.native.compiler import (
     THIS_PROCESSOR,
     added_options,
@@ -55,7 +56,7 @@ def load_library() -> ctypes.CDLL:
     if missing:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
     try:
-        return ctypes.CDLL(str(_prebuilt() or _compiled()))
+        return bind(ctypes.CDLL(str(_prebuilt() or _compiled())))
     except OSError as error:  # no such compiler, no room to write, a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 

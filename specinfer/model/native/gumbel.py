@@ -1,7 +1,5 @@
 """Choosing a token by noise, in one compiled call (gumbel.h); None where the kernels are not loaded."""
 
-import ctypes
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +16,7 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
     if library is None:
         return None
     p = np.ascontiguousarray(p, np.float64)
-    return _token(library.si_choose(ctypes.c_void_p(p.ctypes.data), len(p), ctypes.c_uint64(key)))
+    return _token(library.si_choose(p.ctypes.data, len(p), key))
 
 
 def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
@@ -31,11 +29,7 @@ def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: i
     if library is None:
         return None
     row = np.ascontiguousarray(row, np.float32)
-    return _token(
-        library.si_choose_by_logits(
-            ctypes.c_void_p(row.ctypes.data), len(row), ctypes.c_float(temperature), ctypes.c_uint64(key)
-        )
-    )
+    return _token(library.si_choose_by_logits(row.ctypes.data, len(row), temperature, key))
 
 
 def _token(found: int) -> int:

@@ -1,7 +1,5 @@
 """The distribution a token is drawn from, in one compiled call (softmax.h)."""
 
-import ctypes
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,10 +15,5 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
         return None
     row = np.ascontiguousarray(row, np.float32)
     p = np.empty(len(row))
-    library.si_softmax(
-        ctypes.c_void_p(row.ctypes.data),
-        len(row),
-        ctypes.c_float(temperature),
-        ctypes.c_void_p(p.ctypes.data),
-    )
+    library.si_softmax(row.ctypes.data, len(row), temperature, p.ctypes.data)
     return p

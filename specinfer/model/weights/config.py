@@ -43,11 +43,6 @@ class ModelConfig:
     """Whether attention and MLP read the same hidden states instead of following each other."""
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Keys and values stored per token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
-    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are turned by its position; 0 if positions are learnt."""
         return 2 * len(self.inv_freq)

@@ -48,6 +48,13 @@ def test_what_waits_goes_to_who_could_run_it(waiting: int, alive: list[GatewayRe
     assert requests_to_share("g0", waiting, alive) == given
 
 
+def test_what_began_with_a_model_is_not_given_to_who_serves_another() -> None:
+    alive = [GatewayReport("g0", 1, 0, models=("old",)), GatewayReport("g1", 1, 3, models=("new",))]
+    assert requests_to_share("g0", 5, alive) == 0
+    assert requests_to_adopt("g0", 0, 100, alive) == 100, "nobody else would take them"
+    assert requests_to_share("g0", 5, [*alive, GatewayReport("g2", 1, 2, models=("new", "old"))]) == 2
+
+
 def test_what_was_given_away_is_not_taken_back() -> None:
     assert requests_to_adopt("g0", 0, 100, gateways(0, 3)) == 0
     assert requests_to_adopt("g0", 2, 100, gateways(2, 3)) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from specinfer.errors import FaultError, InvalidInputError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.service.channel import open_channel
-from specinfer.service.logs import DiscreetFormatter, set_up_logs
+from specinfer.service.log_context import REQUEST_ID, about, in_trace
+from specinfer.service.logs import DiscreetFormatter, make_formatter, set_up_logs
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
@@ -142,3 +144,54 @@ async def test_a_bug_in_a_call_ends_it_without_what_it_quotes(caplog: pytest.Log
     lines = [DiscreetFormatter().format(r) for r in caplog.records] + [r.getMessage() for r in caplog.records]
     assert sum("/specinfer.v1.Speculator/Draft failed" in line for line in lines) == 2
     assert SECRET not in "\n".join(lines)
+
+
+def as_json(record: logging.LogRecord, quote: bool = False) -> dict[str, Any]:
+    line = make_formatter("verifier", "json", quote).format(record)
+    assert "\n" not in line
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_json_lines_have_fields_and_only_those_that_say_something() -> None:
+    record = logging.LogRecord("a.b", logging.INFO, "f", 1, "%d of\n%s", (3, "ä"), None)
+    record.created = 1763633702.1239
+    assert as_json(record) == {
+        "time": "2025-11-20T10:15:02.123Z",
+        "level": "INFO",
+        "service": "verifier",
+        "logger": "a.b",
+        "message": "3 of\nä",
+    }
+    record.__dict__.update(about("r7", "00ff"))
+    assert {name: as_json(record)[name] for name in ("request_id", "trace_id")} == {
+        "request_id": "r7",
+        "trace_id": "00ff",
+    }
+
+
+def test_json_lines_are_about_the_request_of_the_code_that_writes_them() -> None:
+    record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
+    token = REQUEST_ID.set("r1")
+    try:
+        with in_trace("0a"):
+            found = as_json(record)
+        assert (found["request_id"], found["trace_id"]) == ("r1", "0a")
+        assert "trace_id" not in as_json(record)
+        record.__dict__.update(about("r2"))
+        assert as_json(record)["request_id"] == "r2", "a line that says so is about another one"
+    finally:
+        REQUEST_ID.reset(token)
+
+
+def test_json_lines_show_exceptions_without_what_they_say() -> None:
+    error = caught(chain)
+    record = logging.LogRecord(
+        "x", logging.ERROR, "f", 1, "failed", (), (type(error), error, error.__traceback__)
+    )
+    found = as_json(record)
+    assert SECRET not in json.dumps(found)
+    assert "prompt: too long" in found["exception"]
+    assert SECRET in as_json(record, quote=True)["exception"], "the negative control"
+    tasks = logging.LogRecord("asyncio", logging.ERROR, "f", 1, f"Task failed\n{SECRET}", (), None)
+    assert as_json(tasks)["message"] == "Task failed"

@@ -57,6 +57,16 @@ def test_metrics_listen_where_they_are_told_to() -> None:
     assert ServiceSettings().metrics_host == "127.0.0.1"
 
 
+def test_a_metrics_port_that_is_taken_is_a_bad_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingError, match=rf"metrics_port = {port}: in use.*0 for no metrics"):
+            serve_metrics(CollectorRegistry(), "127.0.0.1", port)
+    with pytest.raises(SettingError, match=r"metrics_host = '192\.0\.2\.1'"):
+        serve_metrics(CollectorRegistry(), "192.0.2.1", free_ports(1)[0])
+    serve_metrics(CollectorRegistry(), "192.0.2.1", 0)  # switched off
+
+
 async def test_a_service_that_waits_for_another_one_is_alive_but_not_ready() -> None:
     """Supervisors restart by the first answer and send requests by the others."""
     server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0), ["waits"])

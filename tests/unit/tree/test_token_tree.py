@@ -9,7 +9,7 @@ from hypothesis import given
 from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree
 from specinfer.tree.token_tree import distribution
-from specinfer.tree.topology import ancestor_mask, children, depth_first, depths
+from specinfer.tree.topology import children, depth_first, depths
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
 
 
@@ -25,13 +25,6 @@ def test_topology_of_the_example() -> None:
     parents = example_tree().parents
     assert depths(parents).tolist() == [0, 1, 2, 2, 1]
     assert children(parents.tolist()) == [[1, 4], [2, 3], [], [], []]
-    assert ancestor_mask(parents).astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 0, 1, 0],
-        [1, 0, 0, 0, 1],
-    ]
 
 
 @given(trees())
@@ -41,10 +34,12 @@ def test_built_trees_are_valid_and_depth_first(tree: TokenTree) -> None:
 
 
 @given(trees())
-def test_ancestor_mask_agrees_with_paths(tree: TokenTree) -> None:
-    mask = ancestor_mask(tree.parents)
-    for node in range(len(tree)):
-        assert set(np.flatnonzero(mask[node]).tolist()) == {0, *tree.path_to(node)}
+def test_depths_and_children_agree_with_paths(tree: TokenTree) -> None:
+    found, kids = depths(tree.parents), children(tree.parents.tolist())
+    for node in range(1, len(tree)):
+        *ancestors, last = tree.path_to(node)
+        assert (found[node], last) == (len(ancestors) + 1, node)
+        assert node in kids[ancestors[-1] if ancestors else 0]
 
 
 def _with(**changes: object) -> TokenTree:

@@ -15,8 +15,9 @@ from speculator_svc.drafters import DrafterDescription, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter
 from tests.oracle import chain, greedy
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
-from verifier_svc.engine import EngineLimits, VerifierEngine
+from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
+from verifier_svc.limits import EngineLimits
 
 PROMPT = [5, 17, 3, 88]
 

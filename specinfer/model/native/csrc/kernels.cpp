@@ -22,6 +22,9 @@
 #pragma GCC optimize("no-tree-coalesce-vars")
 #endif
 
+#include <iterator>
+
+#include "bindings.h"
 #include "cache.h"
 #include "forward.h"
 #include "drafting/growth.h"
@@ -31,6 +34,12 @@
 using namespace specinfer;
 
 extern "C" {
+
+// All that both sides must agree on (bindings.h).
+const LayoutEntry* si_layout(int* count) {
+  *count = int(std::size(LAYOUT));
+  return LAYOUT;
+}
 
 int si_multiplies_bytes() { return MULTIPLIES_BYTES; }
 
@@ -47,15 +56,15 @@ void* si_model_new(const Shape* shape, int bf16, const float* cos, const float* 
 
 void si_model_free(void* model) { delete static_cast<Model*>(model); }
 
-// which: 0 qkv, 1 attention output, 2 up (with the gate, if there is one, above it), 3 down, 4 head; data: [N, K], contiguous
+// which: a MatrixSlot; data: [N, K], contiguous
 void si_set_matrix(void* model, int layer, int which, const void* data) {
   Model& m = *static_cast<Model*>(model);
   if (m.bf16) return set_dense<Bf16>(m, layer, which, data);
   set_dense<F32>(m, layer, which, data);
 }
 
-// The same from GGUF blocks: [N, K / 32] of 20 bytes (storage 1, Q4_1) or 34 bytes (2, Q8_0); or from rows of a
-// float32 scale and K signed bytes (3, W8A8). Bfloat16 only.
+// The same from GGUF blocks: [N, K / 32] of 20 bytes (Q4_1) or 34 bytes (Q8_0); or from rows of a
+// float32 scale and K signed bytes (W8A8). Bfloat16 only.
 void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
   Model& m = *static_cast<Model*>(model);
   set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
@@ -65,15 +74,14 @@ void si_set_quantised(void* model, int layer, int which, const uint8_t* data, in
   });
 }
 
-// which: 0 input norm, 1 post-attention norm, 2 query norm, 3 key norm, 4 final norm, 5 learnt positions; biases: 6 input
-// norm, 7 post-attention norm, 8 final norm, 9 qkv, 10 attention output, 11 up, 12 down
+// which: a VectorSlot
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);
   Layer& l = m.layers[layer];
-  std::vector<float>* targets[] = {&l.input_norm.weight, &l.post_norm.weight, &l.q_norm,        &l.k_norm,
-                                   &m.final_norm.weight, &m.positions,        &l.input_norm.bias, &l.post_norm.bias,
-                                   &m.final_norm.bias,   &l.qkv.bias,         &l.out.bias,        &l.up.bias,
-                                   &l.down.bias};
+  std::vector<float>* targets[] = {
+      // in the order of VectorSlot
+      &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
+      &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv.bias, &l.out.bias, &l.up.bias, &l.down.bias};
   targets[which]->assign(data, data + n);
 }
 

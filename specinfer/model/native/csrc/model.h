@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "bindings.h"
 #include "products/matrix.h"
 
 namespace specinfer {
@@ -17,16 +18,6 @@ struct Layer {
   Norm input_norm, post_norm;
   std::vector<float> q_norm, k_norm;
   Matrix qkv, out, up, down;  // up: with the gate beside it if there is one
-};
-
-enum Activation { SILU, GELU, RELU };
-
-struct Shape {
-  int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
-  int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
-  int activation, gated;
-  int parallel;  // attention and MLP read the same hidden states
-  float eps;
 };
 
 struct Model {
@@ -43,21 +34,6 @@ struct Model {
   std::vector<uint32_t> normed, query, attended, inner;  // activations as the kind of numbers keeps them
 };
 
-// One pass; every array is flat. See specinfer/model/batch.py for the meaning.
-struct Pass {
-  int tokens, sequences, logits;
-  const int32_t *token_ids, *positions, *write_slots, *visible;
-  const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
-  const int32_t* row_start;                    // per sequence: first token (sequences + 1)
-  const int32_t *block_start, *blocks;         // CSR over sequences: block tables
-  const int32_t* logit_rows;
-  void *keys, *values;                         // [layers, ...]
-  int64_t cache_blocks;
-  float* logits_out;
-  int threads;
-  int sparse = 0;                              // few of the logits will be read: they need not stay in the caches
-};
-
 // Columns of gate in a wide tile, and as many of up beside them.
 inline constexpr int GATE = WIDE / 2 * LANES;
 
@@ -67,12 +43,12 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
   const Shape& s = m.shape;
   const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
   const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
-  if (which == 4) return fill(m.head, s.vocab, s.hidden, WIDE, rows_up_to(s.vocab));
+  if (which == HEAD) return fill(m.head, s.vocab, s.hidden, WIDE, rows_up_to(s.vocab));
   Layer& l = m.layers[layer];
-  if (which == 0) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
-  if (which == 1) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
-  if (which == 2 && !s.gated) fill(l.up, s.inter, s.hidden, WIDE, rows_up_to(s.inter));
-  if (which == 2 && s.gated) {
+  if (which == QKV) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
+  if (which == OUT) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
+  if (which == UP && !s.gated) fill(l.up, s.inter, s.hidden, WIDE, rows_up_to(s.inter));
+  if (which == UP && s.gated) {
     const int padded = (s.inter + GATE - 1) / GATE * GATE;
     fill(l.up, 2 * padded, s.hidden, WIDE, [&s](int c) {
       const int column = c / (2 * GATE) * GATE + c % GATE;
@@ -80,7 +56,7 @@ void set_matrix(Model& m, int layer, int which, Fill fill) {
       return c % (2 * GATE) < GATE ? column : s.inter + column;
     });
   }
-  if (which == 3) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));
+  if (which == DOWN) fill(l.down, s.hidden, s.inter, 2, rows_up_to(s.hidden));
 }
 
 template <class Kind>

@@ -86,7 +86,7 @@ class Attention {
     weights_.resize(size_t(RT) * width / S);
     float scale[RT];
     for (int r = 0; r < RT; ++r)
-      scale[r] = soften(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r]);
+      scale[r] = softmax(token[r], &scores_[size_t(r) * width], &weights_[size_t(r) * width / S], most, top[r]);
     int c = 0;
     for (; c + MANY * LANES <= d; c += MANY * LANES) mix<RT, MANY>(layer, kv, table, token, head, scale, width, most, c);
     for (; c < d; c += LANES) mix<RT, 1>(layer, kv, table, token, head, scale, width, most, c);
@@ -120,7 +120,7 @@ class Attention {
   // `w`, with zeros from the first step that is not wholly visible up to position `farthest`, because other rows
   // of the tree see more; and in `x` what lies in that step or behind it, for mix_end. `top`: maxima of the
   // blocks that are visible as a whole. Returns what normalises them.
-  float soften(int token, float* x, Unit* w, int farthest, Floats top) const {
+  float softmax(int token, float* x, Unit* w, int farthest, Floats top) const {
     const int visible = p_.visible[token], begin = p_.extra_start[token], end = p_.extra_start[token + 1];
     for (int j = begin; j < end; ++j) x[visible + j - begin] = x[p_.extra[j]];  // extras ascend: safe in place
     const int n = visible + end - begin;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "bindings.h"
 #include "sampling/randomness.h"
 
 namespace specinfer {
@@ -21,8 +22,8 @@ struct Drawing {
   // What is known of the next draw is class Draws of specinfer/tree/draws.py.
   double sum = 0, squares = 0, alive = 1, chance = 0;
 
-  Drawing(int of, std::vector<int32_t> tokens, std::vector<float> p, const Philox& stream)
-      : node(of), ids(std::move(tokens)), q(std::move(p)), random(stream), left(q.begin(), q.end()) {
+  Drawing(int of, std::vector<int32_t> tokens, std::vector<float> p, const Philox& stream, const double* agreement)
+      : node(of), ids(std::move(tokens)), q(std::move(p)), random(stream), left(q.begin(), q.end()), agreement_(agreement) {
     for (const double x : left) sum += x, squares += x * x;
     chance = acceptance();
   }
@@ -37,11 +38,11 @@ struct Drawing {
   }
 
  private:
-  static constexpr double AGREEMENT[] = {0.85, 0.45, 0.3};
+  const double* agreement_;  // [PLACES]
 
   double acceptance() const {
     if (sum <= 0) return 0;
-    return AGREEMENT[std::min(drawn, 2)] * std::min(std::sqrt(std::max(squares, 0.0)) / sum, 1.0);
+    return agreement_[std::min(drawn, PLACES - 1)] * std::min(std::sqrt(std::max(squares, 0.0)) / sum, 1.0);
   }
   int pick(double at) const {
     double before = 0;
@@ -54,10 +55,10 @@ struct Drawing {
   }
 };
 
-// One draw: which of the tree's drawings made it, which node it is, the reach it had before it was made.
+// One draw: which of the tree's drawings made it, which node it is, its path probability before it was made.
 struct Draw {
   int drawing, node;
-  double reach;
+  double path_probability;
 };
 
 }  // namespace specinfer

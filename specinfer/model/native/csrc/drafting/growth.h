@@ -12,37 +12,12 @@
 #include <numeric>
 #include <vector>
 
+#include "bindings.h"
 #include "drafting/drawing.h"
-#include "forward.h"
 #include "drafting/shortlists.h"
+#include "forward.h"
 
 namespace specinfer {
-
-// One request. Its new context and its block table follow those of the request before.
-struct GrowthJob {
-  int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
-  int32_t nodes, depth, width;          // limits; width 0: none
-  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position behind the root
-  float temperature, top_p;
-  float score_temperature;              // of the softmax that scores points
-  double least_reach;                   // the tree goes on below paths at least so probable
-  uint64_t seed;                        // of the noise that points share with the target, or of the draws
-};
-
-struct Growth {
-  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
-  const GrowthJob* job;
-  const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
-  const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
-  void *keys, *values;
-  int64_t cache_blocks;
-  // results: nodes in the order of insertion, root first, [jobs][most + 1]
-  int32_t *count, *tokens, *parents;
-  float* scores;
-  // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
-  int32_t *proposals, *proposal_parent, *draw_count, *draws, *ranks, *q_count, *q_ids;
-  float* q;
-};
 
 inline double nth_best(std::vector<double> values, int n) {
   if (int(values.size()) < n) return 0;
@@ -57,14 +32,14 @@ struct GrowingTree {
   const int32_t* blocks;     // its block table
   std::vector<int> token{0}, parent{-1}, depth{0}, scored{-1}, frontier{0};  // scored: tentative entry, -1: none
   std::vector<float> score{1};
-  std::vector<double> reach{1};  // the draft's idea of the probability that the path is accepted
+  std::vector<double> path_probability{1};  // the draft's idea of the probability that the path is accepted
   std::vector<Drawing> drawings;
   std::vector<Draw> draws;
   int tentative = 0;
 
   int add(int from, int token_id, double p) {
     token.push_back(token_id), parent.push_back(from), depth.push_back(depth[from] + 1), scored.push_back(-1);
-    score.push_back(float(p)), reach.push_back(reach[from] * p);
+    score.push_back(float(p)), path_probability.push_back(path_probability[from] * p);
     return int(token.size()) - 1;
   }
   int child(int from, int token_id) const {
@@ -74,9 +49,9 @@ struct GrowingTree {
   }
   int size() const { return int(token.size()) - 1; }
   bool full() const { return size() >= job->nodes; }
-  // Reach of the last of the tree's likeliest nodes, once there are enough.
-  double bar() const { return nth_best({reach.begin() + 1, reach.end()}, job->nodes); }
-  double reach_of_next(int drawing) const { return reach[drawings[drawing].node] * drawings[drawing].chance; }
+  // Path probability of the least likely node that the tree would keep; 0 while it has room.
+  double bar() const { return nth_best({path_probability.begin() + 1, path_probability.end()}, job->nodes); }
+  double next_path_probability(int drawing) const { return path_probability[drawings[drawing].node] * drawings[drawing].chance; }
 };
 
 // Builds the passes of a growth: the new context of all requests, then the frontiers of all trees.
@@ -166,8 +141,8 @@ class Rules {
     if (!g_.levels) {
       // what is not among the tree's likeliest nodes so far will not be in it
       const double least = std::max(t.bar(), t.job->least_reach);
-      std::erase_if(added, [&](int node) { return t.reach[node] < least; });
-      std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
+      std::erase_if(added, [&](int node) { return t.path_probability[node] < least; });
+      std::stable_sort(added.begin(), added.end(), [&](int a, int b) { return t.path_probability[a] > t.path_probability[b]; });
       if (int(added.size()) > g_.beam) added.resize(g_.beam);
     }
     t.frontier = added;
@@ -217,17 +192,17 @@ class Rules {
     if (width == 0) return added;
     const int rows = int(t.frontier.size()), nodes = t.job->nodes;
     std::vector<float> p(size_t(rows) * width);
-    std::vector<double> reach(p.size());
+    std::vector<double> path_probability(p.size());
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < width; ++c) {
         const float below = lists_.values(row + r)[c] - lists_.values(row + r)[0];
         p[r * width + c] = std::exp(below / t.job->score_temperature) / lists_.sum(row + r);
-        reach[r * width + c] = t.reach[t.frontier[r]] * p[r * width + c];
+        path_probability[r * width + c] = t.path_probability[t.frontier[r]] * p[r * width + c];
       }
     // a candidate that is not among the level's `nodes` best cannot be among the tree's
-    const double least = g_.levels ? 0 : nth_best(reach, nodes);
+    const double least = g_.levels ? 0 : nth_best(path_probability, nodes);
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < width && reach[r * width + c] >= least && reach[r * width + c] > 0; ++c)
+      for (int c = 0; c < width && path_probability[r * width + c] >= least && path_probability[r * width + c] > 0; ++c)
         added.push_back(t.add(t.frontier[r], g_.vocabulary[lists_.indices(row + r)[c]], p[r * width + c]));
     return added;
   }
@@ -238,7 +213,7 @@ class Rules {
     for (size_t r = 0; r < t.frontier.size(); ++r) {
       const uint64_t stream = (uint64_t(t.job->last) << 32) | (uint64_t(t.drawings.size()) << 1) | 1;
       auto [ids, q] = distribution(*t.job, row + int(r));
-      t.drawings.emplace_back(t.frontier[r], std::move(ids), std::move(q), Philox(t.job->seed, stream));
+      t.drawings.emplace_back(t.frontier[r], std::move(ids), std::move(q), Philox(t.job->seed, stream), g_.agreement);
     }
     if (g_.levels) draw_all(t, first, most);
     else draw_likeliest(t, first, most);
@@ -257,9 +232,9 @@ class Rules {
       int best = -1;
       for (int d = first; d < int(t.drawings.size()); ++d) {
         if (t.drawings[d].drawn >= most || t.drawings[d].chance <= 0) continue;
-        if (best < 0 || t.reach_of_next(d) > t.reach_of_next(best)) best = d;
+        if (best < 0 || t.next_path_probability(d) > t.next_path_probability(best)) best = d;
       }
-      if (best < 0 || (t.full() && t.reach_of_next(best) <= t.bar())) return;
+      if (best < 0 || (t.full() && t.next_path_probability(best) <= t.bar())) return;
       draw(t, best);
     }
   }
@@ -267,18 +242,18 @@ class Rules {
   // A token drawn again is the same node.
   void draw(GrowingTree& t, int d) const {
     Drawing& drawing = t.drawings[d];
-    const double reach = t.reach_of_next(d), chance = drawing.chance;
+    const double path_probability = t.next_path_probability(d), chance = drawing.chance;
     const int token = drawing.ids[drawing.draw(g_.replace)];
     int node = g_.replace ? t.child(drawing.node, token) : -1;
     if (node < 0) node = t.add(drawing.node, token, chance);
-    t.draws.push_back({d, node, reach});
+    t.draws.push_back({d, node, path_probability});
   }
 
   static std::vector<int> likeliest(const GrowingTree& t) {
     std::vector<int> kept(t.size());
     std::iota(kept.begin(), kept.end(), 1);
     if (t.size() > t.job->nodes) {
-      std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return t.reach[a] > t.reach[b]; });
+      std::stable_sort(kept.begin(), kept.end(), [&](int a, int b) { return t.path_probability[a] > t.path_probability[b]; });
       kept.resize(t.job->nodes);
       std::sort(kept.begin(), kept.end());
     }
@@ -292,7 +267,9 @@ class Rules {
     std::vector<int> order(t.draws.size()), kept;
     std::iota(order.begin(), order.end(), 0);
     if (!g_.levels)
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return t.draws[a].reach > t.draws[b].reach; });
+      std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+        return t.draws[a].path_probability > t.draws[b].path_probability;
+      });
     for (size_t i = 0; i < order.size() && int(kept.size()) < t.job->nodes; ++i) {
       rank[order[i]] = int(i);
       const int node = t.draws[order[i]].node;

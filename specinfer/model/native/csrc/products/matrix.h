@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bindings.h"
 #include "products/block_float.h"
 #include "products/blocks.h"
 #include "products/bytes.h"
@@ -31,10 +32,6 @@ class Arena {
   size_t bytes_;
   void* data_;
 };
-
-// How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
-// BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
-enum Storage { DENSE = 0, Q4_1 = 1, Q8_0 = 2, W8A8 = 3, BLOCK_FLOAT = 4 };
 
 struct Matrix {
   int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile

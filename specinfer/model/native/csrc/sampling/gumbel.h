@@ -11,7 +11,7 @@ namespace specinfer {
 
 inline double exponential(uint64_t z) { return -std::log((double(z >> 12) + 0.5) * 0x1p-52); }
 
-inline constexpr int HEAT = 32;  // tokens that are looked at together
+inline constexpr int CHUNK = 32;  // tokens that are looked at together
 
 // How many of N tokens may have noise below `bounds` [N], told without a logarithm: E = -log(u) >= 1 - u. Of the numbers behind
 // u the upper halves are enough, but for the lowest bit, which split_mix would still change. `state(i)` is what they are of.
@@ -24,18 +24,18 @@ int may_be_below(State state, const float* bounds) {
   return count;
 }
 
-// argmin of E / p over n tokens, or -1 if no p is above 0. `bound(start, least, bounds)` writes to `bounds` [HEAT] no less than
+// argmin of E / p over n tokens, or -1 if no p is above 0. `bound(start, least, bounds)` writes to `bounds` [CHUNK] no less than
 // p * least from `start` on, quickly; `p(x)` is the number itself.
 template <class Bound, class Number>
 int first_to_arrive(int n, uint64_t key, Bound bound, Number p) {
   int best = -1;
   double least = INFINITY;
-  for (int start = 0; start < n; start += HEAT) {
-    float bounds[HEAT] = {};
+  for (int start = 0; start < n; start += CHUNK) {
+    float bounds[CHUNK] = {};
     bound(start, least, bounds);
     const uint64_t state = split_mix_state(key, start);
-    if (!may_be_below<HEAT>([&](uint32_t i) { return state + i * GOLDEN; }, bounds) && best >= 0) continue;
-    for (int x = start; x < std::min(start + HEAT, n); ++x) {
+    if (!may_be_below<CHUNK>([&](uint32_t i) { return state + i * GOLDEN; }, bounds) && best >= 0) continue;
+    for (int x = start; x < std::min(start + CHUNK, n); ++x) {
       const double share = p(x);
       if (!(share > 0)) continue;
       const double time = exponential(split_mix(key, x)) / share;
@@ -47,7 +47,7 @@ int first_to_arrive(int n, uint64_t key, Bound bound, Number p) {
 
 inline int choose(const double* p, int n, uint64_t key) {
   const auto bound = [&](int start, double least, float* bounds) {
-    for (int i = 0; i < std::min(HEAT, n - start); ++i) bounds[i] = float(p[start + i] * least) * (1 + 1e-6f);
+    for (int i = 0; i < std::min(CHUNK, n - start); ++i) bounds[i] = float(p[start + i] * least) * (1 + 1e-6f);
   };
   return first_to_arrive(n, key, bound, [&](int x) { return p[x]; });
 }
@@ -75,7 +75,7 @@ inline int choose_by_logits(const float* logits, int n, float temperature, uint6
   Floats offset = zeros();  // its logarithm
   const auto bound = [&](int start, double least, float* bounds) {
     if (least != known) known = least, offset = spread(float(std::log2(least)));
-    for (int i = 0; i < HEAT && start + i < n; i += LANES) {
+    for (int i = 0; i < CHUNK && start + i < n; i += LANES) {
       const Floats behind = sub(load_first(logits + start + i, n - start - i, lowest), spread(best));
       store(bounds + i, above_exp2(fma(behind, factor, offset)));
     }

@@ -1,0 +1,32 @@
+"""Writes the dashboards' JSON from the Python beside it: `python -m deploy.grafana.build`."""
+
+import json
+from pathlib import Path
+
+from deploy.grafana.dashboard import Dashboard
+from deploy.grafana.overview import OVERVIEW
+from deploy.grafana.speculation import SPECULATION
+from deploy.grafana.verifier import VERIFIER_DASHBOARD
+
+DIRECTORY = Path(__file__).parent / "dashboards"
+DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD)
+
+
+def path_of(dashboard: Dashboard) -> Path:
+    """The file that Grafana reads it from."""
+    return DIRECTORY / f"{dashboard.uid}.json"
+
+
+def text_of(dashboard: Dashboard) -> str:
+    """What is in that file."""
+    return json.dumps(dashboard.to_json(), indent=1) + "\n"
+
+
+def main() -> None:
+    """Writes every dashboard."""
+    for dashboard in DASHBOARDS:
+        path_of(dashboard).write_text(text_of(dashboard))
+
+
+if __name__ == "__main__":
+    main()

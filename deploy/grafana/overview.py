@@ -1,0 +1,13 @@
+"""The dashboard "Overview": traffic, latency, saturation and errors, as the gateways see them."""
+
+from deploy.grafana.condition import ERRORS, SATURATION
+from deploy.grafana.dashboard import GATEWAY, MODEL, Dashboard
+from deploy.grafana.load import GLANCE, LATENCY, TRAFFIC
+
+OVERVIEW = Dashboard(
+    "specinfer-overview",
+    "SpecInfer: overview",
+    "Traffic, latency, saturation and errors.",
+    (MODEL, GATEWAY),
+    (GLANCE, TRAFFIC, LATENCY, SATURATION, ERRORS),
+)

@@ -1,0 +1,1 @@
+"""Scrape configuration and rules; the YAML files are what Prometheus reads."""

@@ -1,0 +1,103 @@
+"""What of the system answers, what this gateway holds of it, and what went wrong between its parts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from specinfer.service.metrics import declare_model_info
+from specinfer.service.wire_meter import WireMeter
+
+Peer: TypeAlias = Literal["verifier", "speculator", "client"]
+PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemView:
+    """The system as a gateway sees it at a moment."""
+
+    running: int
+    waiting: int
+    gateway_ready: bool
+    redis_ready: bool
+    gateways: int
+    """Alive, this one included."""
+    held: int
+    """Verifiers that this gateway drives."""
+    verifiers: Mapping[str, bool]
+    """By address, whether it answers."""
+    speculators: Mapping[str, bool]
+    """By the service's address, whether it answers a lane of this gateway."""
+    models: Iterable[tuple[str, str, str, str, str]]
+    """Model, dtype, weights, executor and device of every verifier that is driven."""
+
+
+class SystemMetrics:
+    """Shows a `SystemView`, and counts events."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, documentation: str, *labels: str) -> Counter:
+            return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
+
+        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+            return Gauge(f"specinfer_{name}", documentation, labels, registry=registry)
+
+        self._running = gauge("num_requests_running", "Requests being decoded.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait to be admitted.")
+        self._verifier = gauge("verifier_ready", "Whether a verifier answers (1) or not (0).", "verifier")
+        self._speculator = gauge(
+            "speculator_ready", "Whether a speculator service answers (1) or not (0).", "service"
+        )
+        self._redis = gauge("redis_ready", "Whether Redis answers (1) or not (0).")
+        self._gateway = gauge(
+            "gateway_ready", "Whether a request that came now would be served (1) or not (0)."
+        )
+        self._gateways = gauge("gateways_alive", "Gateways that renew their leases, this one included.")
+        self._held = gauge("verifiers_held", "Verifiers that this gateway drives.")
+        self._model = declare_model_info(registry)
+        self.redis_outages = counter("redis_outages", "Times that Redis stopped answering.")
+        self.redis_losses = counter("redis_losses", "Times that Redis had lost its data.")
+        self.keeper_faults = counter(
+            "keeper_faults", "Faults of the gateway while it renewed leases or looked for requests."
+        )
+        self.adopted_requests = counter(
+            "adopted_requests", "Requests of another gateway that this one took over."
+        )
+        self.fenced_requests = counter(
+            "fenced_requests", "Requests that another gateway had taken when this one wrote to them."
+        )
+        bytes_ = counter(
+            "wire_bytes",
+            "Bytes of serialized messages exchanged with verifiers, speculator services and clients; without "
+            "what gRPC and TLS add.",
+            *("peer", "direction"),
+        )
+        self._meters = {
+            peer: WireMeter(bytes_.labels(peer, "sent"), bytes_.labels(peer, "received")) for peer in PEERS
+        }
+
+    def meter(self, peer: Peer) -> WireMeter:
+        """Counts the bytes exchanged with one kind of peer."""
+        return self._meters[peer]
+
+    def show(self, view: SystemView) -> None:
+        """Shows what is so now; what is no longer known goes."""
+        self._running.set(view.running)
+        self._waiting.set(view.waiting)
+        self._redis.set(view.redis_ready)
+        self._gateway.set(view.gateway_ready)
+        self._gateways.set(view.gateways)
+        self._held.set(view.held)
+        _show(self._verifier, {(name,): ready for name, ready in view.verifiers.items()})
+        _show(self._speculator, {(name,): ready for name, ready in view.speculators.items()})
+        _show(self._model, dict.fromkeys(view.models, True))
+
+
+def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:
+    """Sets the children that there are, and removes others."""
+    shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
+    for labels in shown - values.keys():
+        gauge.remove(*labels)
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)

@@ -1,0 +1,56 @@
+"""Shows in metrics, a few times a second, what of the system answers and what this gateway holds of it."""
+
+import asyncio
+
+from gateway.journal import named
+from gateway.metrics import GatewayMetrics, SystemView
+from gateway.ownership.keeper import Keeper
+from gateway.ownership.lanes import Lanes
+from specinfer.v1 import verifier_pb2
+
+_EVERY_S = 0.2
+
+
+class Watch:
+    """Reads the parts of a gateway; a scrape, which is on another thread, must not."""
+
+    def __init__(self, metrics: GatewayMetrics, lanes: Lanes, keeper: Keeper) -> None:
+        self._metrics, self._lanes, self._keeper = metrics, lanes, keeper
+
+    async def run(self) -> None:
+        """Goes on until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_EVERY_S)
+
+    def look(self) -> None:
+        """Shows what is so now."""
+        for lane in self._lanes:
+            self._metrics.steps.announce(named(lane.loop.pool))
+        self._metrics.system.show(self._view())
+
+    def _view(self) -> SystemView:
+        lanes, keeper = list(self._lanes), self._keeper
+        ready: dict[str, bool] = {}
+        for lane in lanes:
+            for service in lane.loop.pool.services:
+                ready[service.address] = service.description is not None or ready.get(service.address, False)
+        return SystemView(
+            running=sum(lane.loop.scheduler.running for lane in lanes),
+            waiting=sum(lane.loop.scheduler.waiting for lane in lanes),
+            gateway_ready=keeper.ready,
+            redis_ready=keeper.redis_ready,
+            gateways=len(keeper.renewal.alive),
+            held=len(lanes),
+            verifiers=self._verifiers(),
+            speculators=ready,
+            models={_model(lane.description) for lane in lanes},
+        )
+
+    def _verifiers(self) -> dict[str, bool]:
+        found = {address: link.description is not None for address, link in self._lanes.links.items()}
+        return found | {lane.link.address: lane.loop.verifier_ready for lane in self._lanes}
+
+
+def _model(told: verifier_pb2.DescribeVerifierReply) -> tuple[str, str, str, str, str]:
+    return told.model, told.dtype, told.weights, told.executor, told.device

@@ -1,0 +1,177 @@
+"""What Python shares with the compiled kernels: structures of calls, numbers of weights, kinds of storage.
+
+The other side is `csrc/bindings.h`. `bind` compares both, field by field and value by value, when the library
+is loaded: a difference would make the kernels read wrong memory.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from enum import IntEnum
+from typing import Any
+
+LANES = 16
+"""Numbers that the kernels treat together."""
+BLOCK = 16
+"""Tokens of a cache block."""
+PLACES = 3
+"""Places in the draw order that are told apart, the last being all others."""
+
+
+class Activation(IntEnum):
+    """That of the MLP."""
+
+    SILU = 0
+    GELU = 1
+    RELU = 2
+
+
+class Storage(IntEnum):
+    """How a matrix is stored."""
+
+    DENSE = 0
+    Q4_1 = 1
+    Q8_0 = 2
+    W8A8 = 3
+    BLOCK_FLOAT = 4
+
+
+class MatrixSlot(IntEnum):
+    """Matrices of a layer, and the head of the model."""
+
+    QKV = 0
+    OUT = 1
+    UP = 2
+    DOWN = 3
+    HEAD = 4
+
+
+class VectorSlot(IntEnum):
+    """Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS."""
+
+    INPUT_NORM = 0
+    POST_NORM = 1
+    Q_NORM = 2
+    K_NORM = 3
+    FINAL_NORM = 4
+    POSITIONS = 5
+    INPUT_NORM_BIAS = 6
+    POST_NORM_BIAS = 7
+    FINAL_NORM_BIAS = 8
+    QKV_BIAS = 9
+    OUT_BIAS = 10
+    UP_BIAS = 11
+    DOWN_BIAS = 12
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names.split()]
+
+
+class Shape(ctypes.Structure):
+    """Of a model."""
+
+    _fields_ = [
+        *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
+        *_fields(c_int, "rotary activation gated parallel"),
+        ("eps", c_float),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """One pass; pointers to int32 unless `bindings.h` says otherwise."""
+
+    _fields_ = [
+        *_fields(c_int, "tokens sequences logits"),
+        *_fields(c_void_p, "token_ids positions write_slots visible extra_start extra"),
+        *_fields(c_void_p, "row_start block_start blocks logit_rows keys values"),
+        ("cache_blocks", c_int64),
+        ("logits_out", c_void_p),
+        *_fields(c_int, "threads sparse"),
+    ]
+
+
+class GrowthJob(ctypes.Structure):
+    """One request's tree."""
+
+    _fields_ = [
+        *_fields(c_int32, "delta held shift blocks nodes depth width greedy draws top_k last"),
+        *_fields(c_float, "temperature top_p score_temperature"),
+        ("least_reach", c_double),
+        ("seed", c_uint64),
+    ]
+
+
+class Growth(ctypes.Structure):
+    """The trees of a batch."""
+
+    _fields_ = [
+        *_fields(c_int, "jobs most beam support rivals replace levels threads"),
+        *_fields(c_void_p, "job token_ids blocks vocabulary widths keys values"),
+        ("cache_blocks", c_int64),
+        ("agreement", c_double * PLACES),
+        *_fields(c_void_p, "count tokens parents scores proposals proposal_parent draw_count draws ranks"),
+        *_fields(c_void_p, "q_count q_ids q"),
+    ]
+
+
+class _LayoutEntry(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("value", c_int64)]
+
+
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "si_layout": (c_void_p, [c_void_p]),
+    "si_multiplies_bytes": (c_int, []),
+    "si_model_new": (c_void_p, [c_void_p, c_int, c_void_p, c_void_p]),
+    "si_model_free": (None, [c_void_p]),
+    "si_set_matrix": (None, [c_void_p, c_int, c_int, c_void_p]),
+    "si_set_quantised": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
+    "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
+    "si_set_embedding": (None, [c_void_p, c_void_p]),
+    "si_forward": (None, [c_void_p, c_void_p]),
+    "si_grow": (None, [c_void_p, c_void_p]),
+    "si_softmax": (None, [c_void_p, c_int, c_float, c_void_p]),
+    "si_choose": (c_int, [c_void_p, c_int, c_uint64]),
+    "si_choose_by_logits": (c_int, [c_void_p, c_int, c_float, c_uint64]),
+    "si_move": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p]),
+    "si_rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_void_p, c_void_p, c_void_p]),
+}
+"""Result and arguments of every function of the library; pointers as addresses."""
+
+
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the library's functions, once it is sure that both sides mean the same.
+
+    Raises:
+        AssertionError: naming what differs. That is a bug of ours: both sides come from one source tree.
+    """
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    ours, theirs = dict(_layout()), dict(_layout_of(library))
+    different = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    if different:
+        told = [
+            f"{name}: {ours.get(name)} in Python, {theirs.get(name)} in C++" for name in sorted(different)
+        ]
+        raise AssertionError(f"bindings.py and bindings.h differ: {'; '.join(told)}")
+    return library
+
+
+def _layout() -> Iterator[tuple[str, int]]:
+    """As C++ lists it: sizes, offsets of all fields, values."""
+    yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
+    for values in (Activation, Storage, MatrixSlot, VectorSlot):
+        yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())
+    for structure in (Shape, Pass, GrowthJob, Growth):
+        yield f"sizeof {structure.__name__}", ctypes.sizeof(structure)
+        for field in structure._fields_:
+            yield f"{structure.__name__}.{field[0]}", getattr(structure, field[0]).offset
+
+
+def _layout_of(library: ctypes.CDLL) -> Iterator[tuple[str, int]]:
+    count = c_int()
+    entries = ctypes.cast(library.si_layout(ctypes.addressof(count)), ctypes.POINTER(_LayoutEntry))
+    for index in range(count.value):
+        yield entries[index].name.decode(), entries[index].value

@@ -1,0 +1,119 @@
+// What the kernels share with Python: structures of calls, numbers of weights, kinds of storage. The other side is
+// specinfer/model/native/bindings.py; LAYOUT lists all of it, and Python compares it with its own when it loads the library.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "simd/numbers.h"
+
+namespace specinfer {
+
+enum Activation { SILU, GELU, RELU };
+
+// How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
+// BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
+enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT };
+
+// Matrices of a layer, and the head of the model. UP: with the rows of the gate above it if there is one.
+enum MatrixSlot { QKV, OUT, UP, DOWN, HEAD };
+
+// Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS.
+enum VectorSlot {
+  INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
+  QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS
+};
+
+struct Shape {
+  int layers, hidden, inter, heads, kv_heads, dim, vocab, max_positions;
+  int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
+  int activation, gated;
+  int parallel;  // attention and MLP read the same hidden states
+  float eps;
+};
+
+// One pass; every array is flat. See specinfer/model/batch.py for the meaning.
+struct Pass {
+  int tokens, sequences, logits;
+  const int32_t *token_ids, *positions, *write_slots, *visible;
+  const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
+  const int32_t* row_start;                    // per sequence: first token (sequences + 1)
+  const int32_t *block_start, *blocks;         // CSR over sequences: block tables
+  const int32_t* logit_rows;
+  void *keys, *values;                         // [layers, ...]
+  int64_t cache_blocks;
+  float* logits_out;
+  int threads;
+  int sparse;                                  // few of the logits will be read: they need not stay in the caches
+};
+
+// One request's tree. Its new context and its block table follow those of the request before.
+struct GrowthJob {
+  int32_t delta, held, shift, blocks;   // new context tokens, those in the cache, rotary shift, blocks
+  int32_t nodes, depth, width;          // limits; width 0: none
+  int32_t greedy, draws, top_k, last;   // draws: children are drawn, not points; last: absolute position behind the root
+  float temperature, top_p;
+  float score_temperature;              // of the softmax that scores points
+  double least_reach;                   // the tree goes on below paths at least so probable
+  uint64_t seed;                        // of the noise that points share with the target, or of the draws
+};
+
+inline constexpr int PLACES = 3;  // in the draw order that are told apart, the last being all others
+
+struct Growth {
+  int jobs, most, beam, support, rivals, replace, levels, threads;  // most: largest `nodes`; replace: draws go back
+  const GrowthJob* job;
+  const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
+  const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
+  void *keys, *values;
+  int64_t cache_blocks;
+  double agreement[PLACES];  // expected acceptance of draws over the norm of q: see specinfer/tree/draws.py
+  // results: nodes in the order of insertion, root first, [jobs][most + 1]
+  int32_t *count, *tokens, *parents;
+  float* scores;
+  // proposals of sampled trees, [jobs][most]: parent, draws [most] and their ranks among all of the tree, q [support]
+  int32_t *proposals, *proposal_parent, *draw_count, *draws, *ranks, *q_count, *q_ids;
+  float* q;
+};
+
+struct LayoutEntry {
+  const char* name;
+  int64_t value;
+};
+
+#define SIZE(type) {"sizeof " #type, sizeof(type)}
+#define AT(type, field) {#type "." #field, offsetof(type, field)}
+#define VALUE(name) {#name, int64_t(name)}
+
+// Sizes, offsets of all fields, and values.
+inline constexpr LayoutEntry LAYOUT[] = {
+    VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
+    VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU),
+    VALUE(Storage::DENSE), VALUE(Storage::Q4_1), VALUE(Storage::Q8_0), VALUE(Storage::W8A8), VALUE(Storage::BLOCK_FLOAT),
+    VALUE(MatrixSlot::QKV), VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN), VALUE(MatrixSlot::HEAD),
+    VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
+    VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
+    VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),
+    VALUE(VectorSlot::OUT_BIAS), VALUE(VectorSlot::UP_BIAS), VALUE(VectorSlot::DOWN_BIAS),
+    SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
+    AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, activation), AT(Shape, gated),
+    AT(Shape, parallel), AT(Shape, eps),
+    SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
+    AT(Pass, write_slots), AT(Pass, visible), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
+    AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),
+    AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse),
+    SIZE(GrowthJob), AT(GrowthJob, delta), AT(GrowthJob, held), AT(GrowthJob, shift), AT(GrowthJob, blocks),
+    AT(GrowthJob, nodes), AT(GrowthJob, depth), AT(GrowthJob, width), AT(GrowthJob, greedy), AT(GrowthJob, draws),
+    AT(GrowthJob, top_k), AT(GrowthJob, last), AT(GrowthJob, temperature), AT(GrowthJob, top_p),
+    AT(GrowthJob, score_temperature), AT(GrowthJob, least_reach), AT(GrowthJob, seed),
+    SIZE(Growth), AT(Growth, jobs), AT(Growth, most), AT(Growth, beam), AT(Growth, support), AT(Growth, rivals),
+    AT(Growth, replace), AT(Growth, levels), AT(Growth, threads), AT(Growth, job), AT(Growth, token_ids), AT(Growth, blocks),
+    AT(Growth, vocabulary), AT(Growth, widths), AT(Growth, keys), AT(Growth, values), AT(Growth, cache_blocks),
+    AT(Growth, agreement), AT(Growth, count), AT(Growth, tokens), AT(Growth, parents), AT(Growth, scores),
+    AT(Growth, proposals), AT(Growth, proposal_parent), AT(Growth, draw_count), AT(Growth, draws), AT(Growth, ranks),
+    AT(Growth, q_count), AT(Growth, q_ids), AT(Growth, q)};
+
+#undef SIZE
+#undef AT
+#undef VALUE
+
+}  // namespace specinfer

@@ -1,0 +1,142 @@
+"""A small system of real processes, scraped by a real Prometheus with the committed rules.
+
+The model is tiny and random, and ports are others than those of the committed configuration; all else is as
+it is deployed.
+"""
+
+import asyncio
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from deploy.prometheus.local import command, local_configuration
+from specinfer.cli.local import SERVICE_ENVIRONMENT
+from specinfer.cli.processes import free_ports
+from specinfer.cli.redis_server import redis_command
+from specinfer.v1 import generation_pb2_grpc
+from tests.chaos.model_directory import write_model
+from tests.chaos.service import Service
+from tests.system import request_for
+
+_ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+_PROMPT = [2 + n % 7 for n in range(48)]
+"""Some blocks of the cache long, and repetitive, so that n-grams find something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A client of its HTTP interface."""
+
+    port: int
+
+    async def ask(self, path: str, **parameters: str) -> Any:
+        """The `data` of an answer.
+
+        Raises:
+            ValueError: if Prometheus refuses the question, with its reason.
+        """
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        return await asyncio.to_thread(_read, url)
+
+    async def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples that are numbers."""
+        data = await self.ask("query", query=expression)
+        return [sample for sample in data["result"] if sample["value"][1] != "NaN"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Handles on a system that runs."""
+
+    prometheus: Prometheus
+    stub: generation_pb2_grpc.GenerationStub
+
+    async def work(self) -> None:
+        """A round of requests: greedy and sampled, and one that is refused."""
+
+        async def read(**fields: Any) -> None:
+            async for _ in self.stub.Generate(request_for(_PROMPT, max_new_tokens=48, **fields)):
+                pass
+
+        await asyncio.gather(read(), read(), read(temperature=0.8, seed=7))
+        with pytest.raises(grpc.aio.AioRpcError, match="top_p"):
+            await read(top_p=-1.0)
+
+
+@asynccontextmanager
+async def observed_system(directory: Path) -> AsyncIterator[Observed]:
+    """Starts everything, ends everything."""
+    ports = dict(zip(_NAMES, free_ports(len(_NAMES)), strict=True))
+    scraped = dict(zip(_SCRAPED, free_ports(len(_SCRAPED)), strict=True))
+    configuration = directory / "prometheus.yml"
+    configuration.write_text(yaml.safe_dump(local_configuration(_targets(scraped))))
+    services = _services(directory, ports, scraped)
+    try:
+        for first in (True, False):  # the gateway wants to find the others
+            chosen = [s for s in services if (s.kind != "gateway") is first]
+            for service in chosen:
+                service.start()
+            await asyncio.gather(*(service.ready() for service in chosen))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['gateway']}") as channel:
+            yield Observed(Prometheus(ports["prometheus"]), generation_pb2_grpc.GenerationStub(channel))
+    finally:
+        for service in reversed(services):
+            await service.stop()
+
+
+_NAMES = ("redis", "verifier", "speculator-ngram", "speculator-ssm", "gateway", "prometheus")
+_SCRAPED = ("verifier", "speculator-ngram", "speculator-ssm", "gateway")
+
+
+def _targets(scraped: Mapping[str, int]) -> dict[str, list[str]]:
+    targets: dict[str, list[str]] = {}
+    for name, port in scraped.items():
+        targets.setdefault(f"specinfer-{name.split('-')[0]}", []).append(f"127.0.0.1:{port}")
+    return targets
+
+
+def _services(directory: Path, ports: Mapping[str, int], scraped: Mapping[str, int]) -> list[Service]:
+    model = str(write_model(directory / "model"))
+    at = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    tiny = {"model": model, "threads": "1", "dtype": "float32", "kv-tokens": "4096"}
+    flags: dict[str, dict[str, str]] = {
+        "verifier": tiny,
+        "speculator-ngram": {"drafter": "ngram"},
+        "speculator-ssm": {"drafter": "ssm", **tiny},
+        "gateway": {
+            "model": model,
+            "verifiers": at["verifier"],
+            "speculators": f"{at['speculator-ngram']},{at['speculator-ssm']}",
+            "redis-url": f"redis://{at['redis']}/0",
+        },
+    }
+    programs = {"verifier": "verifier_svc", "speculator": "speculator_svc", "gateway": "gateway"}
+    commands = {"redis": redis_command(ports["redis"], directory)}
+    for name, own in flags.items():
+        own = {"listen": at[name], "metrics-port": str(scraped[name]), **own}
+        parts = [part for key, value in own.items() for part in (f"--{key}", value)]
+        commands[name] = [sys.executable, "-m", programs[name.split("-")[0]], *parts]
+    commands["prometheus"] = command(directory / "prometheus.yml", directory / "data", ports["prometheus"])
+    return [
+        Service(name, name.split("-")[0], ports[name], commands[name], directory, _ENVIRONMENT)
+        for name in _NAMES
+    ]
+
+
+def _read(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as error:  # Prometheus says in the body what it does not understand
+        raise ValueError(f"{urllib.parse.unquote_plus(url)}: {error.read().decode()}") from error

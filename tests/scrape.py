@@ -1,0 +1,48 @@
+"""What a scrape of a registry, or of a metrics endpoint, says."""
+
+from collections.abc import Mapping
+from urllib.request import urlopen
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Scrape:
+    """The samples of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry) -> "Scrape":
+        """Of a registry in this process."""
+        return cls(generate_latest(registry).decode())
+
+    @classmethod
+    def at(cls, address: str) -> "Scrape":
+        """Of the endpoint at host:port."""
+        with urlopen(f"http://{address}/metrics") as answer:
+            return cls(answer.read().decode())
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """One sample, without the prefix `specinfer_`; None if it is not there."""
+        return self._samples.get((f"specinfer_{name}", frozenset(labels.items())))
+
+    def by(self, name: str, label: str) -> Mapping[str, float]:
+        """The samples of a name that are not 0, by one of their labels, summed over others."""
+        found: dict[str, float] = {}
+        for (sample, labels), value in self._samples.items():
+            if sample == f"specinfer_{name}" and value:
+                found[dict(labels)[label]] = found.get(dict(labels)[label], 0.0) + value
+        return found
+
+    @property
+    def names(self) -> set[str]:
+        """Of all samples."""
+        return {name for name, _ in self._samples}

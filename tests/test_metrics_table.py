@@ -1,0 +1,47 @@
+"""docs/operations.md tells of every metric that a service declares, and of no other."""
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from gateway.metrics import GatewayMetrics
+from speculator_svc.metrics import SpeculatorMetrics
+from verifier_svc.metrics import VerifierMetrics
+
+OPERATIONS = (Path(__file__).resolve().parents[1] / "docs" / "operations.md").read_text()
+EVERYWHERE = {"specinfer_build_info", "specinfer_model_info"}
+
+
+def declared(registry: CollectorRegistry) -> dict[str, frozenset[str]]:
+    """Names on the wire, counters with `_total`, and their labels."""
+    found = {}
+    for collector in registry._collector_to_names:
+        for family in collector.describe():
+            suffix = "_total" if family.type == "counter" else ""
+            labels = getattr(collector, "_labelnames", None) or getattr(family, "_labelnames", ())
+            found[family.name + suffix] = frozenset(labels)
+    return {name: labels for name, labels in found.items() if name not in EVERYWHERE}
+
+
+def told(section: str) -> dict[str, frozenset[str]]:
+    """Names and labels in the first column of a section's table."""
+    text = OPERATIONS.split(f"### {section}\n")[1].split("\n#")[0]
+    found: dict[str, frozenset[str]] = {}
+    for row in re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE):
+        labels = frozenset[str]()
+        for name, braces in re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", row):
+            labels = frozenset(braces.split(",")) if braces else labels
+            found[f"specinfer_{name}"] = labels if braces or name.startswith("spec_decode") else frozenset()
+    return found
+
+
+def test_the_tables_are_what_services_declare() -> None:
+    gateway, verifier, speculator = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    GatewayMetrics(gateway)
+    VerifierMetrics(verifier)
+    SpeculatorMetrics(speculator, ["ngram"])
+    assert told("Metrics of the gateway") == declared(gateway)
+    assert told("Metrics of the verifier") == declared(verifier)
+    assert told("Metrics of a speculator service") == declared(speculator)
+    assert len(told("Metrics of the gateway")) > 40

@@ -1,0 +1,53 @@
+"""Structures and numbers that C++ and Python share are compared when the library is loaded."""
+
+import ctypes
+
+import pytest
+
+from specinfer.model.native import bindings
+from specinfer.model.native.bindings import bind
+from specinfer.model.native.build import load_library
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    """The library itself: `bind` declares the same again."""
+    return load_library()
+
+
+def test_both_sides_agree(library: ctypes.CDLL) -> None:
+    assert bind(library) is library
+    assert len(dict(bindings._layout())) > 90
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        (
+            "Pass",
+            [*bindings.Pass._fields_[:-2], ("sparse", ctypes.c_int), ("threads", ctypes.c_int)],
+            "Pass.sparse: 128",
+        ),
+        ("Shape", bindings.Shape._fields_[:-1], "Shape.eps: None in Python, 48 in C"),
+        (
+            "GrowthJob",
+            [*bindings.GrowthJob._fields_, ("more", ctypes.c_double)],
+            "GrowthJob.more: 72 in Python, None",
+        ),
+    ],
+)
+def test_a_structure_that_differs_is_named(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, name: str, changed: list[object], told: str
+) -> None:
+    """Fields of one type that changed places, one that is missing, one that is new."""
+    monkeypatch.setattr(bindings, name, type(name, (ctypes.Structure,), {"_fields_": changed}))
+    with pytest.raises(AssertionError, match=told):
+        bind(library)
+
+
+def test_a_value_that_differs_is_named(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "BLOCK", 32)
+    with pytest.raises(AssertionError, match=r"differ: BLOCK: 32 in Python, 16 in C\+\+$"):
+        bind(library)

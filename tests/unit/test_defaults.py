@@ -1,0 +1,34 @@
+"""A default is declared once: settings take theirs from where they are used."""
+
+from dataclasses import fields
+
+from gateway.requests.limits import SchedulerLimits
+from gateway.settings import GatewaySettings
+from speculator_svc.drafters import DrafterOptions
+from speculator_svc.settings import SpeculatorSettings
+from verifier_svc.limits import EngineLimits
+from verifier_svc.settings import VerifierSettings
+
+
+def defaults(settings: type, of: type, but: set[str]) -> dict[str, tuple[object, object]]:
+    """Fields of both whose defaults differ: (setting's, ours)."""
+    pairs = {
+        field.name: (settings.model_fields[field.name].default, field.default)
+        for field in fields(of)
+        if field.name in settings.model_fields and field.name not in but
+    }
+    assert len(pairs) >= 4
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def test_settings_have_the_defaults_of_what_they_set() -> None:
+    assert defaults(SpeculatorSettings, DrafterOptions, {"model"}) == {}
+    assert defaults(VerifierSettings, EngineLimits, {"max_context_len"}) == {}, "0 stands for the model's own"
+    assert defaults(GatewaySettings, SchedulerLimits, {"tree_depth"}) == {}, "0 stands for the verifier's"
+
+
+def test_caches_are_as_large_whoever_makes_them() -> None:
+    from specinfer.model.runner import RunnerOptions
+
+    sizes = {RunnerOptions().kv_tokens, DrafterOptions().kv_tokens, VerifierSettings().kv_tokens}
+    assert len(sizes) == 1
