@@ -41,11 +41,11 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
         return list(_continuation(tuple(prompt), count))
 
 
-def chain(root: int, tokens: Sequence[int]) -> TokenTree:
+def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:
     """A tree of one branch."""
     builder, node = TreeBuilder(root), 0
     for token in tokens:
-        (node,) = builder.propose_points(node, [token], [0.9])
+        (node,) = builder.propose_points(node, [token], [score])
     return builder.build()
 
 

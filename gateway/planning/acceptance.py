@@ -29,7 +29,9 @@ _USUAL_MEMORY, _REQUEST_MEMORY = 100.0, 40.0
 _PRIOR = 8 * log2(1 + 8)
 """Doublings that what is usual counts for in a request's ratio: eight steps of eight nodes."""
 _RECORDS, _REFRESH = 256, 16
-"""Trees of the whole pool from which shares are counted, and new ones after which they are counted again."""
+"""Trees of the whole pool from which shares are counted, and new ones after which they are counted again (the
+first ones sooner: until then every set would seem as good as the whole pool, and the cheapest would be
+asked alone)."""
 
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """By request: its tree and the accepted nodes."""
@@ -98,7 +100,7 @@ class AcceptanceModel:
                     proposers[child].add(proposal.speculator)
         self._records.append(tuple(frozenset(found) for found in proposers.values()))
         self._stale += 1
-        if self._stale >= _REFRESH:
+        if self._stale >= min(_REFRESH, max(1, len(self._records) // 2)):
             self._count_shares()
 
     def _count_shares(self) -> None:

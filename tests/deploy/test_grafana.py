@@ -138,7 +138,11 @@ def test_the_provisioned_source_is_the_one_that_panels_ask() -> None:
 def test_the_dashboards_are_provisioned() -> None:
     (provider,) = provisioned("dashboards")["providers"]
     assert provider["type"] == "file"
-    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
+    services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]
+    grafana = services["grafana"]
+    assert f"../grafana/dashboards:{provider['options']['path']}:ro" in grafana["volumes"]
+    assert "../grafana/provisioning:/etc/grafana/provisioning:ro" in grafana["volumes"]
+    assert provisioned("datasources")["datasources"][0]["url"].removeprefix("$") in grafana["environment"]
 
 
 def provisioned(kind: str) -> Any:

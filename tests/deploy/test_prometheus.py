@@ -66,6 +66,30 @@ def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
     assert f"{len(asked)} rules found" in promtool("check", "rules", path)
 
 
+def test_scraped_names_and_ports_are_those_of_the_compose_file() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]
+    for job in scrape_jobs():
+        (lookup,) = job["dns_sd_configs"]
+        (name,) = lookup["names"]
+        assert job["job_name"] == f"specinfer-{name}"
+        variable = f"SPECINFER_{name.upper()}_METRICS_PORT"
+        assert services[name]["environment"][variable] == str(lookup["port"])
+
+
+def test_jobs_have_the_same_names_on_kubernetes() -> None:
+    path = ROOT / "deploy" / "k8s" / "components" / "monitoring" / "pod-monitor.yaml"
+    monitor = yaml.safe_load(path.read_text())["spec"]
+    (selected,) = monitor["selector"]["matchExpressions"]
+    assert monitor["jobLabel"] == selected["key"]
+    assert set(selected["values"]) == {job["job_name"] for job in scrape_jobs()}
+
+
+def scrape_jobs() -> list[dict[str, Any]]:
+    """The committed scrape configurations."""
+    jobs: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    return jobs
+
+
 def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     tests = yaml.safe_load(UNIT_TESTS.read_text())["tests"]
     checks = [check for test in tests for check in test["promql_expr_test"]]

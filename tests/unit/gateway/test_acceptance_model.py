@@ -130,3 +130,13 @@ def test_nodes_that_promise_too_little_to_be_kept_are_evidence_of_a_hopeless_tex
     for _ in range(40):
         model.observe(FIRST, 8, {"r": (TokenTree.root_only(ROOT), [])})
     assert model.per_doubling(FIRST) < 0.3 * before
+
+
+def test_shares_are_known_from_the_first_trees() -> None:
+    """A cheap speculator that brings nothing must not seem as good as the pool until many were accepted."""
+    model = model_of(2, "r")
+    assert model.share(FIRST) == 1.0, "nothing is known"
+    tree = merge_trees([(0, chain(ROOT, [5])), (1, chain(ROOT, [1, 2]))])
+    for _ in range(2):
+        model.observe(BOTH, 7, {"r": (tree, [node for node in (1, 2, 3) if tree.token_ids[node] != 5])})
+    assert (model.share(FIRST), model.share(SECOND)) == (0.0, 1.0)

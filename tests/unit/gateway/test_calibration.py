@@ -7,14 +7,8 @@ from gateway.planning.calibration import Calibration
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
 from specinfer.tree.draws import AGREEMENT
 from specinfer.tree.token_tree import distribution
+from tests.oracle import chain
 from tests.trees import paths
-
-
-def chain(tokens: list[int], score: float) -> TokenTree:
-    builder, node = TreeBuilder(0), 0
-    for token in tokens:
-        (node,) = builder.propose_points(node, [token], [score])
-    return builder.build()
 
 
 def siblings(scores: dict[int, float]) -> TokenTree:
@@ -24,7 +18,7 @@ def siblings(scores: dict[int, float]) -> TokenTree:
 
 
 def test_without_outcomes_scores_are_believed() -> None:
-    tree = chain([1, 2], 0.7)
+    tree = chain(0, [1, 2], 0.7)
     assert Calibration().correct(3, tree) is tree
     assert Calibration().beliefs() == {}
 
@@ -48,13 +42,13 @@ def test_scores_become_the_measured_share_of_acceptance() -> None:
 def test_nothing_below_a_wrong_turn_counts() -> None:
     calibration = Calibration()
     for _ in range(200):
-        calibration.observe(0, chain([5, 6, 7], 0.5), [5, 9, 9])  # right, wrong, never reached
-    assert calibration.correct(0, chain([5], 0.5)).scores[1] == pytest.approx(0.5, abs=0.03)
+        calibration.observe(0, chain(0, [5, 6, 7], 0.5), [5, 9, 9])  # right, wrong, never reached
+    assert calibration.correct(0, chain(0, [5], 0.5)).scores[1] == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_boasting_speculator_loses_its_place_under_a_budget() -> None:
     calibration = Calibration()
-    honest, boasting = chain([1, 2], 0.5), chain([8, 9], 0.9)
+    honest, boasting = chain(0, [1, 2], 0.5), chain(0, [8, 9], 0.9)
     before = merge_trees([(0, honest), (1, boasting)], 3)
     assert paths(before) == {(0,), (0, 8), (0, 8, 9)}
     for step in range(200):
@@ -112,8 +106,8 @@ def test_points_do_not_count_as_draws_nor_draws_as_points() -> None:
     calibration = Calibration()
     for _ in range(200):
         calibration.observe(0, drawn([1]), [7])
-        calibration.observe_draws(chain([5], 0.5), ())
-    assert calibration.correct(0, chain([5], 0.5)).scores[1] == pytest.approx(0.5)
+        calibration.observe_draws(chain(0, [5], 0.5), ())
+    assert calibration.correct(0, chain(0, [5], 0.5)).scores[1] == pytest.approx(0.5)
     assert calibration.beliefs()[0](0, 0.4) == pytest.approx(0.4)
 
 
@@ -121,5 +115,5 @@ def test_a_change_of_text_is_noticed() -> None:
     calibration = Calibration()
     for right in (True, False):
         for _ in range(6000):
-            calibration.observe(0, chain([1], 0.5), [1 if right else 2])
-    assert calibration.correct(0, chain([1], 0.5)).scores[1] < 0.15
+            calibration.observe(0, chain(0, [1], 0.5), [1 if right else 2])
+    assert calibration.correct(0, chain(0, [1], 0.5)).scores[1] < 0.15

@@ -1,0 +1,1 @@
+"""A simulated system for the planner."""
