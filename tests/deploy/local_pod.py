@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import grpc
@@ -157,18 +157,17 @@ class Pod:
         """Addresses and mounted paths, replaced by those of this machine, all in one go."""
         services = [row["metadata"]["name"] for row in self._objects.of_kind("Service")]
         paths = {row["mountPath"]: row["name"] for row in self.container.get("volumeMounts", [])}
-        there = {path: str(self._directory / name) for path, name in paths.items()}
-        own = dict.fromkeys(("0.0.0.0", "127.0.0.1"), self.address)
-        names = "|".join(map(re.escape, sorted([*services, *own], key=len, reverse=True)))
-        mounted = "|".join(map(re.escape, sorted(there, key=len, reverse=True))) or "$^"
-        pattern = rf"(?<![\w.-])(?P<name>{names})(?=:\d|$|\s)|(?<![\w./-])(?P<path>{mounted})(?=[/\s]|$)"
+        pattern = re.compile(
+            rf"(?<![\w.-])(?:(?P<own>0\.0\.0\.0|127\.0\.0\.1)(?![\w.])|(?P<service>{_any_of(services)})(?=:\d))"
+            rf"|(?<![\w./-])(?P<path>{_any_of(paths)})(?=[/\s]|$)"
+        )
 
         def replaced(found: "re.Match[str]") -> str:
             if found["path"]:
-                return there[found["path"]]
-            return own.get(found["name"]) or self._addresses(found["name"])
+                return str(self._directory / paths[found["path"]])
+            return self.address if found["own"] else self._addresses(found["service"])
 
-        return re.sub(pattern, replaced, text)
+        return pattern.sub(replaced, text)
 
     def _write_volumes(self) -> None:
         volumes = {volume["name"]: volume for volume in self.workload.pod.get("volumes", [])}
@@ -198,6 +197,11 @@ class Pod:
         except OSError:
             return False
         return True
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """A pattern of the names, the longest first."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 def _machine() -> dict[str, str]:

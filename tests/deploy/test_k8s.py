@@ -17,7 +17,7 @@ from tests.deploy.rendered import Rendered
 OLDEST, NEWEST = "1.30", "1.37"
 API_VERSIONS = {"v1", "apps/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1"}
 """Those of the newest Kubernetes that nothing is going to remove."""
-POD_MONITOR = "monitoring.coreos.com/v1"
+OPERATOR = "monitoring.coreos.com/v1"
 
 
 def test_there_is_something_to_test() -> None:
@@ -28,7 +28,7 @@ def test_there_is_something_to_test() -> None:
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_object_is_valid(objects: Rendered, version: str) -> None:
     for row in objects.objects:
-        if row["apiVersion"] != POD_MONITOR:  # which is not of Kubernetes itself
+        if row["apiVersion"] != OPERATOR:  # which is not of Kubernetes itself
             assert row["apiVersion"] in API_VERSIONS, row["metadata"]["name"]
             validate(json.dumps(row), version)
 

@@ -1,14 +1,19 @@
-"""Autoscalers, disruption budgets and the PodMonitor of deploy/k8s."""
+"""Autoscalers of deploy/k8s, and what it gives the Prometheus operator."""
 
+import re
 from collections.abc import Iterator
 
 import yaml
+from prometheus_client import CollectorRegistry
 
+from gateway.metrics import GatewayMetrics
 from tests.deploy.kustomize import KUBERNETES
 from tests.deploy.overlay_cases import services
+from tests.deploy.prometheus_rule import RULES, TARGET, prometheus_rule
 from tests.deploy.rendered import Rendered
 
-POD_MONITOR = "monitoring.coreos.com/v1"
+OPERATOR = "monitoring.coreos.com/v1"
+_SERIES = re.compile(r"^\w+")
 
 
 def test_autoscalers_have_targets_that_set_no_number_themselves(objects: Rendered) -> None:
@@ -34,6 +39,17 @@ def test_metrics_of_autoscalers_are_made_by_the_adapter() -> None:
     assert asked == made
 
 
+def test_the_adapter_reads_series_that_gateways_have() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    families = {family.name: family.type for family in registry.collect()}
+    declared = {f"{name}_total" if kind == "counter" else name for name, kind in families.items()}
+    values = KUBERNETES / "components" / "load-autoscaling" / "prometheus-adapter-values.yaml"
+    rules = yaml.safe_load(values.read_text())["rules"]
+    series = [_SERIES.match(rule["seriesQuery"]) for rule in [*rules["custom"], *rules["external"]]]
+    assert {found[0] for found in series if found} <= declared
+
+
 def _metrics(value: object, key: str) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get(key), dict) and "metric" in value[key]:
@@ -49,10 +65,17 @@ def _metrics(value: object, key: str) -> Iterator[str]:
 
 def test_prometheus_finds_every_metrics_port(objects: Rendered) -> None:
     for monitor in objects.of_kind("PodMonitor"):
-        assert monitor["apiVersion"] == POD_MONITOR
+        assert monitor["apiVersion"] == OPERATOR
         assert set(monitor["spec"]) <= {"selector", "jobLabel", "podMetricsEndpoints"}
         chosen = objects.selected(monitor["spec"]["selector"])
         assert {workload.name for workload in chosen} == {w.name for _, w, _ in services(objects)}
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         assert all(endpoint["port"] in workload.ports for workload in chosen)
         assert all(monitor["spec"]["jobLabel"] in workload.labels for workload in chosen)
+
+
+def test_the_operator_gets_the_rules_of_deploy_prometheus() -> None:
+    assert TARGET.read_text() == prometheus_rule(), "run `python -m tests.deploy.prometheus_rule`"
+    groups = yaml.safe_load(TARGET.read_text())["spec"]["groups"]
+    files = [yaml.safe_load(path.read_text())["groups"] for path in sorted(RULES.glob("*.yml"))]
+    assert groups == [group for groups in files for group in groups]

@@ -1,0 +1,80 @@
+"""The `cpu` overlay with TLS and API keys runs: files of Secrets and probes fit the services."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from specinfer.client import GatewayClient, RequestFailedError
+from specinfer.service.api_keys import make_key, write_keys
+from specinfer.service.tls import ClientTls
+from tests.certificates import Authority, Pair
+from tests.chaos.model_directory import write_model
+from tests.deploy.kustomize import render_with
+from tests.deploy.local_cluster import LocalCluster
+from tests.deploy.rendered import Rendered
+from tests.system import request_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
+
+
+class Secrets:
+    """What an operator would put in the place of the placeholders."""
+
+    def __init__(self, directory: Path) -> None:
+        self.public, self._inner = Authority(directory, "public"), Authority(directory, "inner")
+        self.key, entry = make_key("alice")
+        write_keys(directory / "keys", [entry])
+        services = self._inner.sign("services", "serverAuth", names="subjectAltName=DNS:specinfer-services")
+        gateway = self.public.sign("gateway", "serverAuth", names="subjectAltName=DNS:specinfer-gateway")
+        client = self._inner.sign("client", "clientAuth")
+        self.files = {
+            "specinfer-api-keys": {"keys.jsonl": (directory / "keys").read_text()},
+            "specinfer-gateway-tls": certificate(gateway, self.public),
+            "specinfer-gateway-client-tls": certificate(client, self._inner),
+            "specinfer-verifier-tls": certificate(services, self._inner),
+            "specinfer-speculator-tls": certificate(services, self._inner),
+        }
+
+    def put_into(self, objects: Rendered) -> None:
+        """Replaces the content, file by file; none may be new."""
+        for name, files in self.files.items():
+            data = objects.get("Secret", name)["data"]
+            assert set(data) == set(files)
+            data |= {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}
+
+
+def certificate(pair: Pair, authority: Authority) -> Mapping[str, str]:
+    """As cert-manager names them."""
+    files = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.certificate}
+    return {name: path.read_text() for name, path in files.items()}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Secrets]]:
+    directory = tmp_path_factory.mktemp("secured")
+    objects, secrets = render_with("cpu", ["api-keys", "tls"], directory), Secrets(directory)
+    secrets.put_into(objects)
+    with LocalCluster(objects, directory, write_model(directory / "model")) as cluster:
+        yield cluster, secrets
+
+
+async def test_who_has_key_and_authority_is_served(secured: tuple[LocalCluster, Secrets]) -> None:
+    cluster, secrets = secured
+    addresses = [f"{pod.address}:50051" for pod in cluster.of("specinfer-gateway")]
+    tls = ClientTls(secrets.public.certificate, server_name="specinfer-gateway")
+    async with GatewayClient(addresses, secrets.key, tls) as client:
+        answer = await client.generate(request_for([5, 17, 3], max_new_tokens=20, ignore_eos=True))
+        assert len(answer.token_ids) == 20
+        known = {row.name for _ in addresses for row in (await client.status()).speculators}
+    assert known <= {"ngram", "ssm"}
+    async with GatewayClient(addresses, None, tls) as client:
+        with pytest.raises(RequestFailedError, match="UNAUTHENTICATED"):
+            await client.generate(request_for([5, 17, 3], max_new_tokens=20))
+
+
+def test_probes_go_on_without_plaintext(secured: tuple[LocalCluster, Secrets]) -> None:
+    cluster, _ = secured
+    for pod in cluster.pods.values():
+        assert all(pod.probe(kind) for kind in ("startupProbe", "livenessProbe", "readinessProbe")), pod.name
