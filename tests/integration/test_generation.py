@@ -272,15 +272,16 @@ async def test_a_higher_priority_is_admitted_first(redis_url: str) -> None:
     order: list[str] = []
     async with running_system(redis_url, max_batch=1) as system:
 
-        async def run(name: str, priority: int) -> None:
-            await system.tokens(PROMPTS[0], priority=priority, max_new_tokens=30)
+        async def run(name: str, priority: int, count: int = 30) -> None:
+            await system.tokens(PROMPTS[0], priority=priority, max_new_tokens=count)
             order.append(name)
 
-        busy = asyncio.create_task(run("first", 0))
+        busy = asyncio.create_task(run("first", 0, 400))  # until both others have come
         await until(lambda: system.loop.scheduler.running == 1)
         later = [asyncio.create_task(run("low", -1))]
         await until(lambda: system.loop.scheduler.waiting == 1)
         later.append(asyncio.create_task(run("high", 5)))
+        await until(lambda: system.loop.scheduler.waiting == 2)
         await asyncio.gather(busy, *later)
     assert order == ["first", "high", "low"]
 
