@@ -11,7 +11,13 @@ import time
 from gateway.clients.outage import LogPace, Outage
 from gateway.metrics import SystemMetrics
 from gateway.ownership.lanes import Lanes, models_of
-from gateway.ownership.rules import requests_to_adopt, requests_to_share, somebody_serves, verifiers_to_claim
+from gateway.ownership.rules import (
+    requests_to_adopt,
+    requests_to_share,
+    somebody_serves,
+    somebody_stays,
+    verifiers_to_claim,
+)
 from gateway.requests.feeds import Feeds
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
@@ -111,10 +117,10 @@ class Keeper:
             log.warning("leaving without a word, so others wait for the lease to end: %s", error)
 
     async def hand_over(self) -> bool:
-        """Ends all lanes if another gateway serves, so that it goes on with their requests; says whether."""
+        """Ends all lanes if another gateway stays, so that it goes on with their requests; says whether."""
         self.draining = True
         await self._renew_once()
-        if not somebody_serves(self._leases.gateway_id, self.renewal.alive):
+        if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
             return False
         await self._lanes.end_all()
         return True

@@ -30,6 +30,11 @@ def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayRe
     return max(0, room if others else places)
 
 
+def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
+    """Whether another gateway lives that is not drained: it claims what this one gives up."""
+    return any(report.gateway_id != me and not report.draining for report in alive)
+
+
 def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
     """Whether another gateway could run a request."""
     return any(report.gateway_id != me and report.lanes and not report.draining for report in alive)

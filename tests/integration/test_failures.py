@@ -392,7 +392,8 @@ async def test_reading_what_was_missed_is_not_what_drafts_take(
     monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
     monkeypatch.setattr(Planner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
-        assert await system.tokens([5], max_new_tokens=32) == greedy([5], 32)
+        # a step is learnt from while later ones are under way: on a busy machine several later
+        assert await system.tokens([5], max_new_tokens=100) == greedy([5], 100)
     speculated = [bool(report.drafts) for report in reports if report.choice.speculators]
     assert speculated[:3] == [False, True, True]
 

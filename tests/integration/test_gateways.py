@@ -4,6 +4,7 @@ Every test compares with what an undisturbed run gives, token for token.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.app import Gateway
-from specinfer.cli.processes import Child, free_ports, wait_for_port
+from specinfer.cli.processes import free_ports
 from specinfer.cli.redis_server import redis_command
 from specinfer.errors import FencedError
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
@@ -226,17 +227,29 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
         _replaced(system, other)
 
 
-async def test_a_drained_gateway_hands_over_and_ends(redis_url: str) -> None:
-    async with two_gateways(redis_url, drain_seconds=20.0) as (system, *_):
-        reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
-        assert not await system.gateway.keeper.hand_over(), "nobody else serves"
-        assert len(system.gateway.lanes) == 1
+async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> None:
+    """Which had no verifier until then; the streams of the first follow their requests there."""
+    async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
+        reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=400))
+        draining = asyncio.create_task(system.gateway.drain())
+        await until(lambda: any(lane.loop.scheduler.running for lane in other.lanes))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await system.tokens(PROMPT)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await reader.finish() == greedy(PROMPT, 400)
+        await draining
+        assert len(system.gateway.lanes) == 0
+        assert tokens_of(await _all(stub, request_for(PROMPT))) == greedy(PROMPT, 16)
+        _replaced(system, other)
+
+
+async def test_a_drained_gateway_without_another_one_finishes_what_it_has(redis_url: str) -> None:
+    async with running_system(redis_url, drain_seconds=20.0) as system:
+        reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         draining = asyncio.create_task(system.gateway.drain())
         assert await reader.finish() == greedy(PROMPT, LONG), "finished within the drain time"
         await draining
+        assert not system.gateway.keeper.ready
 
 
 async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url: str) -> None:
@@ -278,12 +291,10 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
 async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     command = [*redis_command(port, tmp_path), "--appendonly", "yes", "--appendfsync", "always"]
-    log = tmp_path / "redis.log"
-    redis = Child("redis", command, log, {})
-    wait_for_port(redis, port, timeout_s=20)
+    redis = await _started(command, port)
     async with running_system(f"redis://127.0.0.1:{port}/0", lease_s=0.6, linger_seconds=9.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
-        redis.kill()
+        await _killed(redis)
         await until(lambda: not system.gateway.keeper.redis_ready)
         assert not system.gateway.keeper.ready
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -291,12 +302,28 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         hints = {str(key): value for key, value in refused.value.trailing_metadata() or ()}
         assert int(hints["grpc-retry-pushback-ms"]) > 0
-        redis = Child("redis", command, log, {})
-        wait_for_port(redis, port, timeout_s=20)
+        redis = await _started(command, port)
         assert await reader.finish() == greedy(PROMPT, LONG)
         await until(lambda: system.gateway.keeper.redis_ready)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-    redis.kill()
+    await _killed(redis)
+
+
+async def _started(command: Sequence[str], port: int) -> asyncio.subprocess.Process:
+    """A Redis that listens. Without a fork of this process: gRPC's threads do not survive one."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return process
+            await asyncio.sleep(0.02)
+
+
+async def _killed(process: asyncio.subprocess.Process) -> None:
+    process.kill()
+    await process.wait()
 
 
 async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(redis_url: str) -> None:

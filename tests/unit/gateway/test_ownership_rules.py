@@ -7,6 +7,7 @@ from gateway.ownership.rules import (
     requests_to_adopt,
     requests_to_share,
     somebody_serves,
+    somebody_stays,
     verifiers_to_claim,
 )
 from gateway.store.leases import GatewayReport
@@ -31,6 +32,8 @@ def test_who_is_drained_has_no_share() -> None:
     assert not somebody_serves("g0", alive)
     assert somebody_serves("g1", alive)
     assert not somebody_serves("g1", gateways(None, 3)), "without a lane it serves nothing"
+    assert somebody_stays("g1", gateways(None, 3)), "but it takes what is given up"
+    assert not somebody_stays("g0", alive)
 
 
 @pytest.mark.parametrize(
