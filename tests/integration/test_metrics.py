@@ -63,6 +63,7 @@ GATEWAY = [
     "redis_outages_total",
     "redis_losses_total",
     "adopted_requests_total",
+    "keeper_faults_total",
     "fenced_requests_total",
 ]
 VERIFIER = [
