@@ -89,7 +89,7 @@ class Deliveries:
         """
         for item in progress:
             self._stop_at_string(item)
-        ended = [_name(item) for item in progress if item.final]
+        ended = [item.request_id for item in progress if item.final]
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
@@ -123,10 +123,10 @@ class Deliveries:
             self._give_up(progress, error)
             return
         for item in progress:
-            if written[_name(item)] in (Written.OK, Written.CANCEL):
+            if written[item.request_id] in (Written.OK, Written.CANCEL):
                 self._publish(item)
         self._heed(written)
-        self._forget([_name(item) for item in progress if item.final])
+        self._forget([item.request_id for item in progress if item.final])
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Writes until Redis answers.
@@ -150,10 +150,10 @@ class Deliveries:
     async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Writes; what Redis lost of these requests first."""
         written = await self._store.append(progress, self._names, self.unfinished)
-        lost = [item for item in progress if written[_name(item)] is Written.LOST]
+        lost = [item for item in progress if written[item.request_id] is Written.LOST]
         if not lost:
             return written
-        states = {_name(item): item.state for item in lost}
+        states = {item.request_id: item.state for item in lost}
         log.warning("Redis does not know %d requests any more; writing them again", len(states))
         for state in states.values():
             await self.write_again(state)
@@ -199,16 +199,16 @@ class Deliveries:
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
         """Redis was away for too long: these requests end here; what was not stored is not shown."""
-        log.error("%s; ending %d requests", error, len({_name(item) for item in progress}))
-        names = list({_name(item) for item in progress})
-        for item in progress:
-            feed = self._feeds.get(_name(item))
+        names = list({item.request_id for item in progress})
+        log.error("%s; ending %d requests", error, len(names))
+        for name in names:
+            feed = self._feeds.get(name)
             if feed is not None and feed.ending is None:
                 feed.fail(error)
         self.let_go(names)
 
     def _stop_at_string(self, item: Progress) -> None:
-        stream = self._texts.get(_name(item))
+        stream = self._texts.get(item.request_id)
         if stream is not None:
             piece = stream.push(item.tokens, last=item.final)
             if piece.stopped:
@@ -216,12 +216,8 @@ class Deliveries:
 
     def _publish(self, item: Progress) -> None:
         self._journal.progress(item)
-        feed = self._feeds.get(_name(item))
+        feed = self._feeds.get(item.request_id)
         if feed is not None:
             ending = Ending.of(item.state, self._names) if item.final else None
             feed.extend(item.start, item.tokens, item.logprobs, ending)
             self._feeds.forget_if_idle(feed)
-
-
-def _name(item: Progress) -> str:
-    return item.state.request.request_id

@@ -55,7 +55,13 @@ class Progress:
     """Generated tokens before these."""
     final: bool
     """Whether the request ends with them."""
+
     since_s: float | None = None
     """Seconds since the tokens before these; None for the first ones of this gateway."""
     outcome: TreeOutcome | None = None
     """What came of the tree that was verified for it."""
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.state.request.request_id

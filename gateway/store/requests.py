@@ -110,12 +110,12 @@ class RequestStore:
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        items = [_item(item, names, adoptions.get(_name(item), 0)) for item in progress]
+        items = [_item(item, names, adoptions.get(item.request_id, 0)) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, json.dumps(items))
         found: dict[str, Written] = {}
         for item, word in zip(progress, words, strict=True):
-            found[_name(item)] = Written(word)
+            found[item.request_id] = Written(word)
         return found
 
     async def restore(
@@ -255,10 +255,6 @@ class RequestStore:
         return found
 
 
-def _name(item: Progress) -> str:
-    return item.state.request.request_id
-
-
 def _deadline(request: GenerationRequest) -> float | str:
     return "" if request.deadline_s is None else request.deadline_s
 
@@ -268,7 +264,7 @@ def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     logprobs = item.logprobs if item.state.request.logprobs else []
     return [
-        _name(item),
+        item.request_id,
         adoption,
         item.start * TOKEN_WIDTH,
         encode_tokens(item.tokens),
