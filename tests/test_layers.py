@@ -51,7 +51,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy"},
     ),
     "specinfer.model.cache": ({"specinfer.errors", "specinfer.model.cache"}, {"numpy"}),
-    "specinfer.model.batch": ({"specinfer.model.cache"}, set()),
+    "specinfer.model.batch": ({"specinfer.model.cache"}, {"numpy"}),
     "specinfer.model.weights": ({"specinfer.errors", "specinfer.model.weights"}, {"numpy", *TORCH}),
     "specinfer.model.sampling": (
         {

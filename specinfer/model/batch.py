@@ -11,6 +11,9 @@ Nothing here touches the model; executors turn the batch into what they need.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specinfer.model.cache.kv_cache import KVSequence
 
 
@@ -47,6 +50,16 @@ class AttentionRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of all tokens of a pass, which its executor writes."""
+
+    layers: tuple[int, ...]
+    """Ascending: those after so many layers; 0 is the embeddings, all layers the input of the final norm."""
+    states: NDArray[np.float32]
+    """[T, len(layers), hidden]"""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One flattened pass."""
 
@@ -61,6 +74,8 @@ class Batch:
     """[R] rows of the pass whose logits are wanted."""
     logit_spans: list[tuple[int, int]]
     """Per segment, its range within `logit_rows`: the last delta token first if wanted, then nodes."""
+    features: "Features | None" = None
+    """Hidden states that the pass is to write down."""
 
 
 def flatten(segments: Sequence[Segment]) -> Batch:

@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
-from specinfer.model.batch import Segment, flatten
+from specinfer.model.batch import Features, Segment, flatten
 from specinfer.model.cache.kv_cache import CACHE_TOKENS, KVSequence, KVWindow, PagedKVCache, blocks_for
 from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
@@ -187,14 +188,43 @@ class ModelRunner:
         Raises:
             ExhaustedError: if the cache is full. No sequence has then grown.
         """
+        return self._run(segments, ())[0]
+
+    @torch.inference_mode()
+    def forward_with_features(
+        self, segments: Sequence[Segment], layers: Sequence[int]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The same, and per segment the hidden states [tokens, len(layers), hidden] of delta and nodes.
+
+        In bfloat16. A layer l stands for the hidden states after l layers; the layers ascend.
+
+        Raises:
+            SettingError: if the model has no such layer, or its executor tells no hidden states.
+        """
+        if not all(0 <= layer <= self.config.layers for layer in layers):
+            raise SettingError("features", list(layers), f"the model has {self.config.layers} layers")
+        if self.executor_name == "generic":
+            raise SettingError("features", list(layers), "the generic executor tells no hidden states")
+        return self._run(segments, tuple(layers))
+
+    def _run(
+        self, segments: Sequence[Segment], layers: tuple[int, ...]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self._reserve(segments)
         batch = flatten(segments)
+        if layers:
+            shape = (len(batch.token_ids), len(layers), self.config.hidden_size)
+            batch = replace(batch, features=Features(layers, np.empty(shape, np.float32)))
         logits = self._executor.run(batch)
         for segment in segments:
             if segment.delta:
                 self.cache.append(segment.sequence, segment.delta)
             self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
-        return [logits[start:stop] for start, stop in batch.logit_spans]
+        features = []
+        if batch.features is not None:
+            states = torch.from_numpy(batch.features.states).to(torch.bfloat16)
+            features = [states[part.start : part.stop] for part in batch.rows]
+        return [logits[start:stop] for start, stop in batch.logit_spans], features
 
     @torch.inference_mode()
     def grow(

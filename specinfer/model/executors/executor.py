@@ -28,7 +28,8 @@ class Executor(Protocol):
     """As `--executor` calls it."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """[R, V] float32 logits of the rows a pass asks for; writes its keys and values."""
+        """[R, V] float32 logits of the rows a pass asks for; writes its keys and values, and the hidden
+        states that the batch asks for."""
 
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
@@ -72,7 +73,7 @@ class TorchExecutor:
             values.index_copy_(0, slots, value)
             return self._attention.attend(query, keys, values, plan)
 
-        hidden = self._model.forward(token_ids, positions, attend)
+        hidden = self._model.forward(token_ids, positions, attend, batch.features)
         return self._model.logits(hidden[logit_rows])
 
     def move(self, source: Slots, target: Slots) -> None:

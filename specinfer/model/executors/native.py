@@ -117,6 +117,8 @@ class NativeExecutor:
         numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
         starts = accumulate(map(len, lists.values()), initial=0)
         address = numbers.ctypes.data
+        wanted = batch.features
+        layers = np.array(wanted.layers if wanted else (), np.int32)
         task = Pass(
             tokens=len(batch.token_ids),
             sequences=len(rows),
@@ -127,6 +129,9 @@ class NativeExecutor:
             logits_out=logits.data_ptr(),
             threads=torch.get_num_threads(),
             sparse=len(rows) < len(batch.logit_rows),  # of a tree only the nodes of one path
+            features=len(layers),
+            feature_layers=layers.ctypes.data,
+            features_out=wanted.states.ctypes.data if wanted else None,
             **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
         )
         self._library.si_forward(self._model, ctypes.byref(task))

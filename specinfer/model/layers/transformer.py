@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Features
 from specinfer.model.layers.linear import Linear, make_linear
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
@@ -72,7 +73,7 @@ class LayerNorm:
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
 
-class _Parts:
+class Parts:
     """Makes the parts of a decoder from its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str) -> None:
@@ -100,11 +101,11 @@ class _Parts:
 class Layer:
     """One decoder layer."""
 
-    def __init__(self, index: int, config: ModelConfig, parts: _Parts) -> None:
+    def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
         prefix = f"model.layers.{index}."
         self._index, self._config = index, config
         self._act = ACTIVATIONS[config.activation]
-        self._input_norm = parts.norm(f"{prefix}input_layernorm")
+        self.input_norm = parts.norm(f"{prefix}input_layernorm")
         self._post_norm = parts.norm(f"{prefix}post_attention_layernorm")
         self._qkv = parts.linear(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
         self._out = parts.linear(f"{prefix}self_attn.", "o_proj")
@@ -120,7 +121,17 @@ class Layer:
         attend: Attend,
     ) -> torch.Tensor:
         """Maps hidden states [T, hidden] to those of the next layer."""
-        query, key, value = self._project(self._input_norm(x), angles)
+        return self.behind(x, self.input_norm(x), angles, attend)
+
+    def behind(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """The same, with what attention reads given: `normed` [T, width of the projections]."""
+        query, key, value = self._project(normed, angles)
         attended = x + self._out(attend(self._index, query, key, value).flatten(1))
         return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
 
@@ -143,6 +154,12 @@ class Layer:
         return query, key, value
 
 
+def _keep(features: Features | None, layers: int, x: torch.Tensor) -> None:
+    """Writes down the hidden states [T, hidden] after so many layers, if they are asked for."""
+    if features is not None and layers in features.layers:
+        features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
+
+
 class Transformer:
     """A decoder with its weights."""
 
@@ -150,7 +167,7 @@ class Transformer:
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
-        parts = _Parts(config, weights, dtype, device)
+        parts = Parts(config, weights, dtype, device)
         self._embedding = parts.tensor("model.embed_tokens.weight")
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self._layers = [Layer(i, config, parts) for i in range(config.layers)]
@@ -164,16 +181,19 @@ class Transformer:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         attend: Attend,
+        features: Features | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] before the final norm."""
+        """Hidden states [T, hidden] before the final norm; writes down those asked for."""
         x = F.embedding(token_ids, self._embedding)
         angles = None
         if self._positions is None:
             angles = self._cos[positions][:, None], self._sin[positions][:, None]
         else:
             x = x + self._positions[positions]
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
+            _keep(features, number, x)
             x = layer(x, angles, attend)
+        _keep(features, len(self._layers), x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

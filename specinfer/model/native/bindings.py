@@ -88,7 +88,8 @@ class Pass(ctypes.Structure):
         *_fields(c_void_p, "row_start block_start blocks logit_rows keys values"),
         ("cache_blocks", c_int64),
         ("logits_out", c_void_p),
-        *_fields(c_int, "threads sparse"),
+        *_fields(c_int, "threads sparse features"),
+        *_fields(c_void_p, "feature_layers features_out"),
     ]
 
 

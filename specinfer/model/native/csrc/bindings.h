@@ -44,6 +44,9 @@ struct Pass {
   float* logits_out;
   int threads;
   int sparse;                                  // few of the logits will be read: they need not stay in the caches
+  int features;                                // how many hidden states of each token are wanted, ascending:
+  const int32_t* feature_layers;               // those after so many layers
+  float* features_out;                         // [tokens, features, hidden]
 };
 
 // One request's tree. Its new context and its block table follow those of the request before.
@@ -100,7 +103,8 @@ inline constexpr LayoutEntry LAYOUT[] = {
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),
-    AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse),
+    AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse), AT(Pass, features), AT(Pass, feature_layers),
+    AT(Pass, features_out),
     SIZE(GrowthJob), AT(GrowthJob, delta), AT(GrowthJob, held), AT(GrowthJob, shift), AT(GrowthJob, blocks),
     AT(GrowthJob, nodes), AT(GrowthJob, depth), AT(GrowthJob, width), AT(GrowthJob, greedy), AT(GrowthJob, draws),
     AT(GrowthJob, top_k), AT(GrowthJob, last), AT(GrowthJob, temperature), AT(GrowthJob, top_p),

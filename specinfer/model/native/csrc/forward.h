@@ -80,6 +80,7 @@ class Worker {
     attention_.plan();
     embed();
     for (int layer = 0; layer < s_.layers; ++layer) {
+      keep_features(layer);
       Layer& l = m_.layers[layer];
       norm(l.input_norm);
       project(l.qkv, first(l.out));
@@ -92,6 +93,7 @@ class Worker {
       expand(l.up, first(l.down));
       add_to_x(l.down, activations(m_.inner), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
     }
+    keep_features(s_.layers);
     finish();
   }
 
@@ -111,6 +113,17 @@ class Worker {
         for (int i = 0; i < s_.hidden; ++i)
           m_.x[size_t(t) * s_.hidden + i] += m_.positions[size_t(p_.positions[t]) * s_.hidden + i];
     barrier_.wait();
+  }
+
+  // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.
+  void keep_features(int layer) const {
+    for (int f = 0; f < p_.features; ++f) {
+      if (p_.feature_layers[f] != layer) continue;
+      const Range r = mine(p_.tokens);
+      for (int t = r.begin; t < r.end; ++t)
+        std::memcpy(p_.features_out + (size_t(t) * p_.features + f) * s_.hidden, &m_.x[size_t(t) * s_.hidden],
+                    s_.hidden * sizeof(float));
+    }
   }
 
   void norm(const Norm& norm) {

@@ -1,0 +1,78 @@
+"""Hidden states that passes write down for speculators that read them."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
+from specinfer.model.runner import ModelRunner, RunnerOptions
+from tests.tiny_models import runner_of, tiny_transformers
+
+LAYERS = (0, 1, 3)
+TEXTS = ([5, 17, 2, 80, 33, 33, 9], [4, 61, 7], list(range(20, 60)))
+EXECUTORS = ["torch", pytest.param("native", marks=pytest.mark.native)]
+
+
+def hidden_states(model: object, text: Sequence[int]) -> torch.Tensor:
+    """[tokens, len(LAYERS), hidden] as `transformers` tells them; its last one is normed, ours are not."""
+    kept: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: kept.append(args[0][0]))
+        for layer in model.model.layers  # type: ignore[attr-defined]
+    ]
+    norm = model.model.norm  # type: ignore[attr-defined]
+    hooks.append(norm.register_forward_pre_hook(lambda _, args: kept.append(args[0][0])))
+    with torch.inference_mode():
+        model(torch.tensor([list(text)]))  # type: ignore[operator]
+    for hook in hooks:
+        hook.remove()
+    return torch.stack([kept[layer] for layer in LAYERS], 1)
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Equal but for bfloat16, in which they are told."""
+    return torch.allclose(ours.float(), theirs, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_contexts_of_a_batch_tell_their_own_hidden_states(executor: str) -> None:
+    model = tiny_transformers("llama", head_dim=16)
+    runner = runner_of(model, executor=executor)
+    segments = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
+    logits, states = runner.forward_with_features(segments, LAYERS)
+    for text, found in zip(TEXTS, states, strict=True):
+        assert found.dtype is torch.bfloat16
+        assert near(found, hidden_states(model, text))
+    again = [Segment(runner.open(), text, want_last=True) for text in TEXTS]
+    for mine, plain in zip(logits, runner.forward(again), strict=True):
+        assert torch.equal(mine, plain)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_node_tells_what_it_would_behind_its_path(executor: str) -> None:
+    """Chains x-y and x-z of a tree behind a context that was read before."""
+    model = tiny_transformers("llama", head_dim=16)
+    runner = runner_of(model, executor=executor)
+    sequence, (context, *_) = runner.open(), TEXTS
+    runner.forward([Segment(sequence, context[:-1])])
+    (_, (states,)) = runner.forward_with_features(
+        [Segment(sequence, context[-1:], (11, 12, 13), (-1, 0, 0), want_last=True)], LAYERS
+    )
+    assert len(states) == 4
+    assert near(states[[0, 1, 2]], hidden_states(model, [*context, 11, 12])[-3:])
+    assert near(states[[0, 1, 3]], hidden_states(model, [*context, 11, 13])[-3:])
+
+
+def test_what_nobody_can_tell_is_refused_by_name() -> None:
+    runner = runner_of(tiny_transformers("llama"))
+    with pytest.raises(SettingError, match=r"features.*\[4\]"):
+        runner.forward_with_features([Segment(runner.open(), [1])], (4,))
+
+
+def test_the_generic_executor_says_that_it_tells_none() -> None:
+    model = tiny_transformers("llama")
+    runner = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", executor="generic"))
+    with pytest.raises(SettingError, match="generic"):
+        runner.forward_with_features([Segment(runner.open(), [1])], (1,))
