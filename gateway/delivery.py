@@ -149,7 +149,7 @@ class Deliveries:
 
     async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Writes; what Redis lost of these requests first."""
-        written = await self._store.append(progress, self._names, self.unfinished)
+        written = await self._store.append(progress, self._names, self.unfinished, self._model)
         lost = [item for item in progress if written[item.request_id] is Written.LOST]
         if not lost:
             return written
@@ -157,7 +157,7 @@ class Deliveries:
         log.warning("Redis does not know %d requests any more; writing them again", len(states))
         for state in states.values():
             await self.write_again(state)
-        return written | await self._store.append(lost, self._names, self.unfinished)
+        return written | await self._store.append(lost, self._names, self.unfinished, self._model)
 
     async def write_again(self, state: RequestState) -> None:
         """Writes a request to a Redis that lost it.

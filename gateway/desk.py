@@ -154,13 +154,12 @@ class Desk:
         """Hands a request that was just recorded to its lane."""
         feed = self._feeds.open_local(request, digest)
         try:
-            state = lane.submit(Record(request, digest))
+            lane.submit(Record(request, digest))
         except SpecInferError:
             self._feeds.moved([request.request_id])
             await self._store.discard(request.request_id)
             raise
         self._journal.arrived(request, traceparent)
-        await self._store.begin([state], lane.model)
         return feed
 
     def _hung_up(self, task: "asyncio.Task[Feed]") -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gateway.clients.outage import Outage
+from gateway.clients.outage import LogPace, Outage
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
 from gateway.delivery import Deliveries
@@ -64,7 +64,7 @@ class GenerationLoop:
         self._wake = asyncio.Event()
         self.deliveries = deliveries(self._learn, self._release)
         self._background: set[asyncio.Task[None]] = set()
-        self._outage = Outage("the verifier")
+        self._outage, self._pace = Outage("the verifier"), LogPace()
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
         self.steps = 0
@@ -160,10 +160,8 @@ class GenerationLoop:
         while True:
             self._wake.clear()
             await self.deliveries.put(self.scheduler.reap(time.monotonic()))
-            self._planner.enrol(self.pool.groups)
             running, wanting = self.scheduler.admit(time.monotonic())
-            choice = self._planner.choose(running, wanting)
-            threshold = self._planner.threshold(running, choice)
+            choice, threshold = self._choose(running, wanting)
             entries = self.scheduler.plan(time.monotonic(), choice.nodes, threshold.least_reach)
             self._journal.admitted(self.scheduler.take_admitted())
             if entries:
@@ -171,6 +169,18 @@ class GenerationLoop:
                 return Step(choice, threshold, entries)
             await self._wake.wait()
             self._last_done = 0.0
+
+    def _choose(self, running: int, wanting: list[str]) -> tuple[Choice, NodeThreshold]:
+        """What the planner chooses; a fault of ours in it costs the step its drafts."""
+        try:
+            self._planner.enrol(self.pool.groups)
+            choice = self._planner.choose(running, wanting)
+            return choice, self._planner.threshold(running, choice)
+        except Exception:
+            if self._pace.due(time.monotonic()):
+                log.exception("nothing can be chosen for steps, so they decode plainly")
+            self._metrics.failed_steps.inc()
+            return PLAIN, NO_NODES
 
     async def _iterate(self, step: Step) -> None:
         await self._release_preempted()

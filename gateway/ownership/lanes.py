@@ -96,8 +96,6 @@ class Lanes:
         self._shared.journal.adopted(request, len(record.tokens))
         if state.finish is not None:  # its last tokens end it; only that was not written
             await lane.loop.deliveries.put([Progress(state, [], [], state.new_tokens, True)])
-        else:
-            await self._shared.store.begin([state], lane.model)
 
     async def look_up(self, strict: bool = False) -> None:
         """Resolves names, and asks every verifier that is not driven from here what it is.

@@ -6,7 +6,7 @@ read on. Writing the same again changes nothing, so a call whose answer was lost
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from gateway.requests.caller import Caller
@@ -99,20 +99,24 @@ class RequestStore:
         return str(what) == "created"
 
     async def append(
-        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int]
+        self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
         """Makes new tokens and ends durable; what became of each request.
+
+        A request's first tokens bring its model, and whether speculators may draw for it: until then whoever
+        adopts it decides that anew.
 
         Args:
             names: those of speculators, by number.
             adoptions: by which adoption this gateway owns each request.
+            model: fingerprint of the one that made the tokens.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
         items = [_item(item, names, adoptions.get(item.request_id, 0)) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
-        words = await self._connection.run("append", self.gateway_id, *limits, json.dumps(items))
+        words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
         found: dict[str, Written] = {}
         for item, word in zip(progress, words, strict=True):
             found[item.request_id] = Written(word)
@@ -142,12 +146,6 @@ class RequestStore:
             _deadline(request),
         )
         return Written(word)
-
-    async def begin(self, states: Iterable[RequestState], model: str) -> None:
-        """Notes with which model requests begin, and whether speculators may draw for them."""
-        pairs = [text for s in states for text in (s.request.request_id, str(int(s.drawn_for)))]
-        if pairs:
-            await self._connection.run("begin", model, *pairs)
 
     async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
         """Takes up to so many requests that nobody owns and that began with one of these models, or not
@@ -271,6 +269,7 @@ def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
         item.start * LOGPROB_WIDTH,
         encode_logprobs(logprobs),
         len(item.tokens),
+        str(int(item.state.drawn_for)),
         ending,
     ]
 

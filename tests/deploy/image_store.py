@@ -82,7 +82,7 @@ class ImageStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._environment = os.environ | {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
+        self._environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
 
     def empty(self) -> None:
         """Removes containers."""
@@ -138,7 +138,9 @@ class ImageStore:
 
     @property
     def _program(self) -> list[str]:
-        return ["buildah", "--root", str(self._directory / "root"), "--runroot", str(self._directory / "run")]
+        # the driver as an option: with --root, buildah 1.28 does not look at STORAGE_DRIVER
+        places = ["--root", str(self._directory / "root"), "--runroot", str(self._directory / "run")]
+        return ["buildah", "--storage-driver", "vfs", *places]
 
     def run_command(self, *arguments: str) -> list[str]:
         """The command line of `buildah run`."""

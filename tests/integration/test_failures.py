@@ -466,6 +466,24 @@ async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
     assert any("request poison failed" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("where", ["enrol", "choose", "threshold"])
+async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        monkeypatch.setattr(Planner, where, raises)
+        lane = system.loop
+        texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
+        assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
+        assert system.loop is lane, "it goes on"
+        assert lane.choice == PLAIN
+    told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
+    assert len(told) == 1, "not a line for every step"
+
+
 async def test_a_fault_in_what_is_learnt_costs_no_request(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,8 +108,10 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
         await store.create(request, "digest", ANYBODY, owned=True)
         state = state_of([])
         state.request, state.tokens = request, [*PROMPT, *greedy(PROMPT, 5)]
-        await store.append([Progress(state, greedy(PROMPT, 5), [], 0, False)], [], {request.request_id: 1})
-        system.store.begin = failing_once(system.store.begin)  # type: ignore[method-assign]
+        model = system.loop.verifier.model_fingerprint
+        progress = Progress(state, greedy(PROMPT, 5), [], 0, False)
+        await store.append([progress], [], {request.request_id: 1}, model)
+        system.store.append = failing_once(system.store.append)  # type: ignore[method-assign]
         await store.disown([request.request_id])
         async with asyncio.timeout(10):
             replies = await rest(system.stub, request.request_id, 0)
@@ -145,7 +147,7 @@ async def test_a_gateway_that_wakes_up_does_not_write_to_what_was_cancelled(redi
         name = await stores.begin(state)
         await connection.redis.delete(f"{PREFIX}gateway:{stores.a.gateway_id}")
         await stores.b.cancel(name, ANYBODY)
-        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1})
+        late = await stores.a.append([Progress(state, [5], [], 0, False)], [], {name: 1}, "model")
         assert late == {name: Written.FENCED}
         record = await stores.b.load(name)
         assert record is not None
@@ -166,7 +168,7 @@ async def test_a_repeated_write_is_counted_once(redis_url: str) -> None:
         stores, state = Pair(connection), state_of([5, 6], caller="carol")
         name = await stores.begin(state, Caller("carol"))
         for _ in range(2):
-            await stores.a.append([Progress(state, [5, 6], [], 0, False)], [], {name: 1})
+            await stores.a.append([Progress(state, [5, 6], [], 0, False)], [], {name: 1}, "model")
         (key,) = [key async for key in connection.redis.scan_iter(f"{PREFIX}rate:carol:*")]
         assert await connection.redis.get(key) == "2"
 

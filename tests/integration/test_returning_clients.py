@@ -21,7 +21,7 @@ def attach(stub: Any, request_id: str, from_token: int = 0) -> Reader:
 
 
 async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_later(redis_url: str) -> None:
-    async with two_gateways(redis_url, linger_seconds=0.3) as (system, _, stub):
+    async with two_gateways(redis_url, linger_seconds=0.8) as (system, _, stub):
         request = request_for(PROMPT, max_new_tokens=400)
         reader = await begin(stub, request)
         reader.call.cancel()

@@ -51,6 +51,10 @@ for at = 1, math.min(most, #found) do
   redis.call('HINCRBY', prefix .. 'request:' .. request, 'adoption', 1)
   redis.call('ZREM', unowned, request)
   redis.call('ZADD', prefix .. 'owned:' .. me, created, request)
+  if redis.call('HGET', prefix .. 'request:' .. request, 'cancel') then  -- its owner before was asked, and is gone
+    redis.call('SADD', prefix .. 'cancels:' .. me, request)
+    redis.call('EXPIRE', prefix .. 'cancels:' .. me, 3600)
+  end
   taken[at] = request
 end
 return taken

@@ -1,14 +1,15 @@
 -- Writes new tokens and ends of one gateway's requests. ARGV: prefix, owner, seconds that unfinished and finished
--- requests stay, then JSON: a list of {id, adoption, place of the tokens, tokens, place of the logprobs, logprobs,
--- number of tokens, end}, where the end is '' or JSON and `tokens` and `logprobs` are fields of fixed width. Returns a
--- word for each: 'ok', 'cancel' (done, and somebody wants it cancelled), 'fenced' (somebody else owns it, or this
+-- requests stay, the model, then JSON: a list of {id, adoption, place of the tokens, tokens, place of the logprobs,
+-- logprobs, number of tokens, drawn ('0' or '1'), end}, where the end is '' or JSON and `tokens` and `logprobs` are fields
+-- of fixed width. The first tokens bring what was decided for them: their model, and whether speculators may draw.
+-- Returns a word for each: 'ok', 'cancel' (done, and somebody wants it cancelled), 'fenced' (somebody else owns it, or this
 -- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown, or tokens before these are
 -- missing). Writing the same again changes nothing.
 local prefix, me, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local minute = math.floor(redis.call('TIME')[1] / 60)
 local words = {}
-for at, item in ipairs(cjson.decode(ARGV[5])) do
-  local id, adoption, place, tokens, logprobs_place, logprobs, count, ending = unpack(item)
+for at, item in ipairs(cjson.decode(ARGV[6])) do
+  local id, adoption, place, tokens, logprobs_place, logprobs, count, drawn, ending = unpack(item)
   local key = prefix .. 'request:' .. id
   local owner, now, caller, cancel = unpack(redis.call('HMGET', key, 'owner', 'adoption', 'caller', 'cancel'))
   if not owner then
@@ -26,6 +27,8 @@ for at, item in ipairs(cjson.decode(ARGV[5])) do
         redis.call('SETRANGE', prefix .. 'logprobs:' .. id, logprobs_place, logprobs)
       end
       if place == 0 then
+        redis.call('HSETNX', key, 'model', ARGV[5])
+        redis.call('HSETNX', key, 'drawn', drawn)
         redis.call('EXPIRE', prefix .. 'tokens:' .. id, ttl)
         redis.call('EXPIRE', prefix .. 'logprobs:' .. id, ttl)
       end

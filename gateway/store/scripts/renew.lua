@@ -14,8 +14,16 @@ for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'gateways')) do
     redis.call('SREM', prefix .. 'gateways', id)
   end
 end
-local cancels = redis.call('SMEMBERS', prefix .. 'cancels:' .. me)
-redis.call('DEL', prefix .. 'cancels:' .. me)
+-- A wish stays until its request has ended or has another owner: an answer to a renewal may be lost.
+local cancels = {}
+for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'cancels:' .. me)) do
+  local owner, state = unpack(redis.call('HMGET', prefix .. 'request:' .. id, 'owner', 'state'))
+  if owner == me and state == 'open' then
+    cancels[#cancels + 1] = id
+  else
+    redis.call('SREM', prefix .. 'cancels:' .. me, id)
+  end
+end
 local lost = {}
 for at = 6, #ARGV, 2 do
   local key = prefix .. 'verifier:' .. ARGV[at]
