@@ -21,9 +21,7 @@ from benchmarks.tables import head, line, origin
 from gateway.planning import (
     acceptance,
     averages,
-    budget,
     calibration,
-    latency,
     node_threshold,
     pass_times,
     planner,
@@ -37,15 +35,13 @@ CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     ),
     (averages, "_SMOOTHING"),
     (averages, "_OUTLIER"),
-    (budget, "_PER_DOUBLING"),
     *((calibration, name) for name in ("_TRUST", "_MEMORY")),
-    (latency, "_DRAFT_EXPONENT"),
     (node_threshold, "_DECAY"),
     *(
         (pass_times, name)
         for name in ("_NOISE", "_DRIFT", "_OWN_DRIFT", "_FIRST_DOUBT", "_OUTLIER", "_LEAST_SLOPE")
     ),
-    *((planner, name) for name in ("_FIRST_OUTCOMES", "_MARGIN", "_PROBE_SHARE", "_PROBE_DISTANCE")),
+    *((planner, name) for name in ("_FIRST_OUTCOMES", "_MARGIN", "_PROBE_SHARE")),
 )
 BATCHES = (1, 4, 12)
 

@@ -68,18 +68,14 @@ class BySize(Generic[T]):
             self._items[size] = self._make()
         return self._items[size]
 
-    def nearest(self, batch: int, pick: Callable[[T], V | None]) -> tuple[V, int] | None:
-        """What `pick` finds at the nearest size that has it, and how many doublings away that is."""
+    def nearest(self, batch: int, pick: Callable[[T], V | None]) -> V | None:
+        """What `pick` finds at the nearest size that has it."""
         size = _size(batch)
-        own = pick(self._items[size]) if size in self._items else None
-        if own is not None:
-            return own, 0
-        found = [(abs(other - size), other, pick(item)) for other, item in self._items.items()]
-        known = [(distance, other, value) for distance, other, value in found if value is not None]
-        if not known:
-            return None
-        _, other, value = min(known, key=lambda item: item[:2])
-        return value, size - other
+        for other in sorted(self._items, key=lambda other: (abs(other - size), other)):
+            found = pick(self._items[other])
+            if found is not None:
+                return found
+        return None
 
 
 def _size(batch: int) -> int:

@@ -5,9 +5,6 @@ import numpy as np
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.budget import NodeBudget
 
-_PER_DOUBLING = 1.0
-"""Accepted tokens per doubling of a tree in a very predictable text: twice what is usual (`acceptance`)."""
-
 
 def derive_budget(
     curve: PassCurve,
@@ -18,7 +15,8 @@ def derive_budget(
     per_step: int = 0,
 ) -> NodeBudget:
     """The budget that the passes allow: the nodes that bring most tokens per second in a very predictable
-    text, if all but the pass takes as long as a pass without trees.
+    text (a token accepted with every doubling, twice what is usual), if all but the pass takes as long as a
+    pass without trees.
 
     Args:
         max_batch: most requests of a step.
@@ -37,6 +35,6 @@ def derive_budget(
 
 
 def _best(curve: PassCurve, batch: int, most: int) -> int:
-    tokens = batch * (1 + _PER_DOUBLING * np.log2(1 + np.arange(most + 1) / batch))
+    tokens = batch * (1 + np.log2(1 + np.arange(most + 1) / batch))
     seconds = curve.at(batch) + curve.between(batch, batch + most)
     return int(np.argmax(tokens / seconds))

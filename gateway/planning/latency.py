@@ -17,8 +17,6 @@ from gateway.planning.averages import Average, BySize
 from gateway.planning.pass_times import PassCurve, PassTimes
 
 SpeculatorSet = frozenset[int]
-_DRAFT_EXPONENT = 0.35
-"""Drafting for twice the batch takes 2 to the power of this as long, until it is measured."""
 
 
 class DraftTime(NamedTuple):
@@ -95,7 +93,4 @@ class LatencyModel:
     def _expected(self, batch: int, key: object) -> float:
         """Of this batch size, or of the nearest one that was measured."""
         found = self._drafts.nearest(batch, lambda averages: averages.get(key))
-        if found is None:
-            return 0.0
-        average, doublings = found
-        return average.value * float(2.0 ** (_DRAFT_EXPONENT * doublings))
+        return found.value if found is not None else 0.0

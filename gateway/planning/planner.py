@@ -32,8 +32,6 @@ _MARGIN = 1.02
 good."""
 _PROBE_SHARE = 0.005
 """Of the time, for probes of the whole pool, and as much for probes of plain decoding."""
-_PROBE_DISTANCE = 8
-"""Least steps between two probes of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +81,23 @@ class StepReport:
 
 @dataclass(slots=True)
 class _Probes:
-    """At one batch size: seconds that may be spent on each kind of probe, and steps since the last one."""
+    """At one batch size: seconds since the last probe of each kind."""
 
-    credit: dict[str, float] = field(default_factory=lambda: {"probe all": 0.0, "probe plain": 0.0})
-    waited: dict[str, int] = field(default_factory=lambda: {"probe all": 0, "probe plain": 0})
+    since_s: dict[str, float] = field(default_factory=lambda: {"probe all": 0.0, "probe plain": 0.0})
     settling: bool = False
     """A probe of plain decoding takes two steps: the first one's caches are cold from drafts."""
 
     def due(self, kind: str, cost_s: float) -> bool:
-        """Whether a probe that loses this much time is paid for; counts it if so."""
-        if self.waited[kind] < _PROBE_DISTANCE or self.credit[kind] < cost_s:
+        """Whether a probe that loses this much time is due; counts it if so."""
+        if _PROBE_SHARE * self.since_s[kind] < cost_s:
             return False
-        self.credit[kind] -= max(cost_s, 0.0)
-        self.waited[kind] = 0
+        self.since_s[kind] = 0.0
         return True
 
     def count(self, seconds: float) -> None:
         """Counts a step."""
-        for kind in self.credit:
-            self.credit[kind] += _PROBE_SHARE * seconds
-            self.waited[kind] += 1
+        for kind in self.since_s:
+            self.since_s[kind] += seconds
 
 
 class Planner:

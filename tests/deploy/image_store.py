@@ -203,6 +203,11 @@ class Container:
         pid = int((self._tmp / "pid").read_text())
         return Path(f"/proc/{pid}").stat().st_uid
 
+    @property
+    def files(self) -> list[Path]:
+        """All files of the image, from its root."""
+        return [Path(path) for path in self._before]
+
     def written(self) -> set[str]:
         """Files that appeared or changed in its root file system, volumes aside."""
         return {path for path, stamp in self._files().items() if self._before.get(path) != stamp}

@@ -35,7 +35,7 @@ def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
     known[3].append(7)
     assert known[4] == [7]
     assert known[5] == []
-    assert known.nearest(16, lambda item: item[0] if item else None) == (7, 2)
+    assert known.nearest(16, lambda item: item[0] if item else None) == 7
     assert known.nearest(1, lambda item: None) is None
 
 
@@ -61,10 +61,12 @@ def test_speculators_of_one_service_take_turns_and_share_the_wire() -> None:
     assert latency.draft_seconds(1, frozenset(), both) == 0
 
 
-def test_drafts_of_a_new_batch_size_are_guessed_to_take_longer() -> None:
+def test_drafts_of_a_new_batch_size_are_thought_to_take_what_the_nearest_one_does() -> None:
     latency = LatencyModel(CURVE)
     latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.004}, 0)], 0.002)
-    assert 0.004 < latency.draft_seconds(4, ONE, ONE) < 0.016
+    latency.observe(16, 48, 0.030, [DraftTime(ONE, {0: 0.009}, 0)], 0.002)
+    assert latency.draft_seconds(2, ONE, ONE) == pytest.approx(0.004, rel=0.6)
+    assert latency.draft_seconds(2, ONE, ONE) < latency.draft_seconds(8, ONE, ONE)
 
 
 def test_trees_that_cost_more_or_less_than_was_said_are_found_out() -> None:
