@@ -68,6 +68,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
+    "specinfer.model.device": (
+        {
+            "specinfer.errors",
+            "specinfer.sampling",
+            "specinfer.tree",
+            *(f"specinfer.model.{room}" for room in ("batch", "cache", "device", "drafting", "layers")),
+            *(f"specinfer.model.{room}" for room in ("sampling", "weights")),
+        },
+        {"numpy", "torch", "triton"},
+    ),
     "specinfer.model.drafting": (
         {
             "specinfer.tree",

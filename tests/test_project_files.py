@@ -41,9 +41,8 @@ def test_hooks_run_programs_that_make_installs() -> None:
 def test_make_installs_every_extra() -> None:
     (installed,) = re.findall(r'--editable "\.\[([\w,]+)\]"', text("Makefile"))
     extras = set(installed.split(","))
-    extras |= {
-        name for extra in extras for name in re.findall(r"specinfer\[(\w+)\]", " ".join(EXTRAS[extra]))
-    }
+    within = [re.findall(r"specinfer\[([\w,]+)\]", " ".join(EXTRAS[extra])) for extra in extras]
+    extras |= {name for names in chain(*within) for name in names.split(",")}
     assert extras == set(EXTRAS)
 
 

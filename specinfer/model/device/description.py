@@ -1,0 +1,192 @@
+"""A pass as numbers for the device: one flat int32 array, written on the host and copied once.
+
+    token_ids positions write_slots visible first      one number per row of the pass
+    masks                                              `words` numbers per row, see below
+    held context row_start block_start                 one number per request
+    tile_request tile_start tile_rows                  one number per tile: rows of one request
+    logit_rows                                         one number per logit wanted
+    blocks                                             the block tables, one behind the other
+
+A row sees position p of its request if  first <= p < visible, or if p >= context and bit p - context of its
+mask is set: the topology-aware causal mask, in which every node sees its ancestors and itself.
+
+    the-+-cat-+-sat       tentative nodes  cat sat ran dog       masks  cat 0001   ran 0101
+        |     +-ran       bits               0   1   2   3              sat 0011   dog 1000
+        +-dog
+
+Sizes are those of a bucket, not of the pass: passes of one bucket differ in numbers only, so that a captured
+graph fits them all. Rows, tiles and logits that a pass lacks do nothing. Pure: nothing here runs on a device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.model.batch import AttentionRows, Batch
+
+Int32 = NDArray[np.int32]
+WORD_BITS = 32
+LEAST_WORDS = 8
+"""Of a mask: trees to 256 nodes need no wider description."""
+MOST_TILE = 128
+"""Query rows times heads of a group that one program handles at most."""
+LEAST_TILE = 16
+"""What a matrix product of Triton needs."""
+_ALIGNED = 4
+"""Numbers in 16 bytes."""
+_ROWS = ("token_ids", "positions", "write_slots", "visible", "first")
+_REQUESTS = ("held", "context", "row_start", "block_start")
+_TILES = ("tile_request", "tile_start", "tile_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The sizes of passes that share a description's layout."""
+
+    requests: int
+    rows: int
+    logits: int
+    words: int
+    tile: int
+    """Query rows times heads of a group of one tile: a power of two."""
+    group: int
+    """Query heads that share a key."""
+
+    @property
+    def tile_rows(self) -> int:
+        """Most rows of one tile."""
+        return self.tile // self.group
+
+    @property
+    def tiles(self) -> int:
+        """Most tiles: every request may leave one of them part empty."""
+        return self.requests + max(self.rows - self.requests, 0) // self.tile_rows
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """Numbers of each section, in their order; the blocks follow."""
+        return {
+            **dict.fromkeys(_ROWS, self.rows),
+            "masks": self.rows * self.words,
+            **dict.fromkeys(_REQUESTS, self.requests),
+            **dict.fromkeys(_TILES, self.tiles),
+            "logit_rows": self.logits,
+        }
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Where each section starts: aligned, as kernels are compiled for aligned addresses or for any."""
+        found, at = {}, 0
+        for name, size in self.sections.items():
+            found[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
+        return found | {"blocks": at}
+
+    def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The sections of a description on a device; the blocks reach to its end."""
+        starts = self.starts
+        found = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
+        return found | {"blocks": numbers[starts["blocks"] :]}
+
+
+def power_above(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
+    """Words of a mask that has a bit for every tentative node of each request."""
+    nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
+    return max(LEAST_WORDS, power_above(-(-nodes // WORD_BITS)))
+
+
+def contexts(batch: Batch) -> list[int]:
+    """Per request the positions in front of its tentative nodes; all of them where a pass has no nodes."""
+    return [part.visible[-1] if part.extra and part.extra[-1] else part.length for part in batch.rows]
+
+
+def tile_size(rows: int, requests: int, group: int) -> int:
+    """The tile for this many rows of so many requests: no larger than an average request fills."""
+    average = -(-rows // max(requests, 1)) * group
+    return max(LEAST_TILE, power_above(group), min(MOST_TILE, power_above(average)))
+
+
+def exact_bucket(batch: Batch, group: int) -> Bucket:
+    """The bucket that a pass fills."""
+    rows, requests = len(batch.token_ids), len(batch.rows)
+    words = tree_words(batch.rows, contexts(batch))
+    return Bucket(requests, rows, len(batch.logit_rows), words, tile_size(rows, requests, group), group)
+
+
+def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
+    """The description of a pass.
+
+    Args:
+        window: most positions, its own included, that a row sees back; 0 sees all.
+    """
+    parts, context = batch.rows, contexts(batch)
+    visible = [v for part in parts for v in part.visible]
+    tiles = _tiles(parts, bucket.tile_rows)
+    sections: dict[str, Sequence[int] | Int32] = {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "write_slots": batch.write_slots,
+        "visible": visible,
+        "first": _first(parts, window),
+        "masks": _masks(parts, context, bucket.words),
+        "held": [part.length - (part.stop - part.start) for part in parts],
+        "context": context,
+        "row_start": [part.start for part in parts],
+        "block_start": [*accumulate((len(part.blocks) for part in parts[:-1]), initial=0)],
+        "tile_request": [request for request, _, _ in tiles],
+        "tile_start": [start for _, start, _ in tiles],
+        "tile_rows": [rows for _, _, rows in tiles],
+        "logit_rows": batch.logit_rows,
+    }
+    blocks = [*chain.from_iterable(part.blocks for part in parts)]
+    starts = bucket.starts
+    numbers = np.zeros(starts["blocks"] + len(blocks), np.int32)
+    for name, values in sections.items():
+        numbers[starts[name] : starts[name] + len(values)] = values
+    numbers[starts["blocks"] :] = blocks
+    return numbers
+
+
+def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, int]]:
+    """(request, first row, rows) of every tile."""
+    return [
+        (request, start, min(most, part.stop - start))
+        for request, part in enumerate(parts)
+        for start in range(part.start, part.stop, most)
+    ]
+
+
+def _first(parts: Sequence[AttentionRows], window: int) -> list[int]:
+    """Per row the first position it sees; a node stands as far behind the context as it is deep."""
+    if not window:
+        return [0] * sum(part.stop - part.start for part in parts)
+    return [
+        max(0, visible + len(extra) - window)
+        for part in parts
+        for visible, extra in zip(part.visible, part.extra, strict=True)
+    ]
+
+
+def _masks(parts: Sequence[AttentionRows], context: Sequence[int], words: int) -> Int32:
+    """[rows * words] the masks, row by row."""
+    places = [
+        (part.start + row, position - base)
+        for part, base in zip(parts, context, strict=True)
+        for row, extra in enumerate(part.extra)
+        for position in extra
+    ]
+    masks = np.zeros((parts[-1].stop if parts else 0, words), np.uint32)
+    if places:
+        rows, bits = np.array(places, np.int64).T
+        np.bitwise_or.at(
+            masks, (rows, bits // WORD_BITS), np.uint32(1) << (bits % WORD_BITS).astype(np.uint32)
+        )
+    return masks.reshape(-1).view(np.int32)

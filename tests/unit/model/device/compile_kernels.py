@@ -1,0 +1,89 @@
+"""Compiles every kernel for sm_80 and sm_90 and prints what each needs, as JSON lines; no GPU is needed.
+
+In a process of its own: where kernels are interpreted they cannot be compiled.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specinfer.model.device import attention, tree_kernels
+
+ARCHITECTURES = (80, 90)
+_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Case(NamedTuple):
+    """A kernel as it is launched. Arguments that are not named are int32 numbers."""
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    options: Mapping[str, int]
+    aligned: tuple[str, ...] = ()
+    """Numbers that are multiples of sixteen; pointers always are."""
+
+
+def attention_cases() -> Iterator[Case]:
+    wide = dict.fromkeys(("query", "key", "value", "keys", "values", "out"), "*bf16")
+    types = {**wide, "parts": "*fp32", "levels": "*fp32", "scale": "fp32"}
+    types |= dict.fromkeys(attention.TOLD, "*i32")
+    for tile, width, group in ((16, 128, 4), (64, 64, 3), (128, 128, 1)):
+        found = attention.launch_options(tile, width, 2)
+        constants = {"D": width, "WIDTH": width, "GROUP": group, "TILE": tile, "SPLITS": 8, "BLOCK": 16}
+        constants |= {"PRECISION": "tf32", "STEP": found.pop("STEP")}
+        aligned = ("query_stride", "key_stride", "head_stride")
+        yield Case(f"attend-{tile}-{width}", tree_kernels.attend, types, constants, found, aligned)
+    parts = {"parts": "*fp32", "levels": "*fp32", "out": "*bf16"}
+    yield Case("reduce", tree_kernels.reduce_parts, parts, {"D": 128, "WIDTH": 128, "SPLITS": 32}, {})
+
+
+def cases() -> Iterator[Case]:
+    yield from attention_cases()
+
+
+def compiled(case: Case, architecture: int) -> dict[str, Any]:
+    """Shared memory, and the registers and stack that cuobjdump tells; spilled registers lie on the stack."""
+    names = case.kernel.arg_names
+    signature = {n: "constexpr" if n in case.constants else case.types.get(n, "i32") for n in names}
+    hints = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if name in case.aligned or signature[name].startswith("*")
+    }
+    source = ASTSource(case.kernel, signature, dict(case.constants), hints)
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(case.options))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        told = subprocess.run(
+            [_TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
+    usage = dict(re.findall(r"(REG|STACK):(\d+)", told.stdout))
+    return {
+        "kernel": case.name,
+        "architecture": architecture,
+        "shared": made.metadata.shared,
+        "registers": int(usage["REG"]),
+        "stack": int(usage["STACK"]),
+    }
+
+
+def main() -> None:
+    for case in cases():
+        for architecture in ARCHITECTURES:
+            print(json.dumps(compiled(case, architecture)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

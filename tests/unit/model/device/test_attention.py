@@ -1,0 +1,97 @@
+"""Fused tree attention, interpreted where there is no GPU, against float64, position by position."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specinfer.model.batch import Batch
+from specinfer.model.device.attention import splits_for, tree_attention
+from specinfer.model.device.description import Bucket, exact_bucket
+from tests.unit.model.device.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
+
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3}
+
+
+def numbers(
+    batch: Batch, heads: int, kv_heads: int, width: int, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Query, key and value of a pass, side by side as projections leave them; keys and values of a cache."""
+    generator = torch.Generator().manual_seed(7)
+    shape = (len(batch.token_ids), heads + 2 * kv_heads, width)
+    projected = torch.randn(shape, generator=generator).to(DEVICE, dtype)
+    cache = [torch.randn((kv_heads, SLOTS, width), generator=generator).to(DEVICE, dtype) for _ in range(2)]
+    return list(projected.split([heads, kv_heads, kv_heads], 1)), cache
+
+
+def attended(
+    batch: Batch,
+    bucket: Bucket,
+    new: list[torch.Tensor],
+    cache: list[torch.Tensor],
+    splits: int = 1,
+    window: int = 0,
+) -> torch.Tensor:
+    """By the kernel, into a poisoned buffer."""
+    out = torch.full((bucket.rows, *new[0].shape[1:]), torch.nan, dtype=new[0].dtype, device=DEVICE)
+    return tree_attention(*new, (cache[0], cache[1]), planned(batch, bucket, splits, window), out)
+
+
+def assert_exact(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert not found.isnan().any(), "not every element was written"
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "splits", "dtype"),
+    [
+        (4, 2, 16, 1, torch.float32),
+        (3, 1, 8, 4, torch.float32),  # three heads of a group do not fill a tile; eight dimensions are padded
+        (2, 2, 24, 2, torch.float16),
+    ],
+)
+def test_ragged_random_trees_equal_float64(
+    heads: int, kv_heads: int, width: int, splits: int, dtype: torch.dtype
+) -> None:
+    batch = ragged_pass(splits)
+    new, cache = numbers(batch, heads, kv_heads, width, dtype)
+    expected = exact_attention(batch, new, cache)
+    before = [memory.clone() for memory in cache]
+    found = attended(batch, exact_bucket(batch, heads // kv_heads), new, cache, splits)
+    assert_exact(found, expected, dtype)
+    for memory, old, added in zip(cache, before, new[1:], strict=True):
+        old[:, batch.write_slots] = added.transpose(0, 1)
+        assert torch.equal(memory, old), "the pass's own entries are written, and nothing else"
+
+
+def test_a_window_hides_what_lies_behind_it() -> None:
+    batch = ragged_pass(3)
+    new, cache = numbers(batch, 2, 1, 16, torch.float32)
+    everything = exact_attention(batch, new, cache)
+    for window in (24, 70):
+        expected = exact_attention(batch, new, cache, window)
+        assert not torch.allclose(expected, everything, atol=1e-2)
+        found = attended(batch, exact_bucket(batch, 2), new, cache, 2, window)
+        assert_exact(found, expected, torch.float32)
+
+
+def test_a_larger_bucket_changes_nothing() -> None:
+    """What a bucket has more of than the pass does nothing: rows stay poisoned, the cache as it is."""
+    batch = ragged_pass(5, longest=60)
+    new, cache = numbers(batch, 2, 1, 16, torch.float32)
+    expected = exact_attention(batch, new, cache)
+    rows = len(batch.token_ids)
+    bucket = replace(exact_bucket(batch, 2), requests=8, rows=rows + 9, logits=rows + 9, words=16)
+    padded = [torch.cat([tensor, torch.full_like(tensor[:9], torch.nan)]) for tensor in new]
+    found = attended(batch, bucket, padded, cache, 2)
+    assert_exact(found[:rows], expected, torch.float32)
+    assert not any(memory.isnan().any() for memory in cache)
+
+
+def test_positions_are_split_as_far_as_it_fills_the_chip() -> None:
+    one = Bucket(requests=1, rows=16, logits=16, words=8, tile=64, group=4)
+    assert splits_for(one, kv_heads=8, positions=32768, processors=132) == 32
+    assert splits_for(one, kv_heads=8, positions=4096, processors=132) == 16
+    assert splits_for(one, kv_heads=8, positions=300, processors=132) == 1
+    many = replace(one, requests=32, rows=512, logits=512)
+    assert splits_for(many, kv_heads=8, positions=32768, processors=132) == 1

@@ -1,0 +1,22 @@
+"""Every kernel compiles to machine code for an A100 (sm_80) and an H100 (sm_90), whatever runs the tests."""
+
+import json
+import os
+import subprocess
+import sys
+
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+"""Most shared memory of a block, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
+SPILLED_BYTES = {80: 160, 90: 0}
+"""Of a thread's registers, on its stack. Triton 3.6 spills nothing; 3.7 does on sm_80, where tiles are largest."""
+
+
+def test_every_kernel_compiles_within_shared_memory_and_hardly_spills() -> None:
+    command = [sys.executable, "-m", "tests.unit.model.device.compile_kernels"]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {use["architecture"] for use in found} == set(SHARED_BYTES)
+    for use in found:
+        assert use["shared"] <= SHARED_BYTES[use["architecture"]], use
+        assert use["stack"] <= SPILLED_BYTES[use["architecture"]], use
