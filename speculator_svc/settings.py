@@ -48,7 +48,8 @@ class SpeculatorSettings(ServiceSettings):
     executor: str = Field(
         _DEFAULTS.executor,
         description="ssm: what runs passes: native (compiled CPU kernels), torch, generic (any causal model "
-        "of transformers), or auto, the first of them that can.",
+        "of transformers), or auto, the first of them that can; or device (fused kernels for a GPU; not yet "
+        "run on one).",
     )
     attention: str = Field(_DEFAULTS.attention, description="ssm: attention backend of the torch executor.")
     kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")

@@ -32,7 +32,8 @@ class VerifierSettings(ServiceSettings):
     executor: str = Field(
         "auto",
         description="What runs passes: native (compiled CPU kernels), torch, generic (any causal model of "
-        "transformers), or auto, the first of them that can.",
+        "transformers), or auto, the first of them that can; or device (fused kernels for a GPU; not yet run "
+        "on one).",
     )
     attention: str = Field("reference", description="Attention backend of the torch executor.")
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")

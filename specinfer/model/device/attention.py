@@ -76,6 +76,8 @@ def tree_attention(
         cache: keys and values of this layer, [KV heads, slots, D].
         out: [T, H, D], written where a row belongs to a request.
     """
+    if key.stride() != value.stride():
+        key, value = key.contiguous(), value.contiguous()
     rows, heads, width = query.shape
     kv_heads, splits, told = key.shape[1], plan.splits, plan.sections
     parts, levels = out, out

@@ -1,6 +1,7 @@
 """What runs flattened passes: an executor owns the weights and the memory of the cache.
 
 torch    any device and type; attention backend by name (`specinfer.model.layers.attention`)
+device   fused kernels for a GPU (`specinfer.model.device`); only by name
 native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
 auto     native where it can run the model, torch otherwise, saying so in the log
 """
@@ -18,7 +19,7 @@ from specinfer.model.layers.transformer import Transformer, Weights, rotate
 from specinfer.model.weights.config import ModelConfig
 
 log = logging.getLogger(__name__)
-EXECUTORS = ("auto", "native", "torch", "generic")
+EXECUTORS = ("auto", "native", "torch", "generic", "device")
 
 
 class Executor(Protocol):
@@ -105,8 +106,10 @@ def make_executor(
     """The executor of this name.
 
     Raises:
-        SettingError: if there is none, or if `native` was asked for and cannot run this model.
+        SettingError: if there is none, or if the one asked for cannot run this model.
     """
+    if name == "device":
+        return _device_executor(config, weights, dtype, num_blocks, device)
     if name in ("auto", "native"):
         from specinfer.model.executors.native import NativeExecutor, check_supported
 
@@ -119,3 +122,13 @@ def make_executor(
         else:
             return NativeExecutor(config, weights, dtype, num_blocks)
     return TorchExecutor(config, weights, dtype, num_blocks, device, attention)
+
+
+def _device_executor(
+    config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str
+) -> Executor:
+    try:
+        from specinfer.model.executors.device import DeviceExecutor
+    except ModuleNotFoundError as error:
+        raise SettingError("executor", "device", f"needs the extra `gpu`: {error}") from error
+    return DeviceExecutor(config, weights, dtype, num_blocks, device)

@@ -55,12 +55,12 @@ class RMSNorm:
     """Root-mean-square norm over the last dimension, computed in float32."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+        self.weight, self.eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        return self._weight * wide.to(x.dtype)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
 
 
 class LayerNorm:
@@ -163,6 +163,9 @@ def _keep(features: Features | None, layers: int, x: torch.Tensor) -> None:
 class Transformer:
     """A decoder with its weights."""
 
+    layer_type: type[Layer] = Layer
+    """What its layers are."""
+
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
@@ -170,7 +173,7 @@ class Transformer:
         parts = Parts(config, weights, dtype, device)
         self._embedding = parts.tensor("model.embed_tokens.weight")
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
-        self._layers = [Layer(i, config, parts) for i in range(config.layers)]
+        self._layers = [self.layer_type(i, config, parts) for i in range(config.layers)]
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = make_linear(self._embedding if tied else parts.tensor("lm_head.weight"))

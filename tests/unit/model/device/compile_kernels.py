@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specinfer.model.device import attention, tree_kernels
+from specinfer.model.device import attention, compaction, layer_kernels, tree_kernels
 
 ARCHITECTURES = (80, 90)
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -48,8 +48,27 @@ def attention_cases() -> Iterator[Case]:
     yield Case("reduce", tree_kernels.reduce_parts, parts, {"D": 128, "WIDTH": 128, "SPLITS": 32}, {})
 
 
+def layer_cases() -> Iterator[Case]:
+    wide = dict.fromkeys(("x", "change", "weight", "total", "normed", "both", "out"), "*bf16") | {
+        "eps": "fp32"
+    }
+    norm = {"SIZE": 4096, "WIDTH": 4096, "ADDS": True}
+    yield Case("add_norm", layer_kernels.add_norm, wide, norm, {})
+    wide |= dict.fromkeys(("projected", "cos", "sin", "query_norm", "key_norm"), "*bf16")
+    heads = {"HEADS": 32, "KV_HEADS": 8, "D": 128, "HALF": 64, "ROWS": 64, "WIDTH": 64}
+    for norms in (False, True):
+        yield Case(
+            f"turn_heads-{norms}", layer_kernels.turn_heads, wide, heads | {"NORMS": norms}, {}, ("stride",)
+        )
+    yield Case("gate", layer_kernels.gate, wide, {"BLOCK": 1024}, {})
+    cache = {"keys": "*bf16", "values": "*bf16", "moves": "*i32"}
+    moved = {"D": 128, "WIDTH": 128, "MOST": compaction.MOST_MOVED}
+    yield Case("move_entries", compaction.move_entries, cache, moved, {}, ("head_stride",))
+
+
 def cases() -> Iterator[Case]:
     yield from attention_cases()
+    yield from layer_cases()
 
 
 def compiled(case: Case, architecture: int) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""The executor for GPUs: fused kernels in Triton, passes replayed as CUDA graphs.
+
+A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
+was captured at start. Correct in Triton's interpreter and compiled for sm_80 and sm_90, but not yet run on a
+GPU, so it has to be asked for by name.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from specinfer.model.batch import Batch, Features
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots, blocks_for
+from specinfer.model.device.attention import Plan, splits_for, tree_attention
+from specinfer.model.device.buckets import MOST_ROWS, bucket_for, bucket_grid, largest
+from specinfer.model.device.compaction import move
+from specinfer.model.device.decoder import DeviceTransformer
+from specinfer.model.device.description import Bucket, describe, exact_bucket
+from specinfer.model.device.graphs import CudaGraphs, EagerPasses, Graphs
+from specinfer.model.device.inputs import Inputs
+from specinfer.model.device.launch import check_device, processors
+from specinfer.model.layers.transformer import Weights, rotate
+from specinfer.model.weights.config import ModelConfig
+
+
+class DeviceExecutor:
+    """The decoder on one GPU, with keys and values of shape [layers, KV heads, slots, D]."""
+
+    name = "device"
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str
+    ) -> None:
+        check_device(device)
+        self._config, self._device, self._processors = config, device, processors(device)
+        self._model = DeviceTransformer(config, weights, dtype, device)
+        shape = (config.layers, config.kv_heads, num_blocks * BLOCK_TOKENS, config.head_dim)
+        self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self._group, self._positions = config.heads // config.kv_heads, config.max_positions
+        grid = bucket_grid(self._group)
+        # rows that belong to no request keep what they have: numbers, so that nothing overflows behind them
+        self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
+        blocks = blocks_for(self._positions) * max(bucket.requests for bucket in grid)
+        self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
+        cuda = torch.device(device).type == "cuda"
+        self._graphs: Graphs = CudaGraphs(self._replayed) if cuda else EagerPasses(self._replayed)
+        with torch.inference_mode():
+            self._graphs.capture(grid)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        bucket = None if batch.features else bucket_for(batch, self._group)
+        if bucket is None:
+            bucket = exact_bucket(batch, self._group)
+            sections = bucket.views(self._inputs.load(describe(batch, bucket)))
+            longest = max(part.length for part in batch.rows)
+            out = self._attended.new_empty(bucket.rows, *self._attended.shape[1:])
+            return self._pass(bucket, sections, longest, out, batch.features)
+        self._inputs.load(describe(batch, bucket))
+        # a copy, as the next pass writes where this one did
+        return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        move(self._keys, self._values, source, target)
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        here = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
+        turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
+        self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
+
+    def _replayed(self, bucket: Bucket) -> torch.Tensor:
+        """[logits of the bucket, V] of a pass whose numbers lie in the inputs, however long its requests."""
+        sections = bucket.views(self._inputs.numbers)
+        return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
+
+    def _pass(
+        self,
+        bucket: Bucket,
+        sections: Mapping[str, torch.Tensor],
+        longest: int,
+        out: torch.Tensor,
+        features: Features | None = None,
+    ) -> torch.Tensor:
+        """[logits of the bucket, V] float32. `out`: [rows, H, D], what attention writes in every layer."""
+        plan = Plan(bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors))
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            cache = self._keys[layer], self._values[layer]
+            return tree_attention(query, key, value, cache, plan, out)
+
+        hidden = self._model.forward(sections["token_ids"], sections["positions"], attend, features)
+        return self._model.logits(hidden[sections["logit_rows"]])
