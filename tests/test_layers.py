@@ -37,7 +37,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.errors",
             "specinfer.cache_directory",
             "specinfer.hub",
-            "specinfer.model.weights.convert",
+            *(f"specinfer.model.weights.{name}" for name in ("convert", "widen")),
         },
         {"huggingface_hub"},
     ),

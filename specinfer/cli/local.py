@@ -23,8 +23,9 @@ from specinfer.cli.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.errors import InvalidInputError, SettingError, SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub.widen import original_of
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Flags = Mapping[str, str]
@@ -58,9 +59,18 @@ def default_speculators(model: str) -> dict[str, Flags]:
 
     Both in one service: on a small machine another message to another process costs as much as it brings.
     """
-    if model not in TRAINED_SSMS:
+    ssm = TRAINED_SSMS.get(model) or TRAINED_SSMS.get(_original_of(model) or "")
+    if ssm is None:
         return {"ngram": {"drafter": "ngram"}}
-    return {"ngram+ssm": {"drafter": "ngram+ssm", "model": TRAINED_SSMS[model]}}
+    return {"ngram+ssm": {"drafter": "ngram+ssm", "model": ssm}}
+
+
+def _original_of(model: str) -> str | None:
+    """The model that this one was widened from: the same drafts suit it. None if it was not widened."""
+    try:
+        return original_of(resolve_model(model))
+    except SettingError:
+        return None  # it is not there, which is said when the system starts
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:

