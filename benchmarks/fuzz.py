@@ -4,7 +4,7 @@
 
 Writes a report and its table. Every door runs in a process of its own, so that memory is its own. Exit
 code 1 if anything was found; each finding names its seed and episode, and `--first EPISODE --messages 1`
-runs that one again.
+runs that one again. `--add` goes on where the report ends, so that a long campaign can be run in parts.
 """
 
 import faulthandler
@@ -12,9 +12,11 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from benchmarks.publish import RESULTS, publish
@@ -35,6 +37,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 1,
     first: Annotated[int, typer.Option(help="Number of the first episode.")] = 0,
     processes: Annotated[int, typer.Option(help="Doors fuzzed at a time.")] = 2,
+    add: Annotated[bool, typer.Option(help="Add to the report, after its last episodes.")] = False,
     json: Annotated[Path, typer.Option(help="The report; a .md is written beside it.")] = RESULTS
     / "fuzz.json",
 ) -> None:
@@ -42,16 +45,37 @@ def main(
     if door != "all" and door not in DOORS:
         raise typer.BadParameter(f"{door}: must be all or one of {', '.join(DOORS)}", param_hint="--door")
     names = list(DOORS) if door == "all" else [door]
+    before = _known(json, seed) if add else {}
+    firsts = {name: before[name]["episodes"] if name in before else first for name in names}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running = [pool.submit(fuzz, name, seed, messages, first) for name in names]
-        doors = [each.result() for each in running]
-    report = {"about": about_this_run(), "messages": messages, "seed": seed, "doors": doors}
+        running = {name: pool.submit(fuzz, name, seed, messages, firsts[name]) for name in names}
+        found = {name: each.result() for name, each in running.items()}
+    doors = before | {name: together(before[name], f) if name in before else f for name, f in found.items()}
+    report = {"about": about_this_run(), "seed": seed, "doors": [doors[n] for n in DOORS if n in doors]}
     publish(json.with_suffix(""), report, markdown(report))
-    sys.exit(any(found["findings"] for found in doors))
+    sys.exit(any(each["findings"] for each in found.values()))
+
+
+def _known(path: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """The doors of a report that is there already."""
+    report: dict[str, Any] = loads(path.read_text()) if path.exists() else {"seed": seed, "doors": []}
+    if report["seed"] != seed:
+        raise typer.BadParameter(f"{seed}: the report has {report['seed']}", param_hint="--seed")
+    return {door["door"]: door for door in report["doors"]}
+
+
+def together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Two parts of a campaign at one door; the later one's memory stands behind the earlier one's."""
+    summed = {name: before[name] + now[name] for name in ("messages", "episodes", "refused", "findings")}
+    largest = {name: max(before[name], now[name]) for name in ("slowest_episode_s", "rss_growth_mib")}
+    seconds = round(before["seconds"] + now["seconds"], 1)
+    parts, memory = before.get("parts", 1) + 1, before["rss_mib"] + now["rss_mib"]
+    return before | summed | largest | {"seconds": seconds, "parts": parts, "rss_mib": memory}
 
 
 def fuzz(door: str, seed: int, messages: int, first: int) -> dict[str, Any]:
     """One campaign; a message that hangs ends the process with a traceback of where."""
+    torch.set_num_threads(1)  # two threads took twice the processor time: they wait for each other, spinning
     campaign = Campaign(door, seed)
     campaign.run(messages, _progress(campaign, messages), first)
     faulthandler.cancel_dump_traceback_later()
@@ -77,14 +101,18 @@ def markdown(report: dict[str, Any]) -> str:
     columns = [
         "spoilt messages",
         "episodes",
+        "parts",
         "refused",
         "findings",
         "slowest episode, ms",
-        "memory, MiB",
+        "most memory, MiB",
         "growth, MiB",
     ]
     about = f"{origin(report['about'])}; seed {report['seed']}."
-    growth = "Growth is that of the resident memory from the second fifth of the messages to the last."
+    growth = (
+        "Growth is that of the resident memory from the second fifth of a part's messages to the last; "
+        "of several parts, each a process, the largest."
+    )
     lines = [
         "# Fuzzing",
         "",
@@ -107,10 +135,11 @@ def _cells(found: dict[str, Any]) -> list[str]:
     return [
         f"{found['messages']:,}",
         f"{found['episodes']:,}",
+        str(found.get("parts", 1)),
         f"{found['refused']:,}",
         str(len(found["findings"])),
         f"{1000 * found['slowest_episode_s']:.0f}",
-        f"{memory[-1]:.0f}" if memory else "",
+        f"{max(memory):.0f}" if memory else "",
         f"{found['rss_growth_mib']:+.1f}",
     ]
 

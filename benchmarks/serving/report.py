@@ -7,13 +7,10 @@ from benchmarks.tables import head, line, origin
 
 def markdown(report: dict[str, Any]) -> str:
     """All tables that there are figures for."""
+    sections = {"steps": _by_batch, "crowd": _crowd, "store": _store, "fairness": _fairness, "soak": _soak}
     parts = [
         _opening(report),
-        _by_batch(report["by_batch"]),
-        _crowd(report["crowd"]),
-        _store(report["store"]) if "store" in report else [],
-        _fairness(report["fairness"]) if "fairness" in report else [],
-        _soak(report["soak"]) if "soak" in report else [],
+        *(section(report[name]) for name, section in sections.items() if name in report),
     ]
     return "\n".join(line for part in parts for line in part)
 

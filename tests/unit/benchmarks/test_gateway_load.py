@@ -70,7 +70,7 @@ def test_the_report_says_what_the_store_takes_and_who_waited() -> None:
     who = {"requests": 9, "ttft_s": times, "failed": 0}
     about = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
     empty: dict[str, object] = {"streams": 1, "max_batch": 1, "failed": 0, "ttft_s": {}, "added_ms": {}}
-    report = {"about": about, "step_ms": 20, "new_tokens": 8, "by_batch": {}, "store": store}
+    report = {"about": about, "step_ms": 20, "new_tokens": 8, "steps": {}, "store": store}
     report |= {"crowd": empty | {"grown_mib": {"1": 100.0}, "kib_per_stream": 30.0}}
     report |= {"fairness": {"keys": 0, "greedy": who, "modest": who}}
     text = markdown(report)
@@ -84,9 +84,9 @@ def test_the_command_measures_and_reports(setup: Setup, tmp_path: Path) -> None:
 
     app = typer.Typer()
     app.command()(main)
-    flags = {"batches": "1,4", "streams": "12", "new-tokens": "20", "step-ms": "1", "store-turns": "0"}
+    flags = {"batches": "1,4", "streams": "12", "new-tokens": "20", "step-ms": "1", "minutes": "0.02"}
     arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    arguments += ["--no-fair", "--minutes", "0.02", "--model", setup.model, "--out", str(tmp_path / "load")]
+    arguments += ["--parts", "steps,crowd,soak", "--model", setup.model, "--out", str(tmp_path / "load")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     report = (tmp_path / "load.md").read_text()
