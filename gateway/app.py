@@ -104,7 +104,9 @@ async def build_gateway(
         servicer = GenerationServicer(
             desk, decoder, tokenizer, callers, status, journal.metrics.requests.refused
         )
-        async with _running(keeper, Follower(feeds, store), Watch(journal.metrics, lanes, keeper)) as task:
+        async with _running(
+            keeper, Follower(feeds, store, system), Watch(journal.metrics, lanes, keeper)
+        ) as task:
             log.info("gateway %s", gateway_id)
             yield Gateway(settings, lanes, keeper, store, feeds, servicer, task, journal)
     finally:

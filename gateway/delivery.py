@@ -14,14 +14,15 @@ from typing import NamedTuple
 from gateway.clients.outage import Outage
 from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep
-from gateway.requests.ending import Ending
+from gateway.publisher import Publisher
 from gateway.requests.feeds import Feeds
 from gateway.requests.request import FinishReason, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
-from gateway.requests.text import TextStream
+from gateway.stop_strings import StopStrings
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
+from specinfer.service.log_context import about
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,11 @@ class Deliveries:
     ) -> None:
         """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
         the speculators, which the pool goes on filling."""
-        self._scheduler, self._store, self._feeds, self._tokenizer = scheduler, store, feeds, tokenizer
-        self._journal, self._names, self._learn, self._release = journal, names, learn, release
+        self._scheduler, self._store, self._feeds, self._journal = scheduler, store, feeds, journal
+        self._names, self._learn, self._release = names, learn, release
+        self._publisher = Publisher(feeds, journal, names)
         self._model, self._patience_s = model, redis_patience_s
-        self._texts: dict[str, TextStream] = {}
+        self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
         """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
         self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
@@ -68,11 +70,8 @@ class Deliveries:
         """From now on a request is this lane's, and its text is searched for its stop strings."""
         request = state.request
         self.unfinished[request.request_id] = adoption
-        if request.stop_strings:
-            self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
-            tokens = state.tokens[len(request.prompt) :]
-            if text.push(tokens, last=False).stopped:  # only its end was not written
-                self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
+        if self._stops.begin(request, state.tokens[len(request.prompt) :]):  # only its end was not written
+            self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
 
     def adopted_again(self, request_id: str, adoption: int) -> bool:
         """The gateway lost a request that runs here and got it back: whether nobody had it in between, so
@@ -88,7 +87,10 @@ class Deliveries:
         A stop string ends a request, which the next plan must know: so text is searched here.
         """
         for item in progress:
-            self._stop_at_string(item)
+            try:
+                self._stop_at_string(item)
+            except Exception as error:  # noqa: BLE001  # a fault of ours ends this request only
+                self._end_unread(item, error)
         ended = [item.request_id for item in progress if item.final]
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
@@ -122,11 +124,36 @@ class Deliveries:
         except UnavailableError as error:
             self._give_up(progress, error)
             return
+        except Exception as error:  # noqa: BLE001  # a fault of ours ends the request that causes it
+            await self._write_one_by_one(progress, error)
+            return
         for item in progress:
             if written[item.request_id] in (Written.OK, Written.CANCEL):
-                self._publish(item)
+                self._publisher.publish(item)
         self._heed(written)
         self._forget([item.request_id for item in progress if item.final])
+
+    async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
+        """A fault of ours: who cannot be written alone ends, and is forgotten in Redis."""
+        if len(progress) > 1:
+            log.error("%d requests cannot be written together", len(progress), exc_info=error)
+            self._journal.metrics.steps.failed_steps.inc()
+            for item in progress:
+                await self._store_and_publish([item])
+            return
+        state, name = progress[0].state, progress[0].request_id
+        if name not in self.unfinished:
+            return
+        why = self._journal.fault(name, error)
+        self._scheduler.fail([state], why, time.monotonic(), retryable=False)
+        self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
+        self._publisher.break_off(name, why)
+        self._forget([name])
+        self._release([name])
+        try:
+            await self._store.discard(name)
+        except UnavailableError as away:
+            log.warning("request %s stays in Redis: %s", name, away, extra=about(name))
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
         """Writes until Redis answers.
@@ -194,7 +221,7 @@ class Deliveries:
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            self._texts.pop(request_id, None)
+            self._stops.forget(request_id)
             self.unfinished.pop(request_id, None)
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
@@ -208,16 +235,13 @@ class Deliveries:
         self.let_go(names)
 
     def _stop_at_string(self, item: Progress) -> None:
-        stream = self._texts.get(item.request_id)
-        if stream is not None:
-            piece = stream.push(item.tokens, last=item.final)
-            if piece.stopped:
-                self._scheduler.cut(item, piece.used, time.monotonic())
+        keep = self._stops.find(item.request_id, item.tokens, last=item.final)
+        if keep is not None:
+            self._scheduler.cut(item, keep, time.monotonic())
 
-    def _publish(self, item: Progress) -> None:
-        self._journal.progress(item)
-        feed = self._feeds.get(item.request_id)
-        if feed is not None:
-            ending = Ending.of(item.state, self._names) if item.final else None
-            feed.extend(item.start, item.tokens, item.logprobs, ending)
-            self._feeds.forget_if_idle(feed)
+    def _end_unread(self, item: Progress, error: Exception) -> None:
+        """The text of a request cannot be searched for its stop strings, so no more of it is shown."""
+        self._stops.forget(item.request_id)
+        now = time.monotonic()
+        self._scheduler.cut(item, 0, now)
+        item.state.end(FinishReason.ERROR, now, self._journal.fault(item.request_id, error), retryable=False)

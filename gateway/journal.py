@@ -17,6 +17,7 @@ from gateway.requests.request import FinishReason, GenerationRequest, RequestSta
 from gateway.requests.step import Progress, StepEntry
 from gateway.totals import Totals
 from gateway.traces import RequestTraces, StepTrace
+from specinfer.errors import FaultError
 from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,12 @@ class Journal:
             log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
             if self._traces is not None:
                 self._traces.left([name], time.monotonic(), why)
+
+    def fault(self, request_id: str, error: Exception) -> str:
+        """A request suffers from a fault of ours; returns what its client is told."""
+        log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
+        self.metrics.steps.failed_steps.inc()
+        return FaultError("internal error", error).for_logs
 
     def admitted(self, states: Iterable[RequestState]) -> None:
         """Requests begin to run, for the first time."""

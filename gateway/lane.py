@@ -124,13 +124,13 @@ class Lane:
         self.lease = lease
         self.loop.verifier.fence = lease.fence
 
-    async def start(self) -> None:
+    async def start(self, strict: bool = False) -> None:
         """Reaches the speculators and begins to iterate.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model.
+            IncompatibleError: if a speculator does not fit the model, and `strict`.
         """
-        await self.loop.pool.connect()
+        await self.loop.pool.connect(strict)
         self._task = asyncio.create_task(self.loop.run())
         self._task.add_done_callback(self._ended)
 
@@ -217,7 +217,7 @@ def scheduler_limits(
 ) -> SchedulerLimits:
     """The gateway's own limits within those of the verifier."""
     return SchedulerLimits(
-        max_batch=min(settings.max_batch, verifier.max_requests),
+        max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
         max_waiting=settings.max_waiting,
         prefill_chunk=min(settings.prefill_chunk, verifier.max_step_tokens),
         tree_depth=settings.tree_depth or verifier.max_nodes,

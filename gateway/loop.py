@@ -26,7 +26,6 @@ from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress, StepEntry
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -148,27 +147,49 @@ class GenerationLoop:
                 raise
             except UnavailableError as error:
                 return await self._bear_with_verifier(error)
-            except Exception as error:
-                log.exception("request %s failed", entry.request_id, extra=about(entry.request_id))
-                message = f"internal error: {type(error).__name__}"
-                ended = self.scheduler.fail([entry.state], message, time.monotonic(), retryable=False)
-                await self.deliveries.put(ended)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+                await self._fail(entry.state, error)
         return None
+
+    async def _fail(self, state: RequestState, error: Exception) -> None:
+        """Ends a request that causes a fault of ours."""
+        why = self._journal.fault(state.request.request_id, error)
+        await self.deliveries.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> Step:
         """Waits until there is something to do, and plans it."""
         while True:
             self._wake.clear()
             await self.deliveries.put(self.scheduler.reap(time.monotonic()))
-            running, wanting = self.scheduler.admit(time.monotonic())
-            choice, threshold = self._choose(running, wanting)
-            entries = self.scheduler.plan(time.monotonic(), choice.nodes, threshold.least_reach)
-            self._journal.admitted(self.scheduler.take_admitted())
-            if entries:
-                self.choice = choice
-                return Step(choice, threshold, entries)
+            try:
+                step = self._plan()
+            except Exception as error:  # noqa: BLE001  # as above
+                await self._fail_unplannable(error)
+                continue
+            if step.entries:
+                self.choice = step.choice
+                return step
             await self._wake.wait()
             self._last_done = 0.0
+
+    def _plan(self) -> Step:
+        running, wanting = self.scheduler.admit(time.monotonic())
+        choice, threshold = self._choose(running, wanting)
+        entries = self.scheduler.plan(time.monotonic(), choice.nodes, threshold.least_reach)
+        self._journal.admitted(self.scheduler.take_admitted())
+        return Step(choice, threshold, entries)
+
+    async def _fail_unplannable(self, error: Exception) -> None:
+        """Ends the requests that no step can be planned with.
+
+        Raises:
+            Exception: the error, if no request causes it: then this lane ends, and its requests begin anew.
+        """
+        culprits = self.scheduler.unplannable()
+        if not culprits:
+            raise error
+        for state, fault in culprits:
+            await self._fail(state, fault)
 
     def _choose(self, running: int, wanting: list[str]) -> tuple[Choice, NodeThreshold]:
         """What the planner chooses; a fault of ours in it costs the step its drafts."""

@@ -1,13 +1,17 @@
 """Shows in metrics, a few times a second, what of the system answers and what this gateway holds of it."""
 
 import asyncio
+import logging
+import time
 
+from gateway.clients.outage import LogPace
 from gateway.journal import named
 from gateway.metrics import GatewayMetrics, SystemView
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
 from specinfer.v1 import verifier_pb2
 
+log = logging.getLogger(__name__)
 _EVERY_S = 0.2
 
 
@@ -16,11 +20,17 @@ class Watch:
 
     def __init__(self, metrics: GatewayMetrics, lanes: Lanes, keeper: Keeper) -> None:
         self._metrics, self._lanes, self._keeper = metrics, lanes, keeper
+        self._pace = LogPace()
 
     async def run(self) -> None:
         """Goes on until cancelled."""
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a fault of ours; nothing depends on what is shown
+                if self._pace.due(time.monotonic()):
+                    log.exception("metrics are not up to date")
+                self._metrics.system.keeper_faults.inc()
             await asyncio.sleep(_EVERY_S)
 
     def look(self) -> None:

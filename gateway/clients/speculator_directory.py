@@ -18,6 +18,12 @@ from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
+_MOST_SPECULATORS = 64
+"""Of one service: all speculators share what a step's trees may take."""
+_MOST_NAMES = 256
+"""That one address may show over time: a name's number and its metrics stay."""
+_LONGEST_NAME = 128
+"""Characters; names are labels of metrics."""
 
 
 class SpeculatorDirectory:
@@ -74,6 +80,7 @@ class SpeculatorDirectory:
             raise IncompatibleError(
                 f"the speculators at {address} have tokenizer {theirs}, the verifier has {ours}"
             )
+        self._check_names(address, [each.name for each in description.speculators])
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
                 # its draws of the tokens that the target lacks would be dropped, which selects by token
@@ -81,6 +88,21 @@ class SpeculatorDirectory:
                     f"speculator {each.name} at {address} draws from {each.vocab_size} tokens, "
                     f"the target has {self._policy.vocab_size}"
                 )
+
+    def _check_names(self, address: str, names: Sequence[str]) -> None:
+        if len(names) > _MOST_SPECULATORS:
+            raise IncompatibleError(
+                f"{address} has {len(names)} speculators: at most {_MOST_SPECULATORS} may be"
+            )
+        for name in names:
+            if not 0 < len(name) <= _LONGEST_NAME:
+                what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
+                raise IncompatibleError(f"a speculator at {address} {what}")
+        known = {key for key in self._numbers if key[0] == address}
+        if len(known | set(_keys(address, names))) > _MOST_NAMES:
+            raise IncompatibleError(
+                f"{address} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
+            )
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         """Numbers the speculators of a service and notes who of them may draw."""
@@ -96,10 +118,14 @@ class SpeculatorDirectory:
             )
 
     def _members(self, address: str, names: Sequence[str]) -> tuple[int, ...]:
-        keys = [(address, name, names[:place].count(name)) for place, name in enumerate(names)]
+        keys = _keys(address, names)
         for key in keys:
             if key not in self._numbers:
                 self._numbers[key] = len(self.names)
                 self.names.append(key[1])
                 self.places.append(address)
         return tuple(self._numbers[key] for key in keys)
+
+
+def _keys(address: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
+    return [(address, name, names[:place].count(name)) for place, name in enumerate(names)]

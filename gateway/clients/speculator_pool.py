@@ -19,7 +19,7 @@ from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
-from specinfer.errors import ServiceChangedError, UnavailableError
+from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
 from specinfer.tree import TokenTree
@@ -55,16 +55,19 @@ class SpeculatorPool:
         self._steps = 0
         self._step_times = StepTimes()
 
-    async def connect(self) -> None:
+    async def connect(self, strict: bool = True) -> None:
         """Describes every service that can be reached and keeps trying the others in the background.
 
         Raises:
-            IncompatibleError: if one has another tokenizer.
+            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
+                gateway serves, such a service stays out, and the verifier is driven without it.
         """
         for service in self.services:
             try:
                 await self._directory.describe(service)
-            except UnavailableError as error:
+            except (UnavailableError, IncompatibleError) as error:
+                if strict and isinstance(error, IncompatibleError):
+                    raise
                 log.warning("going on without %s for now: %s", service.address, error)
                 self._spawn(self._directory.keep_describing(service))
 

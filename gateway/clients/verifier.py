@@ -7,9 +7,10 @@ from typing import NamedTuple
 import grpc
 
 from gateway.clients.verdicts import sound_verdicts
+from gateway.clients.verifier_check import check_description
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.step import StepEntry, VerdictEntry
-from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
+from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
 from specinfer.tree import TokenTree
@@ -50,7 +51,7 @@ class VerifierClient:
 
         Raises:
             UnavailableError: if the verifier does not answer.
-            IncompatibleError: if it does not tell what its passes take.
+            IncompatibleError: if what it says of its limits makes no sense.
         """
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
@@ -65,8 +66,9 @@ class VerifierClient:
         """From now on replies are expected of this process with this model.
 
         Raises:
-            IncompatibleError: if it does not tell what its passes take.
+            IncompatibleError: if what it says of its limits makes no sense.
         """
+        check_description(description)
         self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
         self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
@@ -125,13 +127,7 @@ class VerifierClient:
 
 
 def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
-    """What the verifier's passes take.
-
-    Raises:
-        IncompatibleError: if it does not tell.
-    """
-    if not verifier.pass_costs:
-        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
+    """What the passes of a verifier take, whose description was checked."""
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 

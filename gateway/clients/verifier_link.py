@@ -38,13 +38,17 @@ class VerifierLink:
         """Asks what it is; says whether this gateway can drive it.
 
         Raises:
-            IncompatibleError: the first time that it answers with another tokenizer.
+            IncompatibleError: the first time that it answers with another tokenizer, or with limits that make
+                no sense.
         """
         try:
             found = await VerifierClient(self.channel, self._hung_s).describe()
         except UnavailableError:
             self.description = None
             return False
+        except IncompatibleError as error:
+            self.description = None
+            return self._refuse(f"{self.address}: {error}")
         theirs = (found.tokenizer_fingerprint, found.text_fingerprint)
         for name, mine, other in zip(("vocabulary", "tokenizer"), self._fingerprints, theirs, strict=True):
             if other and mine != other:

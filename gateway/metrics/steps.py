@@ -36,7 +36,9 @@ class StepMetrics:
             "specinfer_preemptions", "Requests that had to give their cache to others.", registry=registry
         )
         self.failed_steps = Counter(
-            "specinfer_failed_steps", "Steps that failed by a fault of the gateway.", registry=registry
+            "specinfer_failed_steps",
+            "Steps, and requests in them, that failed by a fault of the gateway.",
+            registry=registry,
         )
         self.verifier_failures = Counter(
             "specinfer_verifier_failures", "Steps that the verifier did not answer.", registry=registry

@@ -59,7 +59,8 @@ class SystemMetrics:
         self.redis_outages = counter("redis_outages", "Times that Redis stopped answering.")
         self.redis_losses = counter("redis_losses", "Times that Redis had lost its data.")
         self.keeper_faults = counter(
-            "keeper_faults", "Faults of the gateway while it renewed leases or looked for requests."
+            "keeper_faults",
+            "Faults while leases were renewed, requests looked for or followed, or metrics shown.",
         )
         self.adopted_requests = counter(
             "adopted_requests", "Requests of another gateway that this one took over."

@@ -4,9 +4,12 @@ import asyncio
 import logging
 import time
 
+from gateway.clients.outage import LogPace
+from gateway.metrics import SystemMetrics
 from gateway.requests.feeds import Feed, Feeds
 from gateway.store.requests import RequestStore
-from specinfer.errors import NotFoundError, UnavailableError
+from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
+from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025
@@ -19,25 +22,30 @@ data."""
 class Follower:
     """Fills the feeds that no lane of this gateway fills."""
 
-    def __init__(self, feeds: Feeds, store: RequestStore) -> None:
-        self._feeds, self._store = feeds, store
+    def __init__(self, feeds: Feeds, store: RequestStore, metrics: SystemMetrics) -> None:
+        self._feeds, self._store, self._metrics = feeds, store, metrics
         self._missing_since: dict[str, float] = {}
+        self._pace = LogPace()
 
     async def run(self) -> None:
         """Looks until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             followed = self._feeds.followed()
-            if followed:
+            if not followed:
+                continue
+            try:
                 await self._look(followed)
+            except UnavailableError:
+                continue  # whoever renews the lease says so; the feeds go on when it answers
+            except Exception:  # a fault of ours: the next look may go better
+                if self._pace.due(time.monotonic()):
+                    log.exception("following %d requests failed", len(followed))
+                self._metrics.keeper_faults.inc()
 
     async def _look(self, followed: dict[str, Feed]) -> None:
         positions = {name: len(feed.tokens) for name, feed in followed.items()}
-        try:
-            found = await self._store.glimpse(positions)
-        except UnavailableError:
-            return  # whoever renews the lease says so; the feeds go on when it answers
-        for name, glimpse in found.items():
+        for name, glimpse in (await self._store.glimpse(positions)).items():
             feed = followed[name]
             if feed.local or feed.ending is not None:
                 continue  # a lane took it meanwhile
@@ -45,6 +53,10 @@ class Follower:
                 self._note_missing(name, feed)
                 continue
             self._missing_since.pop(name, None)
+            if isinstance(glimpse, FaultError):
+                log.error("%s", glimpse.for_logs, extra=about(name))
+                feed.fail(SpecInferError(glimpse.for_logs))
+                continue
             if glimpse.tokens or glimpse.ending:
                 feed.extend(positions[name], glimpse.tokens, glimpse.logprobs, glimpse.ending)
                 self._feeds.forget_if_idle(feed)

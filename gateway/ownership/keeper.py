@@ -83,7 +83,7 @@ class Keeper:
         deadline = self._adopt_from + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
-        await self._claim()
+        await self._claim(strict=True)
 
     async def _begun(self, last: bool) -> bool:
         """Whether Redis and a verifier answer.
@@ -197,10 +197,10 @@ class Keeper:
                     log.exception("looking for verifiers and requests failed")
                 self._metrics.keeper_faults.inc()
 
-    async def _claim(self) -> None:
+    async def _claim(self, strict: bool = False) -> None:
         if not self.draining:
             alive = self.renewal.alive
-            await self._lanes.claim(verifiers_to_claim(self._lanes.known, len(self._lanes), alive))
+            await self._lanes.claim(verifiers_to_claim(self._lanes.known, len(self._lanes), alive), strict)
 
     async def _adopt(self) -> None:
         """Takes requests that nobody owns, as many as its queues hold."""

@@ -118,11 +118,11 @@ class Lanes:
             elif isinstance(error, BaseException):
                 raise error
 
-    async def claim(self, most: int) -> None:
+    async def claim(self, most: int, strict: bool = False) -> None:
         """Starts lanes of up to so many verifiers that nobody drives.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model.
+            IncompatibleError: if a speculator does not fit the model, and `strict`.
             UnavailableError: if Redis does not answer.
         """
         for link in list(self.links.values()):
@@ -134,7 +134,7 @@ class Lanes:
                 link.holder = lease
                 continue
             most -= 1
-            await self._start(link, lease)
+            await self._start(link, lease, strict)
 
     async def keep(self, instance_id: str) -> None:
         """The lease of a lane is gone: claims it again, or ends the lane if another gateway has it."""
@@ -175,10 +175,10 @@ class Lanes:
         for link in self.links.values():
             await link.close()
 
-    async def _start(self, link: VerifierLink, lease: VerifierLease) -> None:
+    async def _start(self, link: VerifierLink, lease: VerifierLease, strict: bool) -> None:
         lane = self.by_instance[lease.instance_id] = Lane(self._shared, link, lease)
         try:
-            await lane.start()
+            await lane.start(strict)
         except SpecInferError:
             await self.end(lane)
             raise

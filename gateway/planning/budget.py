@@ -30,7 +30,7 @@ def derive_budget(
     if not per_step:
         batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
         most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
-        per_step = max(per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0))
+        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
     return NodeBudget(per_request, per_step, max_step_tokens)
 
 

@@ -38,11 +38,12 @@ def plan_entries(
 def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:
     """How many of its tokens that the verifier does not hold each request sends; 0: it has to wait.
 
-    One token is sent in any case. More than one shares the chunk.
+    Who lacks one token sends it in any case. Those that lack more share the chunk, which is not empty as long
+    as a step may have a token for every request.
     """
     lengths = [min(state.pending, 1) for state in states]
-    chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - len(states)))
     prompts = [index for index, state in enumerate(states) if state.pending > 1]
+    chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - (len(states) - len(prompts))))
     prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
     for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
         for index, length in _share_chunk(chunk, list(level), states):

@@ -165,6 +165,17 @@ class Scheduler:
         self._batch.preempt()
         return plan_entries(list(self._batch.running.values()), self._room, most_nodes, least_reach)
 
+    def unplannable(self) -> list[tuple[RequestState, Exception]]:
+        """Requests that no step could be planned with even if they were alone, and why: faults of ours."""
+        found = list[tuple[RequestState, Exception]]()
+        for state in self._states.values():
+            try:
+                self._room.to_admit(state.request, len(state.tokens))
+                plan_entries([state], self._room, None, 0.0)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+                found.append((state, error))
+        return found
+
     def take_preempted(self) -> list[str]:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
         return self._batch.take_preempted()

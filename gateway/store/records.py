@@ -2,13 +2,14 @@
 Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gateway.requests.ending import Ending
 from gateway.requests.request import GenerationRequest, Speculation
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH
+from specinfer.errors import FaultError, InvalidInputError
 from specinfer.sampling import SamplingParams
 
 
@@ -81,3 +82,47 @@ def encode_logprobs(logprobs: Sequence[float]) -> str:
 def decode_logprobs(text: str) -> list[float]:
     """What `encode_logprobs` wrote."""
     return [float(word) for word in text.split()]
+
+
+_DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)
+
+
+def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprobs: str, now: float) -> Record:
+    """A record from its fields in Redis; `now` is Redis's clock.
+
+    Raises:
+        FaultError: if they are not what this version writes.
+    """
+    try:
+        return Record(
+            decode_content(request_id, values["content"]),
+            values["digest"],
+            decode_tokens(tokens),
+            decode_logprobs(logprobs),
+            now - float(values["created"]),
+            values["model"] or "",
+            None if values["drawn"] is None else values["drawn"] == "1",
+            int(values["adoption"]),
+            None if values["end"] is None else Ending.from_json(values["end"]),
+        )
+    except _DAMAGED as error:
+        raise _unreadable(request_id, error) from error
+
+
+def read_glimpse(
+    request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str
+) -> Glimpse | FaultError | None:
+    """What is new of a request, from its state and end, tokens and logprobs; None if it is not there, an
+    error if that cannot be read."""
+    state, end = fields
+    if state is None:
+        return None
+    try:
+        ending = Ending.from_json(end) if end is not None else None
+        return Glimpse(decode_tokens(tokens), decode_logprobs(logprobs), ending)
+    except _DAMAGED as error:
+        return _unreadable(request_id, error)
+
+
+def _unreadable(request_id: str, error: Exception) -> FaultError:
+    return FaultError(f"request {request_id} cannot be read from Redis", error)

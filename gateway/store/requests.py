@@ -6,6 +6,7 @@ read on. Writing the same again changes nothing, so a call whose answer was lost
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -27,14 +28,21 @@ from gateway.store.keys import (
 from gateway.store.records import (
     Glimpse,
     Record,
-    decode_content,
-    decode_logprobs,
-    decode_tokens,
     encode_content,
     encode_logprobs,
     encode_tokens,
+    read_glimpse,
+    read_record,
 )
-from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
+from specinfer.errors import (
+    AlreadyExistsError,
+    ExhaustedError,
+    FaultError,
+    NotFoundError,
+)
+from specinfer.service.log_context import about
+
+log = logging.getLogger(__name__)
 
 _FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 
@@ -151,7 +159,18 @@ class RequestStore:
         """Takes up to so many requests that nobody owns and that began with one of these models, or not
         yet."""
         ids = await self._connection.run("adopt", self.gateway_id, most, *models)
-        return [record for record in [await self.load(request_id) for request_id in ids] if record]
+        return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
+
+    async def _load_or_end(self, request_id: str) -> Record | None:
+        """An adopted request; one that cannot be read ends, so that it does not keep others from going on."""
+        try:
+            return await self.load(request_id)
+        except FaultError as error:
+            log.error("%s", error.for_logs, exc_info=error, extra=about(request_id))
+            ending = Ending(FinishReason.ERROR, "what Redis has of it cannot be read", retryable=False)
+            await self.disown([request_id])
+            await self._end_unowned(request_id, ending)
+            return None
 
     async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
         """From now on nobody owns these requests.
@@ -163,26 +182,22 @@ class RequestStore:
             await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """A request with everything that is known of it; None if it is not there or another caller's."""
+        """A request with everything that is known of it; None if it is not there or another caller's.
+
+        Raises:
+            FaultError: if what is there cannot be read.
+            UnavailableError: if Redis does not answer.
+        """
         fields, tokens, logprobs, time = await self._connection.answer(self._read(request_id))
         values = dict(zip(_FIELDS, fields, strict=True))
         if values["content"] is None or (caller is not None and values["caller"] != caller.name):
             return None
         seconds, microseconds = time
-        return Record(
-            decode_content(request_id, values["content"]),
-            values["digest"],
-            decode_tokens(tokens or ""),
-            decode_logprobs(logprobs or ""),
-            seconds + microseconds / 1e6 - float(values["created"]),
-            values["model"] or "",
-            None if values["drawn"] is None else values["drawn"] == "1",
-            int(values["adoption"]),
-            None if values["end"] is None else Ending.from_json(values["end"]),
-        )
+        return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
 
-    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | None]:
-        """What is new of requests of which so many tokens are known; None for those that are not there.
+    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | FaultError | None]:
+        """What is new of requests of which so many tokens are known; None for those that are not there, an
+        error for those that cannot be read.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -195,7 +210,7 @@ class RequestStore:
                 pipe.getrange(logprobs_key(request_id), start * LOGPROB_WIDTH, -1)
             answers = await self._connection.answer(pipe.execute())
         rows = [answers[at : at + 3] for at in range(0, len(answers), 3)]
-        return {name: _glimpse(*row) for name, row in zip(positions, rows, strict=True)}
+        return {name: read_glimpse(name, *row) for name, row in zip(positions, rows, strict=True)}
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
         """Lets whoever owns a request end it.
@@ -240,8 +255,12 @@ class RequestStore:
         await self._connection.run("discard", request_id, self.gateway_id)
 
     async def _cancel(self, request_id: str, edge: str) -> str:
-        ending = Ending(FinishReason.CANCELLED).to_json()
-        return str(await self._connection.run("cancel", request_id, ending, self._retention_s, edge))
+        return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
+
+    async def _end_unowned(self, request_id: str, ending: Ending, edge: str = "") -> str:
+        """Ends a request that nobody owns; of another one its owner is asked."""
+        arguments = (request_id, ending.to_json(), self._retention_s, edge)
+        return str(await self._connection.run("cancel", *arguments))
 
     async def _read(self, request_id: str) -> list[object]:
         async with self._connection.redis.pipeline(transaction=True) as pipe:
@@ -272,11 +291,3 @@ def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
         str(int(item.state.drawn_for)),
         ending,
     ]
-
-
-def _glimpse(fields: list[str | None], tokens: str, logprobs: str) -> Glimpse | None:
-    state, end = fields
-    if state is None:
-        return None
-    ending = Ending.from_json(end) if end is not None else None
-    return Glimpse(decode_tokens(tokens), decode_logprobs(logprobs), ending)

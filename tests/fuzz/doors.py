@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tests.fuzz.descriptions import DescriptionDoor
 from tests.fuzz.door import Door
 from tests.fuzz.generate import GenerateDoor
 from tests.fuzz.replies import ReplyDoor
@@ -11,6 +12,7 @@ DOORS: dict[str, Callable[[], Door]] = {
     "generate": GenerateDoor,
     "draft-reply": lambda: ReplyDoor("drafts"),
     "verify-reply": lambda: ReplyDoor("verdicts"),
+    "describe-reply": DescriptionDoor,
     "verify-request": lambda: RequestDoor("verifier"),
     "draft-request": lambda: RequestDoor("speculator"),
 }

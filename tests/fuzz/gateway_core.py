@@ -36,12 +36,20 @@ class GatewayCore:
     """The parts that see what services answer."""
 
     def __init__(
-        self, services: Services, speculators: Sequence[int], drafts: Tamper, verdicts: Tamper, adaptive: bool
+        self,
+        services: Services,
+        speculators: Sequence[int],
+        drafts: Tamper,
+        verdicts: Tamper,
+        adaptive: bool,
+        described: Tamper = untouched,
     ) -> None:
-        """Asks these of the speculator services; `drafts` and `verdicts` may change what they answer."""
+        """Asks these of the speculator services; `drafts` and `verdicts` may change what services answer,
+        `described` what speculator services say of themselves."""
         policy = PoolPolicy(deadline_s=60.0, vocab_size=VOCABULARY, tokenizer_fingerprint=FINGERPRINT)
         channels: list[tuple[str, Any]] = [
-            (f"speculator {i}", InlineChannel(services.speculators[i], drafts)) for i in speculators
+            (f"speculator {i}", InlineChannel(services.speculators[i], drafts, described))
+            for i in speculators
         ]
         self.pool, self.client = SpeculatorPool(channels, policy), policy.client
         channel: Any = InlineChannel(services.verifier, verdicts)

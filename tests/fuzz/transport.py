@@ -42,9 +42,11 @@ class InlineContext:
 class InlineChannel:
     """Calls the methods of a servicer."""
 
-    def __init__(self, servicer: Any, tamper: Tamper = lambda reply: reply) -> None:
-        """`tamper` sees the replies of streams."""
-        self._servicer, self._tamper = servicer, tamper
+    def __init__(
+        self, servicer: Any, tamper: Tamper = lambda reply: reply, described: Tamper = lambda reply: reply
+    ) -> None:
+        """`tamper` sees the replies of streams, `described` those of `Describe`."""
+        self._servicer, self._tamper, self._described = servicer, tamper, described
 
     def stream_stream(self, path: str, **codec: Any) -> Callable[..., "_Stream"]:
         """See `grpc.aio.Channel`."""
@@ -53,10 +55,12 @@ class InlineChannel:
 
     def unary_unary(self, path: str, **codec: Any) -> Callable[..., Any]:
         """See `grpc.aio.Channel`."""
-        method = getattr(self._servicer, path.rsplit("/", 1)[1])
+        name = path.rsplit("/", 1)[1]
+        method = getattr(self._servicer, name)
 
         async def call(request: Any, **_: Any) -> Any:
-            return _travelled(await method(_travelled(request), InlineContext()))
+            reply = _travelled(await method(_travelled(request), InlineContext()))
+            return self._described(reply) if name == "Describe" else reply
 
         return call
 

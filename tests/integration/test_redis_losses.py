@@ -4,12 +4,14 @@ import asyncio
 import secrets
 from typing import Any
 
+import grpc
+import pytest
 from redis.asyncio import Redis
 
 from gateway.requests.caller import ANYBODY, Caller
 from gateway.requests.request import FinishReason, GenerationRequest
 from gateway.requests.step import Progress
-from gateway.store.keys import PREFIX, tokens_key
+from gateway.store.keys import PREFIX, request_key, tokens_key
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
@@ -227,3 +229,46 @@ async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url:
         system.store.append = slow  # type: ignore[method-assign]
         found = await asyncio.gather(*(system.tokens([*PROMPT, 20 + i], max_new_tokens=60) for i in range(4)))
         assert found == [greedy([*PROMPT, 20 + i], 60) for i in range(4)]
+
+
+async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Were its adoption to fail, all that are adopted with it would wait for ever."""
+    async with running_system(redis_url, lease_s=0.6) as system:
+        damaged, whole = asked(), [asked() for _ in range(3)]
+        system.gateway.keeper._adopt_from = asyncio.get_running_loop().time() + 1.0
+        for request in (damaged, *whole):
+            await system.store.create(request, "digest", ANYBODY, owned=False)
+        async with Redis.from_url(redis_url) as redis:
+            await redis.set(tokens_key(damaged.request_id), "5       no token")
+        for request in whole:
+            replies = await asyncio.wait_for(rest(system.stub, request.request_id, 0), 20)
+            assert tokens_of(replies) == greedy(PROMPT, 16)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(rest(system.stub, damaged.request_id, 0), 20)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        async with Redis.from_url(redis_url, decode_responses=True) as redis:
+            assert await redis.hget(request_key(damaged.request_id), "state") == "finished"
+    told = [getattr(r, "request_id", "") for r in caplog.records if "cannot be read" in r.getMessage()]
+    assert set(told) == {damaged.request_id}
+
+
+async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(redis_url: str) -> None:
+    async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
+        requests = [request_for(PROMPT, max_new_tokens=LONG) for _ in range(2)]
+        readers = [await begin(system.stub, request) for request in requests]
+        damaged, followed = [attach(stub, request.request_id) for request in requests]
+        for reader in (damaged, followed):
+            assert await reader.read()
+        key = tokens_key(requests[0].request_id)
+        async with Redis.from_url(redis_url) as redis:
+            for _ in range(5):  # its owner goes on writing
+                await redis.setrange(key, 0, "no token" * 300)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(damaged.finish(), 20)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert not other.running.done(), "the gateway goes on"
+        assert await followed.finish() == greedy(PROMPT, LONG)
+        assert await readers[1].finish() == greedy(PROMPT, LONG)
+        readers[0].call.cancel()

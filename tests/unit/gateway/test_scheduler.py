@@ -1,5 +1,7 @@
 """The scheduler as a pure state machine, and the budget."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,16 @@ def test_two_prompts_share_one_chunk_per_step() -> None:
     assert lengths[1] == {"a": 2, "b": 2}
     assert lengths[2] == {"a": 1, "b": 4}
     assert all(sum(n for n in row.values() if n > 1) <= 4 for row in lengths)
+
+
+def test_prompts_are_read_where_a_step_may_have_only_one_token_for_each_request() -> None:
+    """The chunk was what a step may have less a token for every prompt, too: nothing was left, for ever."""
+    s = scheduler(replace(LIMITS, max_step_tokens=3, max_waiting=3))
+    for name in "abc":
+        s.submit(request(name, prompt=5, new=2), 0.0)
+    for _ in range(20):
+        assert sum(len(entry.delta) for entry in step(s)) <= 3
+    assert not s.states, "all of them end"
 
 
 def test_accepted_tokens_and_bonus_are_committed() -> None:

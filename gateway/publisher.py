@@ -1,0 +1,47 @@
+"""Tells of what has become durable: to the streams of this gateway, and to operators."""
+
+import logging
+from collections.abc import Sequence
+
+from gateway.journal import Journal
+from gateway.requests.ending import Ending
+from gateway.requests.feeds import Feeds
+from gateway.requests.step import Progress
+from specinfer.errors import SpecInferError
+
+log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """One lane's. A fault in it costs a stream, never the lane."""
+
+    def __init__(self, feeds: Feeds, journal: Journal, names: Sequence[str]) -> None:
+        """`names` are those of the speculators, by number."""
+        self._feeds, self._journal, self._names = feeds, journal, names
+
+    def publish(self, item: Progress) -> None:
+        """Shows new tokens of a request, or its end, which are stored."""
+        self.tell(item)
+        feed = self._feeds.get(item.request_id)
+        if feed is None or feed.failure is not None:
+            return
+        try:
+            ending = Ending.of(item.state, self._names) if item.final else None
+            feed.extend(item.start, item.tokens, item.logprobs, ending)
+        except Exception as error:  # noqa: BLE001  # who reads it elsewhere, or comes back, may still get it
+            self.break_off(item.request_id, self._journal.fault(item.request_id, error))
+        self._feeds.forget_if_idle(feed)
+
+    def tell(self, item: Progress) -> None:
+        """Counts and logs it; nothing depends on that."""
+        try:
+            self._journal.progress(item)
+        except Exception:
+            log.exception("what a step brought is not counted")
+
+    def break_off(self, request_id: str, why: str) -> None:
+        """Ends a request's streams at this gateway, by a fault of ours."""
+        feed = self._feeds.get(request_id)
+        if feed is not None:
+            feed.fail(SpecInferError(why))
+            self._feeds.moved([request_id])

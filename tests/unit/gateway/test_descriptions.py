@@ -1,0 +1,91 @@
+"""What services say of themselves is checked before anything is built on it."""
+
+from typing import Any
+
+import pytest
+
+from gateway.clients.speculator import SpeculatorService
+from gateway.clients.speculator_directory import SpeculatorDirectory
+from gateway.clients.verifier import VerifierClient
+from gateway.planning.budget import derive_budget
+from gateway.planning.pass_times import PassCurve
+from specinfer.errors import IncompatibleError
+from specinfer.v1 import speculator_pb2, verifier_pb2
+from tests.fuzz.services import Services
+from tests.fuzz.table_target import TableTarget
+from tests.fuzz.transport import InlineChannel
+from tests.integration.test_speculator_pool import POLICY
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vocab_size", 0),
+        ("max_requests", 0),
+        ("max_nodes", 0),
+        ("max_nodes", 2**32 - 1),
+        ("max_step_tokens", 1),
+        ("kv_capacity_tokens", 0),
+        ("kv_block_tokens", 0),
+    ],
+)
+async def test_limits_of_a_verifier_that_make_no_sense_are_named(field: str, value: int) -> None:
+    def described(reply: Any) -> Any:
+        setattr(reply, field, value)
+        return reply
+
+    channel: Any = InlineChannel(Services(TableTarget()).verifier, described=described)
+    with pytest.raises(IncompatibleError, match=f"{field} = {value}: must be from"):
+        await VerifierClient(channel).describe()
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [0, 64], list(range(1, 2000))], ids=["none", "of nothing", "too many"]
+)
+async def test_costs_of_passes_that_make_no_sense_are_refused(tokens: list[int]) -> None:
+    def described(reply: Any) -> Any:
+        del reply.pass_costs[:]
+        reply.pass_costs.extend(verifier_pb2.PassCost(tokens=n, microseconds=5) for n in tokens)
+        return reply
+
+    channel: Any = InlineChannel(Services(TableTarget()).verifier, described=described)
+    with pytest.raises(IncompatibleError, match="pass_costs"):
+        await VerifierClient(channel).describe()
+
+
+def test_a_verifier_of_one_request_has_a_budget() -> None:
+    assert derive_budget(PassCurve([(1, 0.001)]), 1, 0, 2).per_request == 0
+
+
+def description(*names: str) -> speculator_pb2.DescribeSpeculatorReply:
+    return speculator_pb2.DescribeSpeculatorReply(
+        speculators=[speculator_pb2.SpeculatorDescription(name=name) for name in names]
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ([f"s{i}" for i in range(65)], "65 speculators: at most 64"),
+        (["good", ""], "name of 0 characters"),
+        (["x" * 129], "name of 129 characters"),
+    ],
+    ids=["many", "nameless", "long"],
+)
+def test_what_a_service_may_call_its_speculators_is_bounded(names: list[str], why: str) -> None:
+    with pytest.raises(IncompatibleError, match=why):
+        SpeculatorDirectory(POLICY)._check("x", description(*names))
+
+
+def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
+    """Numbers stay, and so do the metrics under each name."""
+    directory = SpeculatorDirectory(POLICY)
+    service = SpeculatorService("x", None, None)  # type: ignore[arg-type]
+    for number in range(256):
+        found = description(f"s{number}")
+        directory._check("x", found)
+        directory._enrol(service, found)
+    directory._check("x", description("s7"))
+    directory._check("y", description("s256"))
+    with pytest.raises(IncompatibleError, match="x has had 256 speculators"):
+        directory._check("x", description("s256"))
