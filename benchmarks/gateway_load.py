@@ -43,9 +43,7 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Tokens per request.")] = 128,
     step_ms: Annotated[float, typer.Option(help="Time of a pass, in milliseconds.")] = 20.0,
     store_turns: Annotated[int, typer.Option(help="Turns with and without the store.")] = 5,
-    keys: Annotated[
-        str, typer.Option(help="Ten API keys, separated by commas, that the gateway knows.")
-    ] = "",
+    keys: Annotated[bool, typer.Option(help="Callers have API keys, where it is measured who waits.")] = True,
     minutes: Annotated[float, typer.Option(help="How long a soak watches memory.")] = 30.0,
     model: Annotated[str, typer.Option(help="Model whose tokenizer is used.")] = DEFAULT_MODEL,
     gateway: Annotated[str, typer.Option(help="More settings of the gateway: NAME=VALUE,...")] = "",
@@ -60,12 +58,11 @@ def main(
     sizes = [int(size) for size in batches.split(",")]
     flags = dict(pair.split("=", 1) for pair in gateway.split(",") if pair)
     setup = Setup(model, step_ms, max(sizes), flags=flags)
-    known = [key for key in keys.split(",") if key]
     measures: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
         "steps": lambda: by_batch(setup, sizes, new_tokens),
         "crowd": lambda: crowd(setup, streams, new_tokens),
         "store": lambda: store_share(setup, new_tokens, store_turns),
-        "fairness": lambda: fairness(setup, new_tokens, known),
+        "fairness": lambda: fairness(setup, new_tokens, keys),
         "soak": lambda: soak(setup, streams, new_tokens, 60 * minutes),
     }
     report: dict[str, Any] = {"about": about_this_run(), "step_ms": step_ms, "new_tokens": new_tokens}

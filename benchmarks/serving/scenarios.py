@@ -2,9 +2,11 @@
 
 import asyncio
 import statistics
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.steps import FixedStep, added_ms, slope, spread
@@ -12,6 +14,7 @@ from benchmarks.serving.streams import Order, Outcome
 from benchmarks.serving.system import GATEWAY, GATEWAY_WITHOUT_STORE, ServingSystem, Setup
 from benchmarks.serving.usage import MemoryWatch, cpu_seconds, resident_mib
 from specinfer.errors import InvalidInputError
+from specinfer.service.api_keys import make_key, write_keys
 
 FEW, MANY = 5, 900
 """Requests of each modest caller and of the greedy one, where fairness is measured."""
@@ -84,25 +87,34 @@ async def store_share(setup: Setup, new_tokens: int, turns: int) -> dict[str, An
     }
 
 
-async def fairness(setup: Setup, new_tokens: int, keys: Sequence[str]) -> dict[str, Any]:
+async def fairness(setup: Setup, new_tokens: int, with_keys: bool) -> dict[str, Any]:
     """How long requests of a caller with many and of callers with few wait for their first token.
 
     Args:
-        keys: API keys, the greedy caller's first; without keys all are one caller to the gateway.
+        with_keys: each caller has an API key; without keys all are one caller to the gateway.
     """
-    known = [*keys, *([""] * (1 + _MODEST_CALLERS - len(keys)))][: 1 + _MODEST_CALLERS]
-    orders = [
-        Order(MANY, new_tokens, key=known[0]),
-        *(Order(FEW, new_tokens, key=key, delay_s=_HEAD_START_S) for key in known[1:]),
-    ]
-    async with ServingSystem(setup) as system:
-        greedy, *modest = await system.run(orders)
+    with tempfile.TemporaryDirectory(prefix="specinfer-load-keys-") as directory:
+        keys = _callers(Path(directory) / "keys") if with_keys else [""] * (1 + _MODEST_CALLERS)
+        flags = {**setup.flags, "key-file": str(Path(directory) / "keys")} if with_keys else setup.flags
+        orders = [
+            Order(MANY, new_tokens, key=keys[0]),
+            *(Order(FEW, new_tokens, key=key, delay_s=_HEAD_START_S) for key in keys[1:]),
+        ]
+        async with ServingSystem(replace(setup, flags=flags)) as system:
+            greedy, *modest = await system.run(orders)
     few = [outcome for outcomes in modest for outcome in outcomes]
     return {
-        "keys": len(keys),
+        "keys": len(keys) if with_keys else 0,
         "greedy": {"requests": len(greedy), "ttft_s": _ttft(greedy), "failed": _failed(greedy)},
         "modest": {"requests": len(few), "ttft_s": _ttft(few), "failed": _failed(few)},
     }
+
+
+def _callers(file: Path) -> list[str]:
+    """Keys of the greedy caller and of the modest ones, which a gateway knows by the file."""
+    made = [make_key(f"caller-{number}") for number in range(1 + _MODEST_CALLERS)]
+    write_keys(file, [key for _, key in made])
+    return [secret for secret, _ in made]
 
 
 async def soak(setup: Setup, streams: int, new_tokens: int, seconds: float) -> dict[str, Any]:

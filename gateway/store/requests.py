@@ -40,7 +40,6 @@ from specinfer.errors import (
     FaultError,
     NotFoundError,
 )
-from specinfer.service.log_context import about
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ class RequestStore:
         try:
             return await self.load(request_id)
         except FaultError as error:
-            log.error("%s", error.for_logs, exc_info=error, extra=about(request_id))
+            log.error("%s", error.for_logs, exc_info=error, extra={"request_id": request_id})
             ending = Ending(FinishReason.ERROR, "what Redis has of it cannot be read", retryable=False)
             await self.disown([request_id])
             await self._end_unowned(request_id, ending)
