@@ -17,7 +17,6 @@ from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
-from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.node_threshold import NO_NODES, NodeThreshold
 from gateway.planning.planner import PLAIN, Choice, Planner
@@ -26,6 +25,7 @@ from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress, StepEntry
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
+from specinfer.speculators.calibration import Calibration
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1

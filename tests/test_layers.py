@@ -111,6 +111,22 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"specinfer.client.errors", "specinfer.client.failure", "specinfer.v1"},
         set(),
     ),
+    "specinfer.speculators": (
+        {
+            *(f"specinfer.{name}" for name in ("entry_status", "errors", "sampling", "service", "tree")),
+            *(f"specinfer.{name}" for name in ("speculators", "v1", "wire")),
+        },
+        {"grpc", "numpy"},
+    ),
+    "specinfer.speculators.calibration": ({"specinfer.tree"}, {"numpy"}),
+    "specinfer.speculators.deadline": (set(), set()),
+    "specinfer.integrations": (
+        {
+            *(f"specinfer.{name}" for name in ("errors", "integrations", "service", "speculators")),
+            *(f"specinfer.{name}" for name in ("tokenizer", "tree")),
+        },
+        {"numpy", "pydantic", "pydantic_settings", "transformers"},
+    ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
     "verifier_svc.acceptance": (
         {
@@ -148,7 +164,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "gateway.planning": (
-        {"specinfer.tree", "specinfer.entry_status", "gateway.planning", "gateway.requests"},
+        {
+            *("specinfer.tree", "specinfer.entry_status", "specinfer.speculators.calibration"),
+            *("gateway.planning", "gateway.requests"),
+        },
         {"numpy"},
     ),
     "gateway.requests.caller": (set(), set()),
@@ -192,7 +211,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
                 f"specinfer.{name}"
                 for name in ("errors", "entry_status", "sampling", "tree", "tokenizer", "hub", "wire")
             ),
-            *(f"specinfer.{name}" for name in ("service", "v1")),
+            *(f"specinfer.{name}" for name in ("service", "speculators", "v1")),
         },
         SERVICE,
     ),
@@ -213,8 +232,11 @@ PURE = (
 FORBIDDEN_STDLIB = {
     **{
         f"gateway.clients.{name}": {"asyncio", "time"}
-        for name in ("addresses", "deadline", "pool_policy", "quarantine", "tree_share")
+        for name in ("addresses", "pool_policy", "quarantine", "tree_share")
     },
+    **{f"specinfer.speculators.{name}": {"asyncio", "time"} for name in ("calibration", "deadline")},
+    "specinfer.speculators.service": {"asyncio", "time"},
+    "specinfer.integrations.vllm.contexts": {"asyncio", "time"},
     "specinfer.client.resume": {"asyncio", "random", "time"},
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.drafts.prompts import Prompt
-from gateway.planning.calibration import Calibration
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams, draft_seed
+from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import Drafter, DraftJob
 from verifier_svc.engine import VerifierEngine

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import exp
 
 from gateway.planning.budget import derive_budget
-from gateway.planning.calibration import Calibration
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import Choice, Planner, StepReport
+from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 CURVE = PassCurve(

@@ -20,7 +20,7 @@ from gateway.requests.step import StepEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.sampling import draft_seed
-from specinfer.service.stream import MessageStream
+from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 200
 """Characters of a service's message that are logged."""
-
-CONTEXT_CHUNK = 1024
-"""Most context tokens sent to a service in one iteration."""
 
 
 class Asked(NamedTuple):
@@ -58,7 +55,7 @@ class SpeculatorService:
 
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub
-    stream: MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
+    stream: DraftStream
     members: tuple[int, ...] = ()
     """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
     reached."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import grpc
 
-from gateway.clients.deadline import StepTimes
 from gateway.clients.pool_policy import PoolPolicy as PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.speculator_directory import SpeculatorDirectory
@@ -22,6 +21,8 @@ from gateway.requests.step import StepEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
+from specinfer.speculators.deadline import StepTimes
+from specinfer.speculators.drafts import exchange_drafts
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
@@ -153,7 +154,9 @@ class SpeculatorPool:
         )
         service.busy = True
         try:
-            reply = await self._exchange(service, request)
+            reply = await exchange_drafts(
+                service.address, service.stream, request, service.description, self._policy.hung_s
+            )
         except UnavailableError as error:
             service.books.count("failed", _drafts(asked))
             self._lost(service, error)
@@ -174,26 +177,6 @@ class SpeculatorPool:
         service.last_seconds = time.perf_counter() - started
         if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
             times.append(service.draft_time(reply))
-
-    async def _exchange(
-        self, service: SpeculatorService, request: speculator_pb2.DraftRequest
-    ) -> speculator_pb2.DraftReply:
-        """The answer of the service that was described.
-
-        Raises:
-            UnavailableError: if there is none.
-            ServiceChangedError: if another process answers.
-        """
-        reply = await service.stream.exchange(request, self._policy.hung_s)
-        if reply.step_id != request.step_id:
-            service.stream.reset()
-            raise UnavailableError(
-                f"{service.address}: answered step {reply.step_id} instead of {request.step_id}"
-            )
-        expected = service.description.instance_id if service.description else ""
-        if expected and reply.instance_id and reply.instance_id != expected:
-            raise ServiceChangedError(f"{service.address}: another process answers there now")
-        return reply
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
         """Leaves a service out until it was described again."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from gateway.requests.step import StepEntry
 from specinfer.errors import MalformedTreeError
+from specinfer.speculators.drafts import sound_draft
 from specinfer.tree import TokenTree
 from specinfer.tree.token_tree import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
-from specinfer.tree.topology import depths
 from specinfer.v1 import tree_pb2
-from specinfer.wire.tree_codec import decode_tree, most_bytes
+from specinfer.wire.tree_codec import most_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,11 @@ class TreeShare:
 def sound_tree(
     message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
 ) -> TokenTree:
-    """The tree of a message. Also checks what only the gateway can know: the root, how deep this tree may be,
-    and the speculator's share.
+    """The tree of a message, which keeps to what was asked for and to the speculator's share.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
     """
-    tree = decode_tree(message, speculator)
-    tree.validate(vocab_size, entry.limits.nodes + 1)
-    if tree.root_token_id != entry.delta[-1]:  # the state may have moved on since
-        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
-    depth = int(depths(tree.parents).max())
-    if depth > entry.limits.depth:
-        raise MalformedTreeError("tree.depth", depth, f"deeper than {entry.limits.depth}")
+    tree = sound_draft(message, speculator, entry.delta[-1], entry.limits, vocab_size)
     share.check(tree)
     return tree

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.planning.acceptance import Outcomes
-from gateway.planning.calibration import Calibration
 from gateway.planning.latency import DraftTime
 from gateway.planning.planner import Choice, Planner, StepReport
 from gateway.requests.request import Speculation
 from gateway.requests.speculation import TreeOutcome
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
+from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import Drafts
 from gateway.planning.node_threshold import NodeThreshold
 from gateway.requests.request import Speculation
 from gateway.requests.step import StepEntry
+from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, cut_trees, merge_trees
 
 

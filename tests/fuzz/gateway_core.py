@@ -11,7 +11,6 @@ from typing import Any
 
 from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
-from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.planner import Planner
 from gateway.planning.trees import trees_to_verify
@@ -20,6 +19,7 @@ from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler, SchedulerLimits
 from gateway.requests.step import Progress
 from specinfer.errors import SpecInferError
+from specinfer.speculators.calibration import Calibration
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.system import VOCABULARY

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.planning.calibration import Calibration
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
@@ -15,6 +14,7 @@ from gateway.requests.request import GenerationRequest, RequestState, Speculatio
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
+from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TreeLimits, merge_trees
 from tests.oracle import chain
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.clients.deadline import LEAST_S, TIMES, StepTimes, draft_deadline
 from gateway.clients.pool_policy import PoolPolicy
+from specinfer.speculators.deadline import LEAST_S, TIMES, StepTimes, draft_deadline
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Which request a row is: vLLM hands over rows of tokens without request ids, and rows move. Pure.
+
+A context only grows, so a row belongs to a context that it begins with. One whose length is that of the row
+without the tokens of this step is looked up; where there is none, the longest one that the row begins with
+is searched. Two rows of the same tokens may take each other's contexts, which are the same, too.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from specinfer.speculators.service import Drafts
+from specinfer.tree.token_tree import Int32
+
+_TAIL = 8
+"""Last tokens of a context by which it is looked up; all of them are compared then."""
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What is known of one request."""
+
+    request_id: str
+    tokens: Int32
+    """[T] as they were in its latest step."""
+    drafts: Drafts = field(default_factory=list)
+    """What speculators said about it in its latest step."""
+    path: list[int] = field(default_factory=list)
+    """What was proposed to vLLM then."""
+    unseen: int = 0
+    """Steps since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of vLLM's batch."""
+
+    tokens: Int32
+    """[T] prompt and committed tokens."""
+    new: int
+    """How many of them came in this step."""
+
+
+class Contexts:
+    """The requests of the latest steps.
+
+    Args:
+        patience: steps after which a request that does not come back has ended.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience, self._ids = patience, count(1)
+        self._contexts: list[Context] = []
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def match(self, rows: Sequence[Row]) -> list[Context]:
+        """The context of each row, made where there is none; its tokens are those of the step before."""
+        found = self._by_length(rows)
+        taken = set(map(id, found))
+        left = [context for context in self._contexts if id(context) not in taken]
+        for place, row in enumerate(rows):
+            if found[place] is None:
+                fitting = [context for context in left if _begins_with(row.tokens, context.tokens)]
+                if fitting:
+                    longest = max(fitting, key=lambda context: len(context.tokens))
+                    left.remove(longest)
+                    found[place] = longest
+        return self._seen([context or self._new() for context in found])
+
+    def ended(self) -> list[str]:
+        """Requests that did not come back; they are known no more."""
+        gone = [context for context in self._contexts if context.unseen > self._patience]
+        self._contexts = [context for context in self._contexts if context.unseen <= self._patience]
+        return [context.request_id for context in gone]
+
+    def _by_length(self, rows: Iterable[Row]) -> list[Context | None]:
+        places: dict[tuple[int, bytes], list[Context]] = {}
+        for context in self._contexts:
+            places.setdefault(_key(context.tokens), []).append(context)
+        return [_take(places.get(_key(row.tokens[: len(row.tokens) - row.new]), []), row) for row in rows]
+
+    def _new(self) -> Context:
+        return Context(str(next(self._ids)), np.zeros(0, np.int32))
+
+    def _seen(self, found: list[Context]) -> list[Context]:
+        for context in self._contexts:
+            context.unseen += 1
+        known = set(map(id, self._contexts))
+        self._contexts += [context for context in found if id(context) not in known]
+        for context in found:
+            context.unseen = 0
+        return found
+
+
+def _key(tokens: Int32) -> tuple[int, bytes]:
+    return len(tokens), tokens[-_TAIL:].tobytes()
+
+
+def _take(candidates: list[Context], row: Row) -> Context | None:
+    """Takes the first of the candidates that the row begins with."""
+    for place, context in enumerate(candidates):
+        if _begins_with(row.tokens, context.tokens):
+            return candidates.pop(place)
+    return None
+
+
+def _begins_with(tokens: Int32, start: Int32) -> bool:
+    length = len(start)
+    return length <= len(tokens) and bool(np.array_equal(tokens[:length], start))

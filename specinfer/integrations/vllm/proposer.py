@@ -1,0 +1,188 @@
+"""The class that vLLM loads: rows of tokens in, proposed tokens out, by way of speculator services.
+
+    rows -> requests (contexts.py) -> what became of their last drafts (calibration)
+         -> trees of all services that answer in time (speculators/pool.py) -> merged -> best path
+
+vLLM checks sequences, so of a merged tree one path is proposed. It is chosen without knowledge of the noise
+by which vLLM samples, and sent without a distribution; so vLLM's rejection is exact, greedy or sampled.
+
+An exception in `propose` would end the engine: a fault of ours costs drafts, is logged and counted.
+"""
+
+import atexit
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specinfer.integrations.vllm.contexts import Context, Contexts, Row
+from specinfer.integrations.vllm.loop_thread import LoopThread
+from specinfer.integrations.vllm.settings import VllmSettings
+from specinfer.service.channel import open_channel
+from specinfer.speculators.calibration import Calibration
+from specinfer.speculators.deadline import StepTimes, draft_deadline
+from specinfer.speculators.pool import Pool, Target
+from specinfer.speculators.service import Drafts, Question
+from specinfer.tokenizer import vocabulary_fingerprint
+from specinfer.tree import TreeLimits, merge_trees
+from specinfer.tree.path import best_path
+from specinfer.tree.token_tree import Int32
+
+log = logging.getLogger(__name__)
+
+_MOST_DEADLINE_S = 5.0
+"""Most that a deadline in proportion may be, as in the gateway."""
+
+
+class SpeculatorPool:
+    """Proposes for vLLM what speculator services draft."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Connects to the services that $SPECINFER_VLLM_SPECULATORS names.
+
+        Args:
+            vllm_config: vLLM's `VllmConfig`.
+
+        Raises:
+            SettingError: naming the variable that is missing or bad.
+            IncompatibleError: if a service has another tokenizer than vLLM's model.
+        """
+        self._settings = VllmSettings.load()
+        parallel = vllm_config.parallel_config
+        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._longest = int(vllm_config.model_config.max_model_len)
+        self._contexts = Contexts(patience=2 * int(parallel.pipeline_parallel_size))
+        self._calibration, self._step_times = Calibration(), StepTimes()
+        self.counters: Counter[str] = Counter()
+        """rounds, requests, tokens proposed and accepted, faults; `outcomes` are those of the services."""
+        # vLLM takes the drafts of the first rank of a tensor-parallel group and gives them to all
+        self._asks = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
+        if self._asks:
+            self._connect(vllm_config.model_config)
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Part of vLLM's interface of proposers: there is no model here."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: "np.ndarray[Any, Any]",
+        token_ids_cpu: "np.ndarray[Any, Any]",
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """At most `num_speculative_tokens` tokens that may follow each of B rows; none if none came in time.
+
+        Args:
+            sampled_token_ids: [B] tokens that each row got in this step; none while its prompt is being read.
+            num_tokens_no_spec: [B] tokens of each row, those included.
+            token_ids_cpu: [B or more, longest] tokens of all rows.
+            slot_mappings: places in vLLM's cache; not used.
+        """
+        proposed: list[list[int]] = [[] for _ in sampled_token_ids]
+        if not self._asks:
+            return proposed
+        rows = {
+            place: Row(token_ids_cpu[place, : num_tokens_no_spec[place]].astype(np.int32), len(new))
+            for place, new in enumerate(sampled_token_ids)
+            if len(new)
+        }
+        try:
+            for place, path in zip(rows, self._propose(list(rows.values())), strict=True):
+                proposed[place] = path
+        except Exception:
+            self.counters["faults"] += 1
+            log.exception("a fault cost the drafts of %d rows", len(rows))
+        return proposed
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """What became of drafts and rounds, all services together (see `SpeculatorService`)."""
+        return self._pool.outcomes if self._asks else Counter()
+
+    @property
+    def client(self) -> str:
+        """By what name the services know us."""
+        return self._pool.client
+
+    def close(self) -> None:
+        """Ends the connections."""
+        if self._asks:
+            self._asks = False
+            atexit.unregister(self.close)
+            self._thread.call(self._pool.close())
+            self._thread.stop()
+            log.info("proposals: %s; drafts: %s", dict(self.counters), dict(self._pool.outcomes))
+
+    def _connect(self, model_config: Any) -> None:
+        target = Target(int(model_config.get_vocab_size()), tokenizer_fingerprint(model_config))
+        self._thread = LoopThread("specinfer-speculators")
+        self._pool = self._thread.call(_connected(self._settings, target))
+        atexit.register(self.close)
+
+    def _propose(self, rows: list[Row]) -> list[list[int]]:
+        self._step_times.begins(time.perf_counter())
+        contexts = self._contexts.match(rows)
+        for context, row in zip(contexts, rows, strict=True):
+            self.counters["requests"] += not len(context.tokens)
+            self._learn(context, row.tokens)
+            context.tokens = row.tokens
+        drafts = self._thread.call(self._ask(contexts, self._contexts.ended()))
+        for context in contexts:
+            context.drafts = drafts.get(context.request_id, [])
+            context.path = self._path(context.drafts, self._room(context.tokens))
+        self.counters["rounds"] += 1
+        self.counters["proposed"] += sum(len(context.path) for context in contexts)
+        self._step_times.drafted(time.perf_counter())
+        return [context.path for context in contexts]
+
+    def _learn(self, context: Context, tokens: Int32) -> None:
+        """Compares the latest drafts with what came."""
+        came = tokens[len(context.tokens) :].tolist()
+        for number, tree in context.drafts:
+            self._calibration.observe(number, tree, came)
+        right = [drafted == token for drafted, token in zip(context.path, came, strict=False)]
+        self.counters["accepted"] += right.index(False) if False in right else len(right)
+
+    async def _ask(self, contexts: Sequence[Context], ended: list[str]) -> dict[str, Drafts]:
+        self._pool.release(ended)
+        questions = [
+            Question(context.request_id, context.tokens, TreeLimits(self._most, room, 1))
+            for context in contexts
+            if (room := self._room(context.tokens)) > 0
+        ]
+        return await self._pool.draft(questions, self._deadline())
+
+    def _deadline(self) -> float:
+        fixed = self._settings.draft_deadline_ms / 1000
+        return fixed or draft_deadline(self._step_times.usual_s, _MOST_DEADLINE_S)
+
+    def _room(self, tokens: Int32) -> int:
+        """Most tokens that may be proposed after these."""
+        return min(self._most, self._longest - len(tokens) - 1)
+
+    def _path(self, drafts: Drafts, most: int) -> list[int]:
+        if not drafts:
+            return []
+        merged = merge_trees([(number, self._calibration.correct(number, tree)) for number, tree in drafts])
+        return best_path(merged, most)
+
+
+def tokenizer_fingerprint(model_config: Any) -> str:
+    """Of the tokenizer that vLLM uses."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_config.tokenizer,
+        revision=model_config.tokenizer_revision,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+    return vocabulary_fingerprint(tokenizer.get_vocab())
+
+
+async def _connected(settings: VllmSettings, target: Target) -> Pool:
+    pool = Pool.of(settings.addresses, target, lambda address: open_channel(address, settings.tls))
+    await pool.connect()
+    return pool

@@ -1,0 +1,59 @@
+"""Settings of the proposer, from the environment (prefix SPECINFER_VLLM_), which vLLM's processes inherit."""
+
+import os
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from specinfer.errors import SettingError
+from specinfer.service.settings import as_path
+from specinfer.service.tls import ClientTls
+
+PREFIX = "SPECINFER_VLLM_"
+
+
+class VllmSettings(BaseSettings):
+    """Where the speculators are, and how long they get."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid")
+
+    speculators: str = Field(min_length=1, description="Addresses of speculator services, with commas.")
+    draft_deadline_ms: float = Field(
+        0.0, ge=0, description="Time they get per step; 0: in proportion to what vLLM takes."
+    )
+    tls_ca: str = Field("", description="PEM file of the authorities of the services; with it TLS is used.")
+    tls_certificate: str = Field("", description="PEM file of our certificate for services that ask for one.")
+    tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    tls_name: str = Field(
+        "", description="Name in the services' certificates; empty: the host of each address."
+    )
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the services."""
+        return [part.strip() for part in self.speculators.split(",") if part.strip()]
+
+    @property
+    def tls(self) -> ClientTls:
+        """How channels to the services are opened."""
+        ca, certificate, key = map(as_path, (self.tls_ca, self.tls_certificate, self.tls_key))
+        return ClientTls(ca, certificate, key, self.tls_name, prefix=f"{PREFIX.lower()}tls")
+
+    @classmethod
+    def load(cls) -> "VllmSettings":
+        """Reads the environment.
+
+        Raises:
+            SettingError: naming the variable and its value.
+        """
+        for name in os.environ:
+            if name.startswith(PREFIX) and name[len(PREFIX) :].lower() not in cls.model_fields:
+                raise SettingError(name, os.environ[name], "unknown setting")
+        try:
+            settings = cls()  # type: ignore[call-arg]  # from the environment
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = PREFIX + ".".join(map(str, first["loc"])).upper().removeprefix(PREFIX)
+            raise SettingError(name, os.environ.get(name), first["msg"]) from error
+        settings.tls.check()
+        return settings

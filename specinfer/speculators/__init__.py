@@ -1,0 +1,1 @@
+"""What everybody needs who asks speculator services: the gateway, and integrations into other engines."""

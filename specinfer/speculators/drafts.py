@@ -1,0 +1,61 @@
+"""One exchange with a speculator service, and whether a draft in its answer is sound."""
+
+from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
+from specinfer.service.stream import MessageStream
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree.topology import depths
+from specinfer.v1 import speculator_pb2, tree_pb2
+from specinfer.wire.tree_codec import decode_tree
+
+CONTEXT_CHUNK = 1024
+"""Most context tokens of a request sent to a service in one message."""
+
+DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
+
+
+async def exchange_drafts(
+    address: str,
+    stream: DraftStream,
+    request: speculator_pb2.DraftRequest,
+    description: speculator_pb2.DescribeSpeculatorReply | None,
+    patience_s: float,
+) -> speculator_pb2.DraftReply:
+    """The answer of the service that was described.
+
+    Args:
+        patience_s: silence after which it is taken for dead.
+
+    Raises:
+        UnavailableError: if there is none.
+        ServiceChangedError: if another process answers.
+    """
+    reply = await stream.exchange(request, patience_s)
+    if reply.step_id != request.step_id:
+        stream.reset()
+        raise UnavailableError(f"{address}: answered step {reply.step_id} instead of {request.step_id}")
+    expected = description.instance_id if description else ""
+    if expected and reply.instance_id and reply.instance_id != expected:
+        raise ServiceChangedError(f"{address}: another process answers there now")
+    return reply
+
+
+def sound_draft(
+    message: tree_pb2.TokenTree, speculator: int, root: int, limits: TreeLimits, vocab_size: int
+) -> TokenTree:
+    """The tree of a message, its proposals those of `speculator`.
+
+    Args:
+        root: the last committed token.
+        limits: what was asked for.
+
+    Raises:
+        MalformedTreeError: naming the first broken invariant.
+    """
+    tree = decode_tree(message, speculator)
+    tree.validate(vocab_size, limits.nodes + 1)
+    if tree.root_token_id != root:  # the state may have moved on since
+        raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
+    depth = int(depths(tree.parents).max())
+    if depth > limits.depth:
+        raise MalformedTreeError("tree.depth", depth, f"deeper than {limits.depth}")
+    return tree

@@ -1,0 +1,323 @@
+"""vLLM's proposer against real speculator services; vLLM itself is in tests/e2e/test_vllm.py."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specinfer.errors import IncompatibleError, MalformedTreeError, SettingError
+from specinfer.integrations.vllm import SpeculatorPool
+from specinfer.tree import TokenTree
+from speculator_svc.clients import own_id
+from speculator_svc.drafters import DraftJob
+from tests.oracle import chain
+from tests.services import VOCABULARY, speculator_service
+from tests.system import ScriptedDrafter, ascii_tokenizer, until
+
+LONGEST = 64
+WIDTH = 4
+
+
+def follows(token: int) -> int:
+    """What the target of these tests says after a token."""
+    return (5 * token + 3) % VOCABULARY
+
+
+def told(token: int, count: int) -> list[int]:
+    """The next `count` tokens."""
+    return [token := follows(token) for _ in range(count)]
+
+
+def right(score: float = 0.9) -> ScriptedDrafter:
+    return ScriptedDrafter(lambda job: chain(job.context[-1], told(job.context[-1], job.limits.depth), score))
+
+
+def wrong(score: float = 0.9) -> ScriptedDrafter:
+    def script(job: DraftJob) -> TokenTree:
+        tokens = [(t + 1) % VOCABULARY for t in told(job.context[-1], job.limits.depth)]
+        return chain(job.context[-1], tokens, score)
+
+    return ScriptedDrafter(script)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    ascii_tokenizer()._fast.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return tmp_path
+
+
+def vllm_config(tokenizer: Path, rank: int = 0) -> Any:
+    """What the proposer reads of vLLM's `VllmConfig`."""
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=WIDTH),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2, pipeline_parallel_size=1),
+        model_config=SimpleNamespace(
+            max_model_len=LONGEST,
+            tokenizer=str(tokenizer),
+            tokenizer_revision=None,
+            trust_remote_code=False,
+            get_vocab_size=lambda: VOCABULARY,
+        ),
+    )
+
+
+class Engine:
+    """vLLM's side: rows of tokens, and as many drafted tokens accepted as are right."""
+
+    def __init__(self, pool: SpeculatorPool) -> None:
+        self._pool = pool
+
+    async def propose(
+        self, rows: Sequence[Sequence[int]], new: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        tokens = np.zeros((len(rows) + 3, LONGEST), np.int32)
+        lengths = np.zeros(len(rows) + 3, np.int32)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row)], lengths[place] = row, len(row)
+        counts = new or [1] * len(rows)
+        sampled = [list(row[len(row) - n :]) for row, n in zip(rows, counts, strict=True)]
+        return await asyncio.to_thread(self._pool.propose, sampled, lengths, tokens)
+
+    async def step(self, rows: Sequence[Sequence[int]], new: Sequence[int]) -> list[list[int]]:
+        """The rows after a step: what was accepted, and the token that the target adds."""
+        return [
+            [*row, *told(row[-1], 1 + agreed(path, row[-1]))]
+            for row, path in zip(rows, await self.propose(rows, new), strict=True)
+        ]
+
+
+def agreed(path: Sequence[int], last: int) -> int:
+    """How many tokens of a path are what the target says."""
+    hits = [a == b for a, b in zip(path, told(last, len(path)), strict=True)]
+    return hits.index(False) if False in hits else len(hits)
+
+
+@asynccontextmanager
+async def engine_with(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, addresses: str, rank: int = 0, **settings: str
+) -> AsyncIterator[tuple[Engine, SpeculatorPool]]:
+    monkeypatch.setenv("SPECINFER_VLLM_SPECULATORS", addresses)
+    monkeypatch.setenv("SPECINFER_VLLM_DRAFT_DEADLINE_MS", settings.get("deadline_ms", "5000"))
+    pool = await asyncio.to_thread(SpeculatorPool, vllm_config(tokenizer, rank))
+    try:
+        yield Engine(pool), pool
+    finally:
+        await asyncio.to_thread(pool.close)
+        assert not pool.counters["faults"]
+
+
+@asynccontextmanager
+async def serving(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, **settings: str
+) -> AsyncIterator[tuple[Engine, SpeculatorPool]]:
+    """An engine whose drafters are in services of their own."""
+    async with AsyncExitStack() as stack:
+        services = [
+            await stack.enter_async_context(speculator_service({f"s{i}": drafter}))
+            for i, drafter in enumerate(drafters)
+        ]
+        addresses = ", ".join(address for address, _ in services)
+        yield await stack.enter_async_context(engine_with(monkeypatch, tokenizer, addresses, **settings))
+
+
+async def test_rows_get_their_own_continuations_though_they_move_and_end(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    drafter = right()
+    async with serving(monkeypatch, tokenizer, drafter) as (engine, pool):
+        a, b, c = [7, 1], [7, 2], [7, 1, 3]
+        assert await engine.propose([a, b, c]) == [told(row[-1], WIDTH) for row in (a, b, c)]
+        a, c = [*a, *told(1, 2)], [*c, *told(3, 5)]
+        assert await engine.propose([c, a], [5, 2]) == [told(row[-1], WIDTH) for row in (c, a)]
+        d = [9, 9]
+        a, c = [*a, *told(a[-1], 1)], [*c, *told(c[-1], 1)]
+        assert await engine.propose([d, a, c]) == [told(row[-1], WIDTH) for row in (d, a, c)]
+        for _ in range(3):
+            a, c, d = [[*row, *told(row[-1], 1)] for row in (a, c, d)]
+            await engine.propose([a, c, d])
+        assert pool.outcomes["resync"] == 0
+        names = {job.request_id for job in drafter.jobs}
+        assert len(names) == 4, "each request was told apart, and none was taken for a new one"
+        assert pool.counters["requests"] == 4
+        assert pool.counters["accepted"] == 2 + 4 + 1 + 1 + 3 * 3
+        await until(lambda: len(drafter.released) == 1)  # b
+
+
+async def test_rows_without_tokens_of_this_step_get_none(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    drafter = right()
+    async with serving(monkeypatch, tokenizer, drafter) as (engine, _):
+        assert await engine.propose([[5, 6], [5, 7]], [0, 1]) == [[], told(7, WIDTH)]
+        assert len(drafter.jobs) == 1
+
+
+async def test_nothing_is_proposed_beyond_the_longest_context(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    rows = [[3] * (LONGEST - left) for left in (1, 2, 3, 9)]
+    async with serving(monkeypatch, tokenizer, right()) as (engine, _):
+        assert [len(path) for path in await engine.propose(rows)] == [0, 1, 2, WIDTH]
+
+
+async def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
+    monkeypatch.setattr("specinfer.speculators.service.CONTEXT_CHUNK", 10)
+    async with serving(monkeypatch, tokenizer, right()) as (engine, pool):
+        row = [1] * 25
+        lengths = []
+        for _ in range(4):
+            (path,) = await engine.propose([row])
+            lengths.append(len(path))
+            row = [*row, *told(row[-1], 1)]
+        assert lengths == [0, 0, WIDTH, WIDTH]
+        assert pool.outcomes["resync"] == 0
+
+
+async def test_trees_are_merged_and_measured_acceptance_decides(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    """The boaster is believed at first; then what came is counted, and the modest one is."""
+    async with serving(monkeypatch, tokenizer, wrong(0.95), right(0.6)) as (engine, pool):
+        rows, new = [[11], [12], [13]], [1, 1, 1]
+        accepted = []
+        for _ in range(10):
+            before = pool.counters["accepted"]
+            grown = await engine.step(rows, new)
+            new = [len(after) - len(row) for row, after in zip(rows, grown, strict=True)]
+            rows = grown
+            accepted.append(pool.counters["accepted"] - before)
+        assert accepted[0] == accepted[1] == 0
+        assert accepted[-1] == 3 * WIDTH
+
+
+async def test_a_late_service_costs_its_drafts_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    goes_on, late = threading.Event(), right()
+    script = late.script
+
+    def waits(job: DraftJob) -> Any:
+        goes_on.wait(30)
+        return script(job)
+
+    late.script = waits
+    async with serving(monkeypatch, tokenizer, late, deadline_ms="50") as (engine, pool):
+        row = [20]
+        assert await engine.propose([row]) == [[]]
+        row = [*row, *told(row[-1], 1)]
+        assert await engine.propose([row]) == [[]]
+        assert pool.outcomes["missed"] == 1  # it was still busy
+        goes_on.set()
+        await until(lambda: pool.outcomes["late"] == 1)
+    async with serving(monkeypatch, tokenizer, late) as (engine, pool):
+        row = [*row, *told(row[-1], 1)]
+        assert await engine.propose([row]) == [told(row[-1], WIDTH)]
+
+
+async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    async with AsyncExitStack() as outer:
+        async with speculator_service({"a": right()}, instance_id="one") as (address, _):
+            engine, pool = await outer.enter_async_context(engine_with(monkeypatch, tokenizer, address))
+            assert await engine.propose([[20], [21]]) == [told(20, WIDTH), told(21, WIDTH)]
+        assert await engine.propose([[20, 6], [21, 11]]) == [[], []]
+        assert await engine.propose([[20, 6, 33]]) == [[]]
+        assert pool.outcomes["lost"] >= 1
+        async with speculator_service({"a": right()}, instance_id="two", listen=address):
+            paths: list[list[int]] = [[]]
+            while not paths[0]:  # the test's own time limit ends this
+                await asyncio.sleep(0.05)
+                paths = await engine.propose([[20, 6, 33, 71]])
+            assert paths == [told(71, WIDTH)]
+
+
+async def test_a_service_that_forgot_a_request_reads_it_again(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    async with (
+        speculator_service({"a": right()}) as (address, service),
+        engine_with(monkeypatch, tokenizer, address) as (engine, pool),
+    ):
+        assert await engine.propose([[20], [21]]) == [told(20, WIDTH), told(21, WIDTH)]
+        assert service.release([own_id(pool.client, "1")]) == 1
+        assert await engine.propose([[20, 6], [21, 11]]) == [[], told(11, WIDTH)]
+        assert await engine.propose([[20, 6, 33], [21, 11, 58]]) == [told(33, WIDTH), told(58, WIDTH)]
+        assert pool.outcomes["resync"] == 1
+
+
+async def test_bad_drafts_are_dropped(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
+    outside = ScriptedDrafter(lambda job: chain(job.context[-1], [VOCABULARY]))
+    refuses = ScriptedDrafter(lambda job: MalformedTreeError("tree", "x", "no"))
+    async with serving(monkeypatch, tokenizer, outside, refuses, right(0.2)) as (engine, pool):
+        for row in ([30], [30, 56]):
+            assert await engine.propose([row]) == [told(row[-1], WIDTH)]
+        assert (pool.outcomes["malformed"], pool.outcomes["failed"]) == (2, 1)
+        assert len(refuses.jobs) == 1, "what was refused is not asked again"
+
+
+async def test_only_the_first_rank_of_a_tensor_parallel_group_asks(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    drafter = right()
+    async with speculator_service({"a": drafter}) as (address, _):
+        for rank, asks in ((0, True), (1, False), (2, True)):
+            async with engine_with(monkeypatch, tokenizer, address, rank) as (engine, _):
+                assert bool((await engine.propose([[5]]))[0]) is asks
+
+
+async def test_another_tokenizer_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    ours, theirs = ascii_tokenizer().fingerprint(), ascii_tokenizer(swap=True).fingerprint()
+    async with (
+        speculator_service({"a": right()}, tokenizer_fingerprint=ours) as (address, _),
+        engine_with(monkeypatch, tokenizer, address) as (engine, _),
+    ):
+        assert await engine.propose([[5]]) == [told(5, WIDTH)]
+    async with speculator_service({"a": right()}, tokenizer_fingerprint=theirs) as (address, _):
+        with pytest.raises(IncompatibleError, match=f"have tokenizer {theirs}, the target has {ours}"):
+            async with engine_with(monkeypatch, tokenizer, address):
+                pass
+
+
+async def test_a_fault_of_ours_costs_drafts_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(monkeypatch, tokenizer, right()) as (engine, pool):
+        with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+            broken.setattr("specinfer.integrations.vllm.proposer.best_path", _fails)
+            assert await engine.propose([[5], [6]]) == [[], []]
+        assert pool.counters.pop("faults") == 1
+        assert "a fault cost the drafts of 2 rows" in caplog.text
+        assert await engine.propose([[5, 28], [6, 33]]) == [told(28, WIDTH), told(33, WIDTH)]
+
+
+def _fails(*_: object) -> list[int]:
+    raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "SPECINFER_VLLM_SPECULATORS = None: Field required"),
+        ({"SPECULATORS": "a:1", "DEADLINE": "5"}, "SPECINFER_VLLM_DEADLINE = '5': unknown setting"),
+        ({"SPECULATORS": "a:1", "DRAFT_DEADLINE_MS": "-1"}, "SPECINFER_VLLM_DRAFT_DEADLINE_MS = '-1': "),
+        ({"SPECULATORS": "a:1", "TLS_KEY": "k.pem"}, "specinfer_vllm_tls_ca = None: needed"),
+    ],
+)
+def test_bad_settings_are_named(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SPECINFER_VLLM_{name}", value)
+    with pytest.raises(SettingError, match=message):
+        SpeculatorPool(vllm_config(tokenizer))

@@ -1,0 +1,85 @@
+"""Rows find their requests by content alone, wherever they stand."""
+
+import numpy as np
+import pytest
+
+from specinfer.integrations.vllm.contexts import Context, Contexts, Row
+
+
+def row(*tokens: int, new: int = 1) -> Row:
+    return Row(np.array(tokens, np.int32), new)
+
+
+def step(contexts: Contexts, *rows: Row) -> list[Context]:
+    """What the proposer does with a step's rows."""
+    found = contexts.match(rows)
+    for context, each in zip(found, rows, strict=True):
+        context.tokens = each.tokens
+    return found
+
+
+def test_rows_that_move_keep_their_requests() -> None:
+    contexts = Contexts(patience=2)
+    a, b = step(contexts, row(1, 2), row(1, 3))
+    assert step(contexts, row(1, 3, 9, 8, new=2), row(1, 2, 7)) == [b, a]
+    c, again_a, again_b = step(contexts, row(4, 5), row(1, 2, 7, 7), row(1, 3, 9, 8, 0))
+    assert (again_a, again_b) == (a, b)
+    assert len({id(a), id(b), id(c)}) == 3
+
+
+def test_a_request_that_begins_like_another_keeps_its_own() -> None:
+    """The shorter one's context is a beginning of the longer one's row."""
+    contexts = Contexts(patience=2)
+    longer, shorter = step(contexts, row(1, 2, 3, 4), row(1, 2))
+    assert step(contexts, row(1, 2, 9), row(1, 2, 3, 4, 5)) == [shorter, longer]
+
+
+def test_rows_of_the_same_tokens_get_a_request_each() -> None:
+    contexts = Contexts(patience=2)
+    both = step(contexts, row(1, 2), row(1, 2))
+    assert both[0] is not both[1]
+    after = step(contexts, row(1, 2, 5), row(1, 2, 6))
+    assert {id(context) for context in after} == {id(context) for context in both}
+
+
+def test_a_row_that_was_away_for_steps_is_found_by_its_beginning() -> None:
+    contexts = Contexts(patience=4)
+    a, _ = step(contexts, row(1, 2, 3), row(1, 2))
+    step(contexts, row(6, 6))
+    (again,) = step(contexts, row(1, 2, 3, 4, 5, 6, new=1))
+    assert again is a
+
+
+def test_requests_that_do_not_come_back_have_ended() -> None:
+    contexts = Contexts(patience=1)
+    a, b = step(contexts, row(1, 2), row(3, 4))
+    assert contexts.ended() == []
+    step(contexts, row(3, 4, 5))
+    assert contexts.ended() == []
+    step(contexts, row(3, 4, 5, 6))
+    assert contexts.ended() == [a.request_id]
+    assert len(contexts) == 1
+    assert step(contexts, row(1, 2, 7))[0] is not a
+    assert step(contexts, row(3, 4, 5, 6, 7))[0] is b
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_batch_is_followed_without_a_mistake(seed: int) -> None:
+    """Prompts that share beginnings, 1 to 5 tokens a step, rows shuffled, some end, others come."""
+    rng = np.random.default_rng(seed)
+    contexts, alive, known = Contexts(patience=0), dict[int, list[int]](), dict[int, Context]()
+    for number in range(300):
+        for name in list(alive):
+            if rng.random() < 0.05:
+                del alive[name], known[name]
+        if len(alive) < 8:
+            alive[number] = [0] * int(rng.integers(1, 12)) + rng.integers(0, 50, 3).tolist()
+        names = rng.permutation(list(alive)).tolist()
+        grown = {name: rng.integers(0, 50, rng.integers(1, 6)).tolist() for name in names}
+        for name in names:
+            alive[name] = alive[name] + grown[name]
+        found = step(contexts, *(row(*alive[name], new=len(grown[name])) for name in names))
+        for name, context in zip(names, found, strict=True):
+            assert known.setdefault(name, context) is context
+        contexts.ended()
+        assert len(contexts) == len(alive)
