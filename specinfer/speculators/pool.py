@@ -89,7 +89,7 @@ class Pool:
             _, late = await asyncio.wait(running, timeout=deadline_s)
             if late:
                 log.debug("%d services missed the deadline", len(late))
-        return dict(found)  # what comes from now on is late
+        return dict(found)  # a copy: what comes from now on is late
 
     def release(self, request_ids: list[str]) -> None:
         """Lets the services forget requests, in the background; their time-to-live covers lost calls."""
@@ -131,13 +131,12 @@ class Pool:
             return
         finally:
             service.busy = False
-        in_time = this_round == self._rounds
-        service.outcomes["late"] += not in_time
+        service.outcomes["late"] += this_round != self._rounds
         open_ = {name: question for name, (question, _) in asked.items()}
         for result in reply.entries:
             drafts = service.accept(open_, result, self.target.vocab_size)
             open_.pop(result.request_id, None)  # one answer each
-            if drafts and in_time:
+            if drafts:
                 found.setdefault(result.request_id, []).extend(drafts)
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:

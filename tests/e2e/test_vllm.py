@@ -26,7 +26,7 @@ PROPOSER = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON.is_file(), reason=f"no vLLM: $SPECINFER_TEST_VLLM, {PYTHON}"),
 ]
 
@@ -75,7 +75,7 @@ def test_vllm_says_the_same_in_fewer_steps_and_outlives_the_speculators(
 
     assert served["outputs"] == plain["outputs"]
     counters = served["vllm"]
-    assert counters["accepted"] > 0.1 * counters["proposed"] > 0
+    assert counters["accepted"] == served["pool"]["accepted"] > 0.1 * counters["proposed"] > 0
     # every request was drafted for until it ended, though rows moved: a step without drafts is a token alone
     assert counters["accepted"] + counters["rounds"] >= 0.8 * (sum(NEW_TOKENS) - 2 * len(NEW_TOKENS))
     assert served["pool"]["requests"] == len(NEW_TOKENS), "no request was taken for a new one"
@@ -84,4 +84,4 @@ def test_vllm_says_the_same_in_fewer_steps_and_outlives_the_speculators(
     assert after["outputs"] == plain["outputs"]
     assert after["services"]["lost"] >= 1
     assert after["pool"].get("faults", 0) == 0
-    assert after["vllm"]["proposed"] - counters["proposed"] <= 4 * len(NEW_TOKENS)
+    assert after["vllm"] == counters, "nothing was proposed without the service"

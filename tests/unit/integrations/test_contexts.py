@@ -34,6 +34,13 @@ def test_a_request_that_begins_like_another_keeps_its_own() -> None:
     assert step(contexts, row(1, 2, 9), row(1, 2, 3, 4, 5)) == [shorter, longer]
 
 
+def test_what_is_new_in_a_step_tells_requests_apart() -> None:
+    """What the shorter one gained is what the longer one had."""
+    contexts = Contexts(patience=2)
+    longer, shorter = step(contexts, row(1, 2, 3), row(1, 2))
+    assert step(contexts, row(1, 2, 3, 4, new=2), row(1, 2, 3, 5)) == [shorter, longer]
+
+
 def test_rows_of_the_same_tokens_get_a_request_each() -> None:
     contexts = Contexts(patience=2)
     both = step(contexts, row(1, 2), row(1, 2))
@@ -44,7 +51,7 @@ def test_rows_of_the_same_tokens_get_a_request_each() -> None:
 
 def test_a_row_that_was_away_for_steps_is_found_by_its_beginning() -> None:
     contexts = Contexts(patience=4)
-    a, _ = step(contexts, row(1, 2, 3), row(1, 2))
+    _, a = step(contexts, row(1, 2), row(1, 2, 3))
     step(contexts, row(6, 6))
     (again,) = step(contexts, row(1, 2, 3, 4, 5, 6, new=1))
     assert again is a
