@@ -80,7 +80,8 @@ def _soak(found: dict[str, Any]) -> list[str]:
         f"memory from {min(mib):.0f} to {max(mib):.0f} MiB,",
         f"{found['mib_per_hour']:+.1f} MiB an hour in the second half.",
     )
-    return [" ".join(sentences), ""]
+    errors = [f"- {count} times {error}" for error, count in found["errors"].items()]
+    return [" ".join(sentences), "", *errors, *([""] if errors else [])]
 
 
 def _spread(found: dict[str, float]) -> str:

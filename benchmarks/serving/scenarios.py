@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -127,6 +128,7 @@ async def soak(setup: Setup, streams: int, new_tokens: int, seconds: float) -> d
         "streams": streams,
         "requests": len(outcomes),
         "failed": _failed(outcomes),
+        "errors": dict(Counter(outcome.error for outcome in outcomes if outcome.error).most_common(10)),
         "mib": [round(value, 1) for value in watch.mib],
         "mib_per_hour": watch.mib_per_hour(),
     }
