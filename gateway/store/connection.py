@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from gateway.store.keys import PREFIX
@@ -15,6 +15,9 @@ from specinfer.errors import SettingError, UnavailableError
 
 _TIMEOUT_S = 5.0
 """Time that an answer may take: a Redis that writes to a slow disk pauses for a second or two."""
+_MOST_CONNECTIONS = 64
+"""Of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses the 101st,
+which looks as if Redis were away, to everybody."""
 
 
 class RedisConnection:
@@ -32,11 +35,18 @@ class RedisConnection:
             SettingError: if it is no URL of a Redis.
         """
         try:
-            redis = Redis.from_url(url, decode_responses=True, socket_timeout=_TIMEOUT_S, **options)
+            pool = BlockingConnectionPool.from_url(
+                url,
+                decode_responses=True,
+                socket_timeout=_TIMEOUT_S,
+                max_connections=_MOST_CONNECTIONS,
+                timeout=_TIMEOUT_S,
+                **options,
+            )
         except ValueError as error:
             shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
             raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
-        return cls(redis)
+        return cls(Redis.from_pool(pool))
 
     async def check(self) -> None:
         """Asks the server whether it is there.

@@ -1,6 +1,7 @@
 """What Redis forgets, answers late or not at all: nothing is lost or comes twice, no gateway dies of it."""
 
 import asyncio
+import math
 import secrets
 from typing import Any
 
@@ -11,7 +12,7 @@ from redis.asyncio import Redis
 from gateway.requests.caller import ANYBODY, Caller
 from gateway.requests.request import FinishReason, GenerationRequest
 from gateway.requests.step import Progress
-from gateway.store.keys import PREFIX, request_key, tokens_key
+from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
@@ -237,11 +238,12 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     """Were its adoption to fail, all that are adopted with it would wait for ever."""
     async with running_system(redis_url, lease_s=0.6) as system:
         damaged, whole = asked(), [asked() for _ in range(3)]
-        system.gateway.keeper._adopt_from = asyncio.get_running_loop().time() + 1.0
+        system.gateway.keeper._adopt_from = math.inf  # until all is as the test wants it
         for request in (damaged, *whole):
             await system.store.create(request, "digest", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
             await redis.set(tokens_key(damaged.request_id), "5       no token")
+        system.gateway.keeper._adopt_from = 0.0
         for request in whole:
             replies = await asyncio.wait_for(rest(system.stub, request.request_id, 0), 20)
             assert tokens_of(replies) == greedy(PROMPT, 16)
@@ -254,21 +256,30 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     assert set(told) == {damaged.request_id}
 
 
-async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(redis_url: str) -> None:
+async def test_who_follows_a_record_that_cannot_be_read_is_told_and_the_others_go_on(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
-        requests = [request_for(PROMPT, max_new_tokens=LONG) for _ in range(2)]
+        requests = [request_for(PROMPT, max_new_tokens=count) for count in (450, LONG)]
         readers = [await begin(system.stub, request) for request in requests]
+        going_on, append = asyncio.Event(), system.store.append
+
+        async def waiting(*arguments: Any) -> Any:
+            await going_on.wait()
+            return await append(*arguments)
+
+        monkeypatch.setattr(system.store, "append", waiting)
         damaged, followed = [attach(stub, request.request_id) for request in requests]
         for reader in (damaged, followed):
             assert await reader.read()
         key = tokens_key(requests[0].request_id)
         async with Redis.from_url(redis_url) as redis:
-            for _ in range(5):  # its owner goes on writing
-                await redis.setrange(key, 0, "no token" * 300)
+            await redis.setrange(key, 440 * TOKEN_WIDTH, "no token")  # its owner has not come so far
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(damaged.finish(), 20)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert not other.running.done(), "the gateway goes on"
+        going_on.set()
         assert await followed.finish() == greedy(PROMPT, LONG)
         assert await readers[1].finish() == greedy(PROMPT, LONG)
         readers[0].call.cancel()

@@ -324,3 +324,14 @@ async def test_an_absent_redis_is_unavailable() -> None:
             await connection.check()
         with pytest.raises(UnavailableError, match="Redis does not answer"):
             await RequestStore(connection, "a", 60).create(state_of([]).request, "", ANYBODY, owned=True)
+
+
+async def test_a_crowd_that_comes_at_once_waits_for_connections_and_is_not_refused(redis_url: str) -> None:
+    async with connected(redis_url) as connection:
+        stores = Pair(connection)
+        states = [state_of([]) for _ in range(400)]
+        new = await asyncio.gather(
+            *(stores.a.create(state.request, "digest", ANYBODY, owned=True) for state in states)
+        )
+        assert all(new)
+        assert len(connection.redis.connection_pool._available_connections) <= 64
