@@ -78,6 +78,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "rich", "torch", "triton"},
     ),
+    "specinfer.model.offload": (
+        {
+            *("specinfer.errors", "specinfer.cache_directory"),
+            *(f"specinfer.model.{room}" for room in ("layers", "offload", "weights")),
+        },
+        {"numpy", "torch"},
+    ),
     "specinfer.model.drafting": (
         {
             "specinfer.tree",

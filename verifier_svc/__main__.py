@@ -41,6 +41,8 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
         weights=settings.weights,
         kv_window=settings.kv_window,
         kv_sinks=settings.kv_sinks,
+        offload=settings.offload,
+        offload_directory=settings.offload_directory,
     )
     runner = ModelRunner.load(resolve_model(settings.model), options)
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from specinfer.model.batch import Segment
+from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -15,6 +16,9 @@ _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
 _CONTEXT = 256
 _MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 15, 32, 2
 """Passes over many tokens take long, and steps are rarely that large."""
+_SLOW_S, _FEW = 0.5, (1, 16, 64)
+"""Where a pass takes so long, as with offloaded weights, few sizes are measured: starting must not take
+minutes."""
 _CHEAP = 2.0
 """Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
 one."""
@@ -30,7 +34,8 @@ def measure_passes(
 
     The sizes take turns, so that a slow moment of the machine hits all of them; the median of each counts. At
     least one round is run, and no further one once the time is up. Beyond 64 tokens sizes are doubled up to
-    `most_tokens`, the most that the verifier accepts in a step, as long as passes stay cheap.
+    `most_tokens`, the most that the verifier accepts in a step, as long as passes stay cheap. Where a pass is
+    slow it is one round of few sizes.
     """
     sequence = runner.open()
     try:
@@ -38,25 +43,30 @@ def measure_passes(
         most = min(_SIZES[-1], positions // 2)
         context = min(_CONTEXT, positions - most)
         runner.forward([Segment(sequence, [1] * context)])
-        found: dict[int, list[float]] = {size: [] for size in _SIZES if size <= most}
+        slow = _one_pass(runner, _nodes(sequence, 1), clock) > _SLOW_S
+        found: dict[int, list[float]] = {size: [] for size in (_FEW if slow else _SIZES) if size <= most}
         until = clock() + budget_s
-        for number in range(_MOST_ROUNDS):
+        for number in range(1 if slow else _MOST_ROUNDS):
             if number and clock() > until:
                 break
             for size, times in found.items():
                 if size < _LARGE or number < _ROUNDS_OF_LARGE:
-                    times.append(_one_pass(runner, Segment(sequence, (), [1] * size, [-1] * size), clock))
-        size, largest = 2 * most, min(most_tokens, positions - context)
+                    times.append(_one_pass(runner, _nodes(sequence, size), clock))
+        size, largest = 2 * max(found), min(most_tokens, positions - context)
         while size <= largest and min(found[size // 2]) < _CHEAP * median(found[1]):
-            found[size] = [
-                _one_pass(runner, Segment(sequence, (), [1] * size, [-1] * size), clock) for _ in range(2)
-            ]
+            rounds = 1 if slow else 2
+            found[size] = [_one_pass(runner, _nodes(sequence, size), clock) for _ in range(rounds)]
             size *= 2
     finally:
         runner.cache.release(sequence)
     costs = [(size, median(times)) for size, times in found.items()]
     log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
     return costs
+
+
+def _nodes(sequence: KVSequence, size: int) -> Segment:
+    """So many nodes below the root."""
+    return Segment(sequence, (), [1] * size, [-1] * size)
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:

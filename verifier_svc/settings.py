@@ -36,6 +36,15 @@ class VerifierSettings(ServiceSettings):
         "on one).",
     )
     attention: str = Field("reference", description="Attention backend of the torch executor.")
+    offload: str = Field(
+        "none",
+        description="Where the decoder layers of a model larger than the device lie: host (pinned memory, "
+        "for a GPU) or disk; each pass copies them, the next one beside the work on this one. none: on the "
+        "device. Needs the native or the torch executor.",
+    )
+    offload_directory: str = Field(
+        "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
+    )
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
     kv_tokens: int = Field(

@@ -19,6 +19,7 @@ from specinfer.cli.options import (
     Dtype,
     LocalDevice,
     Model,
+    Offload,
     Raw,
     Source,
     Speculators,
@@ -61,6 +62,7 @@ def bench(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "converted",
+    offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
 ) -> None:
@@ -87,7 +89,7 @@ def bench(
         model=model,
         dtype=dtype,
         device=device,
-        verifier={"weights": weights},
+        verifier={"weights": weights, "offload": offload},
         gateway=flags,
         speculators=read_speculators(speculator),
     )

@@ -22,6 +22,7 @@ from specinfer.cli.options import (
     JsonOutput,
     LocalDevice,
     Model,
+    Offload,
     PatienceSeconds,
     Raw,
     SpeculationChoice,
@@ -89,6 +90,7 @@ def generate(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "converted",
+    offload: Offload = "none",
     device: LocalDevice = None,
 ) -> None:
     """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
@@ -118,7 +120,8 @@ def generate(
     traceparent = os.environ.get(TRACE_VARIABLE, "")
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), traceparent)
     patience = NO_PATIENCE if local else Patience(patience_seconds)
-    options = LocalOptions(model=model, dtype=dtype, device=device, verifier={"weights": weights})
+    verifier = {"weights": weights, "offload": offload}
+    options = LocalOptions(model=model, dtype=dtype, device=device, verifier=verifier)
     with gateway(connection, options if local else None) as where:
         answer = asyncio.run(_generate(where.client(patience, print_retry), request, quiet=json_output))
     print_answer(answer, json_output)

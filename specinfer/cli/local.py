@@ -54,15 +54,22 @@ DEFAULT_METRICS_PORT = 9464
 TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
 
 
-def default_speculators(model: str) -> dict[str, Flags]:
+LARGE_TREES = {"beam": "16", "depth": "12", "least-reach": "0"}
+"""Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
+for one: tokens a step on training prompts are in docs/findings/2026-11-24.md."""
+
+
+def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
     """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it.
 
     Both in one service: on a small machine another message to another process costs as much as it brings.
+    Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
     """
     ssm = TRAINED_SSMS.get(model) or TRAINED_SSMS.get(_original_of(model) or "")
     if ssm is None:
         return {"ngram": {"drafter": "ngram"}}
-    return {"ngram+ssm": {"drafter": "ngram+ssm", "model": ssm}}
+    flags = {"drafter": "ngram+ssm", "model": ssm}
+    return {"ngram+ssm": flags | LARGE_TREES if offload else flags}
 
 
 def _original_of(model: str) -> str | None:
@@ -117,7 +124,8 @@ class LocalSystem:
         self._options, self.report = options, report
         self.children: dict[str, Child] = {}
         pool = options.speculators
-        self._pool = default_speculators(options.model) if pool is None else pool
+        offload = options.verifier.get("offload", "none") != "none"
+        self._pool = default_speculators(options.model, offload) if pool is None else pool
         self._redis_port, *ports = free_ports(3 + len(self._pool))
         gateway, self._verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self.address = options.listen or gateway

@@ -22,6 +22,7 @@ from specinfer.cli.options import (
     Dtype,
     LocalDevice,
     Model,
+    Offload,
     Speculators,
     Weights,
 )
@@ -64,6 +65,7 @@ def up(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "converted",
+    offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
 ) -> None:
@@ -73,7 +75,7 @@ def up(
         dtype=dtype,
         device=device,
         listen=listen,
-        verifier={"weights": weights},
+        verifier={"weights": weights, "offload": offload},
         speculators=read_speculators(speculator),
         metrics=True,
     )

@@ -12,7 +12,7 @@ from specinfer.errors import InvalidInputError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "device", "speculator")
+LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator")
 """Options that say what a local system runs; a running gateway has that already."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Options that say how to reach a running gateway."""
@@ -79,6 +79,13 @@ Weights = Annotated[
     typer.Option(
         help="Of a local verifier: converted (as --dtype says); native (the 4- or 8-bit blocks of a GGUF "
         "model); int8, int4 or w8a8 (quantised while loading, which makes another target)."
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        help="Where a local verifier keeps the layers of a model larger than the device: host (for a GPU) or "
+        "disk; none: on the device."
     ),
 ]
 LocalDevice = Annotated[

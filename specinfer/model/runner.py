@@ -15,6 +15,7 @@ from specinfer.model.cache.kv_cache import CACHE_TOKENS, KVSequence, KVWindow, P
 from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.layers.transformer import Weights
+from specinfer.model.offload.stores import OFFLOADS, open_store
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import in_llama_names
@@ -46,6 +47,10 @@ class RunnerOptions:
     """Keep only so many context tokens per request (StreamingLLM); lossy. 0 keeps all."""
     kv_sinks: int = 4
     """First tokens a windowed cache never drops."""
+    offload: str = "none"
+    """Where the decoder layers lie, if not on the device: "host" or "disk" (`offload.stores`)."""
+    offload_directory: str = ""
+    """Of "disk"; empty: the cache directory."""
 
 
 def holds_blocks(dtype: str, executor: str) -> bool:
@@ -67,6 +72,10 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+    if options.offload not in OFFLOADS:
+        raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
+    if options.offload != "none" and options.executor not in ("auto", "native", "torch"):
+        raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
     _check_device(options.device)
 
 
@@ -125,6 +134,8 @@ class ModelRunner:
             raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
         if options.layers is not None:
             raise SettingError("layers", options.layers, "the generic executor runs whole models")
+        if options.offload != "none":
+            raise SettingError("offload", options.offload, "the generic executor holds whole models")
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
         return cls.wrap(model, hf, options, generation)
 
@@ -156,8 +167,9 @@ class ModelRunner:
         if options.weights in BLOCK_TYPES:
             weights = QuantisedWeights(weights, options.weights)
         num_blocks = blocks_for(options.kv_tokens)
+        store = open_store(options.offload, options.device, options.offload_directory)
         executor = make_executor(
-            options.executor, config, weights, dtype, num_blocks, options.device, options.attention
+            options.executor, config, weights, dtype, num_blocks, options.device, options.attention, store
         )
         if options.weights != "converted" and isinstance(executor, TorchExecutor):
             log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)

@@ -16,6 +16,8 @@ from specinfer.model.batch import Batch
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.layers.attention import make_attention
 from specinfer.model.layers.transformer import Transformer, Weights, rotate
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.offload.transformer import StreamedTransformer
 from specinfer.model.weights.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,13 @@ class TorchExecutor:
         num_blocks: int,
         device: str = "cpu",
         attention: str = "reference",
+        store: LayerStore | None = None,
     ) -> None:
-        self._model = Transformer(config, weights, dtype, device)
+        """`store`: where the layers lie, if not on the device."""
+        if store is None:
+            self._model = Transformer(config, weights, dtype, device)
+        else:
+            self._model = StreamedTransformer(config, weights, dtype, device, store)
         self._attention = make_attention(attention, device)
         shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -102,8 +109,9 @@ def make_executor(
     num_blocks: int,
     device: str,
     attention: str,
+    store: LayerStore | None = None,
 ) -> Executor:
-    """The executor of this name.
+    """The executor of this name; `store`: where the layers lie, if not on the device.
 
     Raises:
         SettingError: if there is none, or if the one asked for cannot run this model.
@@ -120,8 +128,8 @@ def make_executor(
                 raise SettingError("executor", name, str(error)) from error
             log.warning("%s; using the torch executor", error)
         else:
-            return NativeExecutor(config, weights, dtype, num_blocks)
-    return TorchExecutor(config, weights, dtype, num_blocks, device, attention)
+            return NativeExecutor(config, weights, dtype, num_blocks, store)
+    return TorchExecutor(config, weights, dtype, num_blocks, device, attention, store)
 
 
 def _device_executor(

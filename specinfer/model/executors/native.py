@@ -17,6 +17,7 @@ from specinfer.model.batch import Batch
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
 from specinfer.model.drafting.native import CacheMemory, NativeGrowth
+from specinfer.model.executors.native_stream import StreamedMatrices
 from specinfer.model.layers.transformer import Weights, rotary_tables
 from specinfer.model.native.bindings import (
     BLOCK,
@@ -29,6 +30,7 @@ from specinfer.model.native.bindings import (
     VectorSlot,
 )
 from specinfer.model.native.build import load_library
+from specinfer.model.offload.stores import LayerStore
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS
 from specinfer.model.weights.quantise import BlockWeights
@@ -62,7 +64,15 @@ class NativeExecutor:
 
     name = "native"
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        store: LayerStore | None = None,
+    ) -> None:
+        """`store`: where the layers' matrices lie, if not in memory."""
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self._num_blocks = config, dtype, num_blocks
         self._library = load_library()
@@ -85,6 +95,7 @@ class NativeExecutor:
         self._model = self._library.si_model_new(
             ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )
+        self._streamed = None if store is None else StreamedMatrices(self._library, self._model, store)
         self._embedding = self._load(weights)
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
         self._keys = torch.zeros(entries, dtype=dtype)
@@ -132,15 +143,21 @@ class NativeExecutor:
             features=len(layers),
             feature_layers=layers.ctypes.data,
             features_out=wanted.states.ctypes.data if wanted else None,
+            end_layer=self.config.layers,
             **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
         )
-        self._library.si_forward(self._model, ctypes.byref(task))
+        if self._streamed is not None:
+            self._streamed.forward(task)
+        else:
+            self._library.si_forward(self._model, ctypes.byref(task))
         return logits
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
         """See `Grower.grow`."""
+        if self._streamed is not None:
+            raise IncompatibleError("offload: the model's layers are not in memory, as drafting wants them")
         return self._growth.grow(tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
@@ -173,6 +190,8 @@ class NativeExecutor:
         """Packs all weights; returns the embedding table, which the kernels read in place."""
         for layer in range(self.config.layers):
             self._load_layer(layer, weights)
+            if self._streamed is not None:
+                self._streamed.put_away(layer)
         embedding = self._fetch(weights, "model.embed_tokens.weight")
         self._library.si_set_embedding(self._model, embedding.data_ptr())
         tied = self.config.tied_embeddings

@@ -5,7 +5,7 @@ attention backend. Plain objects instead of `nn.Module`: inference only, weights
 (q, k, v into one layer, gate and up into one).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from specinfer.model.weights.families import POSITIONS
 Weights = Mapping[str, torch.Tensor]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [T, H, D], key and value [T, KV heads, D]) -> [T, H, D]; also stores key and value."""
+LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
+"""(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -84,18 +86,28 @@ class Parts:
             raise IncompatibleError(f"the model's weights lack {name}")
         return self._weights[name].to(device=self._device, dtype=self._dtype)
 
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where a tensor that a part is made of stays: here, where it is."""
+        return tensor
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A linear layer of tensors that stay."""
+        return make_linear(weight, bias)
+
     def norm(self, name: str) -> RMSNorm | LayerNorm:
-        weight = self.tensor(f"{name}.weight")
+        weight = self.keep(self.tensor(f"{name}.weight"))
         if self._config.layer_norm:
-            return LayerNorm(weight, self.tensor(f"{name}.bias"), self._config.norm_eps)
+            return LayerNorm(weight, self.keep(self.tensor(f"{name}.bias")), self._config.norm_eps)
         return RMSNorm(weight, self._config.norm_eps)
 
     def linear(self, prefix: str, *names: str) -> Linear:
         """One layer of the rows of several."""
         weights = [self.tensor(f"{prefix}{name}.weight") for name in names]
         with_bias = f"{prefix}{names[0]}.bias" in self._weights
-        bias = torch.cat([self.tensor(f"{prefix}{name}.bias") for name in names]) if with_bias else None
-        return make_linear(torch.cat(weights), bias)
+        weight, bias = self.keep(torch.cat(weights)), None
+        if with_bias:
+            bias = self.keep(torch.cat([self.tensor(f"{prefix}{name}.bias") for name in names]))
+        return self.make(weight, bias)
 
 
 class Layer:
@@ -173,11 +185,16 @@ class Transformer:
         parts = Parts(config, weights, dtype, device)
         self._embedding = parts.tensor("model.embed_tokens.weight")
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
-        self._layers = [self.layer_type(i, config, parts) for i in range(config.layers)]
+        self._layers = self._make_layers(weights)
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = make_linear(self._embedding if tied else parts.tensor("lm_head.weight"))
         self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
+
+    def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
+        """All decoder layers, in order."""
+        parts = Parts(self.config, weights, self.dtype, self.device)
+        return [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
 
     def forward(
         self,

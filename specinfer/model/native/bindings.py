@@ -90,6 +90,7 @@ class Pass(ctypes.Structure):
         ("logits_out", c_void_p),
         *_fields(c_int, "threads sparse features"),
         *_fields(c_void_p, "feature_layers features_out"),
+        *_fields(c_int, "first_layer end_layer"),
     ]
 
 
@@ -130,6 +131,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "si_set_quantised": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
     "si_set_vector": (None, [c_void_p, c_int, c_int, c_void_p, c_int]),
     "si_set_embedding": (None, [c_void_p, c_void_p]),
+    "si_packed": (c_int64, [c_void_p, c_int, c_int, c_void_p]),
+    "si_place": (None, [c_void_p, c_int, c_int, c_void_p]),
     "si_forward": (None, [c_void_p, c_void_p]),
     "si_grow": (None, [c_void_p, c_void_p]),
     "si_softmax": (None, [c_void_p, c_int, c_float, c_void_p]),

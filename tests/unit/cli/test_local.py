@@ -22,6 +22,10 @@ def test_speculators_are_read_with_their_flags() -> None:
     assert read_speculators(None) is None
     assert [flags["drafter"] for flags in default_speculators("smollm2-135m").values()] == ["ngram+ssm"]
     assert [flags["drafter"] for flags in default_speculators("another").values()] == ["ngram"]
+    (large,) = default_speculators("smollm2-135m", offload=True).values()
+    (usual,) = default_speculators("smollm2-135m").values()
+    assert large.items() > usual.items()
+    assert int(large["beam"]) * int(large["depth"]) >= 128, "so many nodes are expanded at most"
 
 
 @pytest.mark.parametrize("text", ["", ",model=x", "ssm,model", "ssm,int8"])

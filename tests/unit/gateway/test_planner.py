@@ -365,3 +365,26 @@ def test_every_choice_says_why() -> None:
     assert 2 <= reasons.count("probe plain") <= 60
     best = choices[-1]
     assert best.speed > best.plain_speed > 0
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_where_nodes_are_free_trees_are_as_large_as_the_verifier_takes(batch: int) -> None:
+    """As where weights are read in every pass: a second for a token, hardly more for 256 nodes."""
+    offloaded = PassCurve([(1, 1.0), (16, 1.0), (64, 1.01), (128, 1.02), (256, 1.05)])
+    planner = Planner(offloaded, derive_budget(offloaded, 16, 127, 2048))
+    planner.enrol([ALONE])
+    names = [f"r{i}" for i in range(batch)]
+    for _ in range(60):
+        choice = planner.choose(batch, names)
+        trees = [_draft(choice, {0: 4}) for _ in names]
+        in_pass = sum(map(len, trees))
+        outcomes = {name: (tree, _accepted(tree)) for name, tree in zip(names, trees, strict=True)}
+        pass_s = float(offloaded.at(in_pass))
+        planner.observe(StepReport(choice, batch, in_pass, pass_s, _seconds(choice, 0.02), 0.002, outcomes))
+        if choice.reason == "fastest":
+            assert choice.nodes >= 120, choice
+            assert choice.step_nodes >= 120 * batch, choice
+            worth = planner.threshold(batch, choice)
+            assert worth(100 * batch, 0.01), "an unlikely node that costs nothing is kept"
+            assert worth.least_reach < 0.005, "and followed"
+    assert choice.speculators == ALONE

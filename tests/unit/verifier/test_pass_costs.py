@@ -33,21 +33,35 @@ def test_when_the_time_is_up_one_round_has_to_do() -> None:
     def clock() -> float:
         nonlocal looks
         looks += 1
-        return float(looks)
+        return looks / 8
 
-    found = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=5.0, clock=clock)
-    assert {seconds for _, seconds in found} == {1.0}
-    assert looks == 1 + 2 * 16 + 1, "the start, one round, and a look at the time"
+    found = measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=0.6, clock=clock)
+    assert {seconds for _, seconds in found} == {0.125}
+    assert looks == 2 + 1 + 2 * 16 + 1, "a first pass, the start, one round, and a look at the time"
     looks = 0
     measure_passes(runner_of(MODEL, kv_tokens=2048), budget_s=1e9, clock=clock)
-    assert looks == 1 + 2 * (15 * 13 + 2 * 3) + 14, "fifteen rounds at most, two of large passes"
+    assert looks == 2 + 1 + 2 * (15 * 13 + 2 * 3) + 14, "fifteen rounds at most, two of large passes"
 
 
 def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_hold() -> None:
     """By this clock every pass takes as long, as on a GPU."""
     ticks = iter(range(10**6))
     runner = runner_of(MODEL, kv_tokens=2048)
-    flat = measure_passes(runner, budget_s=0, clock=lambda: float(next(ticks)), most_tokens=300)
+    flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, most_tokens=300)
     assert [tokens for tokens, _ in flat][-3:] == [64, 128, 256]
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
+
+
+def test_where_a_pass_takes_a_second_few_are_run() -> None:
+    """As with weights that are read from a disk in every pass: all sizes would take minutes."""
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return float(looks)
+
+    found = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, most_tokens=300)
+    assert found == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
+    assert looks == 2 + 1 + 2 * 5, "every pass once"

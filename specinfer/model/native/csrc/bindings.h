@@ -47,6 +47,8 @@ struct Pass {
   int features;                                // how many hidden states of each token are wanted, ascending:
   const int32_t* feature_layers;               // those after so many layers
   float* features_out;                         // [tokens, features, hidden]
+  int first_layer, end_layer;                  // only these layers, the end excluded: with the embeddings before the
+                                               // first one of all, and with norm and head behind the last one
 };
 
 // One request's tree. Its new context and its block table follow those of the request before.
@@ -104,7 +106,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     AT(Pass, write_slots), AT(Pass, visible), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),
     AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse), AT(Pass, features), AT(Pass, feature_layers),
-    AT(Pass, features_out),
+    AT(Pass, features_out), AT(Pass, first_layer), AT(Pass, end_layer),
     SIZE(GrowthJob), AT(GrowthJob, delta), AT(GrowthJob, held), AT(GrowthJob, shift), AT(GrowthJob, blocks),
     AT(GrowthJob, nodes), AT(GrowthJob, depth), AT(GrowthJob, width), AT(GrowthJob, greedy), AT(GrowthJob, draws),
     AT(GrowthJob, top_k), AT(GrowthJob, last), AT(GrowthJob, temperature), AT(GrowthJob, top_p),

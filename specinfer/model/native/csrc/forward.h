@@ -77,9 +77,10 @@ class Worker {
         attention_(model, pass, work, thread, threads) {}
 
   void run() {
+    const int end = p_.end_layer;
     attention_.plan();
-    embed();
-    for (int layer = 0; layer < s_.layers; ++layer) {
+    if (p_.first_layer == 0) embed();
+    for (int layer = p_.first_layer; layer < end; ++layer) {
       keep_features(layer);
       Layer& l = m_.layers[layer];
       norm(l.input_norm);
@@ -91,9 +92,12 @@ class Worker {
       add_to_x(l.out, activations(m_.attended), first(l.up));
       if (!s_.parallel) norm(l.post_norm);
       expand(l.up, first(l.down));
-      add_to_x(l.down, activations(m_.inner), first(layer + 1 < s_.layers ? m_.layers[layer + 1].qkv : m_.head));
+      // of a layer that is not there yet nothing can be fetched
+      const Matrix& next = layer + 1 < end ? m_.layers[layer + 1].qkv : end == s_.layers ? m_.head : l.down;
+      add_to_x(l.down, activations(m_.inner), first(next));
     }
-    keep_features(s_.layers);
+    if (end < s_.layers) return;
+    keep_features(end);
     finish();
   }
 

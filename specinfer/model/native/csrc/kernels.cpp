@@ -74,6 +74,19 @@ void si_set_quantised(void* model, int layer, int which, const uint8_t* data, in
   });
 }
 
+// Bytes of a packed matrix, whose place is written to `at`.
+int64_t si_packed(void* model, int layer, int which, const void** at) {
+  Model& m = *static_cast<Model*>(model);
+  const Matrix& matrix = m.layers[layer].matrix(which);
+  *at = matrix.data;
+  return matrix.tiles() * matrix.tile_bytes(m.bf16 ? Bf16::S : F32::S);
+}
+
+// From now on these bytes of a layer's matrix lie there, at a multiple of 64; our own copy is given up.
+void si_place(void* model, int layer, int which, const void* at) {
+  static_cast<Model*>(model)->layers[layer].matrix(which).place(static_cast<const char*>(at));
+}
+
 // which: a VectorSlot
 void si_set_vector(void* model, int layer, int which, const float* data, int n) {
   Model& m = *static_cast<Model*>(model);

@@ -18,6 +18,10 @@ struct Layer {
   Norm input_norm, post_norm;
   std::vector<float> q_norm, k_norm;
   Matrix qkv, out, up, down;  // up: with the gate beside it if there is one
+  Matrix& matrix(int slot) {
+    Matrix* all[] = {&qkv, &out, &up, &down};  // in the order of MatrixSlot
+    return *all[slot];
+  }
 };
 
 struct Model {

@@ -358,6 +358,7 @@ void grow(Model& m, const Growth& g) {
     prepare<Kind>(m, passes.pass.tokens);
     logits.resize(size_t(passes.pass.logits) * vocabulary);
     passes.pass.logits_out = logits.data();
+    passes.pass.end_layer = m.shape.layers;
     lists.reset(passes.pass.logits, rules.listed(active, vocabulary));
   };
   const auto end_pass = [&] {

@@ -36,7 +36,8 @@ class Arena {
 struct Matrix {
   int n = 0, k = 0, vectors = 2;  // columns, depth, vectors of 16 columns per tile
   Storage storage = DENSE;
-  Arena* packed = nullptr;
+  Arena* packed = nullptr;       // owns the tiles, unless they were placed elsewhere
+  const char* data = nullptr;    // where the tiles lie
   std::vector<float> bias;
   std::vector<float> scale;      // per packed column: W8A8, and all that is multiplied in block floating point
   std::vector<int32_t> excess;   // W8A8: what the zero of unsigned activations adds to a column's sums
@@ -48,6 +49,17 @@ struct Matrix {
     if (storage == Q8_0) return lines<Octets>(k / Octets::S) * vectors * 64;
     return size_t(k) / (storage == W8A8 ? Bytes::S : s) * vectors * 64;
   }
+  // Room of its own for the tiles.
+  char* own(size_t bytes) {
+    packed = new Arena(bytes);
+    data = packed->data();
+    return packed->data();
+  }
+  // The tiles lie elsewhere from now on.
+  void place(const char* at) {
+    delete packed;
+    packed = nullptr, data = at;
+  }
   ~Matrix() { delete packed; }
 };
 
@@ -57,8 +69,7 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
   using T = typename Kind::T;
   m.n = columns, m.k = k, m.vectors = vectors;
   const int steps = k / Kind::S, width = vectors * LANES;
-  m.packed = new Arena(size_t(m.tiles()) * steps * width * sizeof(uint32_t));
-  T* out = reinterpret_cast<T*>(m.packed->data());
+  T* out = reinterpret_cast<T*>(m.own(size_t(m.tiles()) * steps * width * sizeof(uint32_t)));
 #pragma omp parallel for
   for (int tile = 0; tile < m.tiles(); ++tile)
     for (int step = 0; step < steps; ++step)
@@ -74,8 +85,7 @@ void pack(Matrix& m, const typename Kind::T* source, int columns, int k, int vec
 inline void make_room(Matrix& m, Storage storage, int S, int columns, int k, int vectors) {
   m.n = columns, m.k = k, m.vectors = vectors, m.storage = storage;
   const size_t bytes = m.tiles() * m.tile_bytes(S);
-  m.packed = new Arena(bytes);
-  std::memset(m.packed->data(), 0, bytes);
+  std::memset(m.own(bytes), 0, bytes);
 }
 
 // Where tiles of steps of S elements keep each element of a packed column.

@@ -15,7 +15,7 @@ struct Ahead {
 
 // The first tile a thread will need of a matrix.
 inline const char* first_tile(const Matrix& m, int s, int thread, int threads) {
-  return m.packed->data() + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
+  return m.data + share(m.tiles(), thread, threads).begin * m.tile_bytes(s);
 }
 
 // MR rows, `stride` units each, times some steps of V of the NV vectors of a tile: out[r][c] = sum over k in order, going on
@@ -97,7 +97,7 @@ void multiply_tiles(const Matrix& m, const typename Kind::Unit* a, int rows, Ran
   const size_t bytes = lines<Kind>(steps) * NV * 64;
   alignas(64) float out[2 * MR * NV * LANES];
   for (int tile = range.begin; tile < range.end; ++tile) {
-    const char* w = m.packed->data() + tile * bytes;
+    const char* w = m.data + tile * bytes;
     const char* following = tile + 1 < range.end ? w + bytes : next;
     for (int step = 0; step < steps; step += turn) {
       const int n = std::min(turn, steps - step);

@@ -1,0 +1,1 @@
+"""Offloaded weights, read at a stated bandwidth."""

@@ -1,0 +1,33 @@
+"""A verifier whose layers come from the disk at the bandwidth that $OFFLOAD_BYTES_PER_SECOND states.
+
+Nothing but this benchmark throttles: the reader's thread sleeps for what a layer was read too early.
+"""
+
+import os
+import sys
+import time
+
+import torch
+
+from specinfer.model.offload.stores import DiskStore
+from verifier_svc.__main__ import main
+
+BANDWIDTH = "OFFLOAD_BYTES_PER_SECOND"
+
+
+def throttle(bytes_per_second: float) -> None:
+    """From now on the stores of this process take at least so long for a layer."""
+    read = DiskStore.fetch
+
+    def fetch(store: DiskStore, layer: int, staging: torch.Tensor) -> torch.Tensor:
+        due = time.monotonic() + store.sizes[layer] / bytes_per_second
+        data = read(store, layer, staging)
+        time.sleep(max(0.0, due - time.monotonic()))
+        return data
+
+    DiskStore.fetch = fetch  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    throttle(float(os.environ[BANDWIDTH]))
+    main(sys.argv[1:])

@@ -1,0 +1,57 @@
+"""Offloading for the compiled kernels: the packed matrices of all layers in a store, two layers in memory.
+
+They are packed once while loading, whatever to (bfloat16, blocks of a GGUF file, bytes), so that a pass reads
+them as they are multiplied. Norms, biases and scales of columns stay in memory: they are small.
+"""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from specinfer.model.native.bindings import MatrixSlot, Pass
+from specinfer.model.offload.buffers import make_buffers
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.offload.stream import BUFFERS, LayerStream
+
+_OF_A_LAYER = [which for which in MatrixSlot if which is not MatrixSlot.HEAD]
+
+
+class StreamedMatrices:
+    """The matrices of a model's layers. Filled layer by layer, then read by passes."""
+
+    def __init__(self, library: ctypes.CDLL, model: int, store: LayerStore) -> None:
+        self._library, self._model, self._store = library, model, store
+        self._sizes: list[list[int]] = []
+        """Of the matrices, by layer."""
+        self._stream: LayerStream | None = None
+
+    def put_away(self, layer: int) -> None:
+        """Moves the matrices of the next layer, which was packed just now, from memory to the store."""
+        pieces = [self._packed(layer, which) for which in _OF_A_LAYER]
+        self._sizes.append([len(piece) for piece in pieces])
+        self._store.append(pieces)
+        for which in _OF_A_LAYER:
+            self._library.si_place(self._model, layer, which, None)
+
+    def forward(self, task: Pass) -> None:
+        """Runs a pass over all layers, one after another as they come."""
+        if self._stream is None:
+            self._stream = LayerStream(self._store, make_buffers(BUFFERS, self._store, "cpu"))
+        for layer in range(len(self._sizes)):
+            task.first_layer, task.end_layer = layer, layer + 1
+            with self._stream.hold(layer) as buffer:
+                self._place(layer, self._stream.buffers[buffer].memory.data_ptr())
+                self._library.si_forward(self._model, ctypes.byref(task))
+
+    def _place(self, layer: int, address: int) -> None:
+        for which, size in zip(_OF_A_LAYER, self._sizes[layer], strict=True):
+            self._library.si_place(self._model, layer, which, address)
+            address += size
+
+    def _packed(self, layer: int, which: MatrixSlot) -> torch.Tensor:
+        """[bytes] uint8, where the kernels have packed them."""
+        at = ctypes.c_void_p()
+        size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
+        packed = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (size,))
+        return torch.from_numpy(packed)

@@ -1,0 +1,177 @@
+"""Where offloaded layers lie: one flat run of bytes per layer, in an unnamed file or in pinned memory.
+
+What the bytes mean is the executor's affair. A store is filled layer by layer while the model loads, so that
+the model is never whole in memory, and then only read.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.cache_directory import cache_directory
+from specinfer.errors import SettingError, UnavailableError
+
+log = logging.getLogger(__name__)
+OFFLOADS = ("none", "host", "disk")
+PAGE = 4096
+"""Bytes to whose multiples direct reads are aligned: no disk in use has larger blocks."""
+
+
+class LayerStore(Protocol):
+    """Keeps the bytes of every layer."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each layer."""
+
+    def append(self, pieces: Sequence[torch.Tensor]) -> None:
+        """Adds the next layer: pieces of bytes [n], uint8 in host memory, one behind the other."""
+
+    def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
+        """The bytes of a layer in host memory: the store's own tensor, or the first ones of `staging`.
+
+        Raises:
+            UnavailableError: if they cannot be read.
+        """
+
+
+class HostStore:
+    """Layers in pinned host memory, from which a GPU copies without the processor."""
+
+    def __init__(self, pinned: bool = True) -> None:
+        self._layers: list[torch.Tensor] = []
+        self._pinned = pinned
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """See `LayerStore.sizes`."""
+        return [len(layer) for layer in self._layers]
+
+    def append(self, pieces: Sequence[torch.Tensor]) -> None:
+        """See `LayerStore.append`."""
+        layer = torch.empty(sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned)
+        torch.cat(list(pieces), out=layer)
+        self._layers.append(layer)
+
+    def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
+        """See `LayerStore.fetch`."""
+        return self._layers[layer]
+
+
+class DiskStore:
+    """Layers in a file without a name, which is gone when the process is, however it ends.
+
+    Read past the page cache where the file system can: a model that is larger than memory would only push
+    out of it what others need, and direct reads are the faster ones (docs/findings/2026-11-24.md).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Makes the file.
+
+        Raises:
+            SettingError: if nothing can be written there.
+        """
+        self._sizes: list[int] = []
+        self._starts = [0]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file, name = tempfile.mkstemp(prefix="layers-", dir=directory)
+        except OSError as error:
+            raise SettingError("offload_directory", str(directory), error.strerror or str(error)) from error
+        log.info("offload: writing the layers to a file in %s", directory)
+        try:
+            self._reading = _open_direct(name)
+        finally:
+            os.unlink(name)
+
+    def __del__(self) -> None:
+        for name in ("_file", "_reading"):
+            if hasattr(self, name):
+                os.close(getattr(self, name))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """See `LayerStore.sizes`."""
+        return self._sizes
+
+    def append(self, pieces: Sequence[torch.Tensor]) -> None:
+        """See `LayerStore.append`.
+
+        Raises:
+            UnavailableError: if the disk is full.
+        """
+        at = self._starts[-1]
+        try:
+            for piece in pieces:
+                at += _write(self._file, _view(piece), at)
+            end = -(-at // PAGE) * PAGE
+            os.ftruncate(self._file, end)  # so that the last page, too, can be read whole
+            os.fdatasync(self._file)
+            os.posix_fadvise(self._file, self._starts[-1], end - self._starts[-1], os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise UnavailableError(f"offload: layer {len(self._sizes)} not written: {error}") from error
+        self._sizes.append(at - self._starts[-1])
+        self._starts.append(end)
+
+    def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
+        """See `LayerStore.fetch`; `staging` begins at a page and has room for whole pages."""
+        first, end = self._starts[layer], self._starts[layer + 1]
+        room = _view(staging)[: end - first]
+        done = 0
+        while done < len(room):
+            try:
+                count = os.preadv(self._reading, [room[done:]], first + done)
+            except OSError as error:
+                raise UnavailableError(f"offload: layer {layer} not read: {error}") from error
+            if not count:
+                raise UnavailableError(f"offload: layer {layer} not read: the file ends before it does")
+            done += count
+        return staging[: self._sizes[layer]]
+
+
+def _open_direct(name: str) -> int:
+    with suppress(OSError, AttributeError):  # tmpfs and some network file systems cannot, nor some systems
+        return os.open(name, os.O_RDONLY | os.O_DIRECT)
+    log.info("offload: the file system has no direct reads; layers go through the page cache")
+    return os.open(name, os.O_RDONLY)
+
+
+def _view(data: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in host memory."""
+    array: NDArray[np.uint8] = data.numpy()
+    return array.data
+
+
+def _write(file: int, data: memoryview, at: int) -> int:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], at + done)
+    return done
+
+
+def open_store(offload: str, device: str, directory: str = "") -> LayerStore | None:
+    """Where layers lie; None if on the device.
+
+    Args:
+        offload: one of `OFFLOADS`.
+        device: where passes run.
+        directory: for the file of "disk"; empty: the cache directory.
+
+    Raises:
+        SettingError: if there is no such place, or if it is the device itself.
+    """
+    if offload not in OFFLOADS:
+        raise SettingError("offload", offload, f"must be one of {', '.join(OFFLOADS)}")
+    if offload == "disk":
+        return DiskStore(Path(directory).expanduser() if directory else cache_directory() / "offload")
+    if offload == "host" and torch.device(device).type == "cpu":
+        raise SettingError("offload", offload, "a CPU's models lie in host memory anyway; disk needs less")
+    return HostStore() if offload == "host" else None

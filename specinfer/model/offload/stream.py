@@ -1,0 +1,85 @@
+"""Offloaded layers in turn, the next one's copy beside this one's work.
+
+A reader thread fills two buffers in the order of the layers, again and again: while a pass works on one layer
+the next one is copied, and between two passes the first ones are there already. A pass then takes
+
+    max(copies of all layers, work on all layers) + the shorter one of one layer
+
+instead of the sum of both, and its copies do not depend on how many tokens are in it.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from queue import SimpleQueue
+
+from specinfer.errors import SpecInferError
+from specinfer.model.offload.buffers import LayerBuffer
+from specinfer.model.offload.stores import LayerStore
+
+log = logging.getLogger(__name__)
+BUFFERS = 2
+_Free = SimpleQueue[int | None]
+_Filled = SimpleQueue[tuple[int, int, SpecInferError | None]]
+"""(layer, buffer, why it is not there)."""
+
+
+class LayerStream:
+    """Gives the layers of a store one at a time. For one thread, which takes them in ascending order."""
+
+    def __init__(self, store: LayerStore, buffers: Sequence[LayerBuffer]) -> None:
+        self.buffers = buffers
+        self._free: _Free = SimpleQueue()
+        self._filled: _Filled = SimpleQueue()
+        for index in range(len(buffers)):
+            self._free.put(index)
+        reader = threading.Thread(
+            target=_read, args=(store, buffers, self._free, self._filled), name="layers", daemon=True
+        )
+        reader.start()
+        weakref.finalize(self, self._free.put, None)
+        size = sum(store.sizes)
+        log.info(
+            "offload: %d layers of %.2f GB in all, %d at a time", len(store.sizes), size / 1e9, len(buffers)
+        )
+
+    @contextmanager
+    def hold(self, layer: int) -> Iterator[int]:
+        """The index of the buffer that holds a layer, for as long as its work is being asked for.
+
+        Raises:
+            UnavailableError: if the layer cannot be read. The next pass tries again.
+        """
+        index = self._take(layer)
+        try:
+            yield index
+        finally:
+            self.buffers[index].used()
+            self._free.put(index)
+
+    def _take(self, layer: int) -> int:
+        while True:
+            found, index, error = self._filled.get()
+            if error is None and found == layer:
+                return index
+            self._free.put(index)
+            if error is not None:
+                raise error
+            # else the pass before failed on its way, and its further layers come first
+
+
+def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled: _Filled) -> None:
+    """The reader: ends when it is given None instead of a buffer."""
+    for layer in cycle(range(len(store.sizes))):
+        index = free.get()
+        if index is None:
+            return
+        try:
+            buffers[index].fill(store, layer)
+        except SpecInferError as error:
+            filled.put((layer, index, error))
+        else:
+            filled.put((layer, index, None))

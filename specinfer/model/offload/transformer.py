@@ -1,0 +1,93 @@
+"""The torch decoder with its layers in a store: each is called in whichever buffer it has been copied to."""
+
+from math import prod
+
+import torch
+
+from specinfer.model.layers.linear import DenseLinear, Linear
+from specinfer.model.layers.transformer import Attend, Layer, LayerCall, Parts, Transformer, Weights
+from specinfer.model.offload.buffers import make_buffers
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.offload.stream import BUFFERS, LayerStream
+from specinfer.model.weights.config import ModelConfig
+
+_ALIGNMENT = 256
+"""Bytes at whose multiples a layer's tensors begin, as a GPU's allocator would place them."""
+
+
+class _Collected(Parts):
+    """Makes a layer in host memory and keeps the bytes of all its tensors."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
+        super().__init__(config, weights, dtype, "cpu")
+        self.pieces: list[torch.Tensor] = []
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Parts.keep`."""
+        data = tensor.contiguous().flatten().view(torch.uint8)
+        self.pieces += [data, data.new_zeros(-len(data) % _ALIGNMENT)]
+        return tensor
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See `Parts.make`: not packed, since nobody calls it."""
+        return DenseLinear(weight, bias)
+
+
+class _Placed(Parts):
+    """Makes a layer whose tensors lie in a buffer, in the order in which they were collected."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, memory: torch.Tensor
+    ) -> None:
+        super().__init__(config, weights, dtype, "cpu")
+        self._memory, self._at = memory, 0
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Parts.keep`."""
+        size = prod(tensor.shape) * tensor.itemsize
+        placed = self._memory[self._at : self._at + size].view(tensor.dtype).view(tensor.shape)
+        self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return placed
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See `Parts.make`: as it lies there, since packing would copy it."""
+        return DenseLinear(weight, bias)
+
+
+class _StreamedLayer:
+    """One decoder layer, in whichever buffer it is."""
+
+    def __init__(self, index: int, stream: LayerStream, in_buffer: list[Layer]) -> None:
+        self._index, self._stream, self._in_buffer = index, stream, in_buffer
+
+    def __call__(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
+    ) -> torch.Tensor:
+        """See `Layer.__call__`."""
+        with self._stream.hold(self._index) as buffer:
+            return self._in_buffer[buffer](x, angles, self._own(attend))
+
+    def _own(self, attend: Attend) -> Attend:
+        """Attention of this layer, whatever number the layer in the buffer was made with."""
+        return lambda _, query, key, value: attend(self._index, query, key, value)
+
+
+class StreamedTransformer(Transformer):
+    """The decoder with only embeddings, norm and head on the device, and `BUFFERS` layers at a time."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str, store: LayerStore
+    ) -> None:
+        self._store = store
+        super().__init__(config, weights, dtype, device)
+
+    def _make_layers(self, weights: Weights) -> list[LayerCall]:
+        config, dtype = self.config, self.dtype
+        for index in range(config.layers):
+            parts = _Collected(config, weights, dtype)
+            self.layer_type(index, config, parts)
+            self._store.append(parts.pieces)
+        buffers = make_buffers(BUFFERS, self._store, self.device)
+        in_buffer = [self.layer_type(0, config, _Placed(config, weights, dtype, s.memory)) for s in buffers]
+        stream = LayerStream(self._store, buffers)
+        return [_StreamedLayer(index, stream, in_buffer) for index in range(config.layers)]
