@@ -1,9 +1,13 @@
 """Fixtures shared by all tests: a real Redis, and the default model if it is pulled."""
 
+import asyncio
+import functools
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from hypothesis import settings
@@ -22,6 +26,11 @@ for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
 settings.register_profile("no clock", deadline=None)  # a busy machine is no failure
 settings.load_profile("no clock")
 torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
+# how long an example takes depends on the machine
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
+_HANGS_AFTER_S = 240.0
+"""Less than the timeout in pyproject.toml."""
 
 
 def _why_not_native() -> str | None:
@@ -36,6 +45,26 @@ def _why_not_native() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What all tests need."""
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _within(_HANGS_AFTER_S, item.obj)
+    _skip_native(items)
+
+
+def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Ends a test that hangs as a failed one ends. Where pytest-timeout ends it, its servers go on until they
+    are collected, which fails another test ("coroutine 'AioServer.shutdown' was never awaited")."""
+
+    @functools.wraps(test)
+    async def timed(**fixtures: object) -> None:
+        async with asyncio.timeout(seconds):
+            await test(**fixtures)
+
+    return timed
+
+
+def _skip_native(items: list[pytest.Item]) -> None:
     """Tests of the compiled kernels (marked, or with "native" among their parameters) need them."""
     reason = _why_not_native()
     if reason is None:

@@ -324,7 +324,7 @@ def settings(**options: Any) -> ServiceSettings:
     return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2, **options)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Waits until something becomes true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed

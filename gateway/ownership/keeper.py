@@ -12,6 +12,7 @@ from gateway.clients.outage import LogPace, Outage
 from gateway.metrics import SystemMetrics
 from gateway.ownership.lanes import Lanes, models_of
 from gateway.ownership.rules import (
+    Offers,
     requests_to_adopt,
     requests_to_share,
     somebody_serves,
@@ -53,6 +54,8 @@ class Keeper:
         self._redis, self._pace = Outage("Redis"), LogPace()
         self._adopt_from = 0.0
         """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
+        self._offers = Offers()
+        self._reports = 0
         self._strays: set[str] = set()
         self._filled = ""
         """The epoch of the Redis that has all that this gateway has."""
@@ -156,7 +159,8 @@ class Keeper:
         lanes = [lane for lane in self._lanes if lane.running]
         room = 0 if self.draining else sum(lane.spare for lane in lanes)
         models = tuple(models_of(lanes))
-        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining, models)
+        self._reports += 1
+        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining, models, self._reports)
 
     def _cancel(self, request_id: str) -> None:
         lane = self._lanes.of_request(request_id)
@@ -224,14 +228,19 @@ class Keeper:
         await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def _share(self) -> None:
-        """Gives waiting requests to gateways that could run them at once."""
+        """Gives requests that cannot run here now to gateways that could run them at once. Room that a
+        gateway told once is given to once: until it tells again, it may have been used up."""
+        me, alive = self._leases.gateway_id, self._offers.fresh(self.renewal.alive)
+        for lane in self._lanes:
+            lane.loop.scheduler.admit(time.monotonic())  # what fits here only waits for the step that runs
+        most = requests_to_share(me, sum(lane.loop.scheduler.waiting for lane in self._lanes), alive)
+        if most:
+            self._offers.use(alive)
         for lane in list(self._lanes):
-            scheduler = lane.loop.scheduler
-            most = requests_to_share(self._leases.gateway_id, scheduler.waiting, self.renewal.alive)
-            if most:
-                names = scheduler.last_waiting(most)
-                lane.loop.deliveries.let_go(names)
-                await self._store.disown(names)
+            names = lane.loop.scheduler.last_waiting(most)
+            most -= len(names)
+            lane.loop.deliveries.let_go(names)
+            await self._store.disown(names)
 
     async def _give_up_strays(self) -> None:
         """Requests that are this gateway's in Redis and in no lane at two looks in a row go to whoever has

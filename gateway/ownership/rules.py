@@ -1,8 +1,31 @@
 """What a gateway takes and gives, from what all gateways say of themselves. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.store.leases import GatewayReport
+
+
+class Offers:
+    """Which room that other gateways told has been given to already.
+
+    Without it a gateway that looks twice at one report gives twice as many requests away as the other one
+    has room for, and takes them back when it says so.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+
+    def fresh(self, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
+        """The reports; those that were used have no room."""
+        return [
+            replace(report, room=0) if self._used.get(report.gateway_id) == report.number else report
+            for report in alive
+        ]
+
+    def use(self, alive: Sequence[GatewayReport]) -> None:
+        """Requests were given away by these reports."""
+        self._used = {report.gateway_id: report.number for report in alive if report.number}
 
 
 def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> int:

@@ -20,6 +20,8 @@ class GatewayReport:
     draining: bool = False
     models: tuple[str, ...] = ()
     """Fingerprints of the models that it serves; requests that began with another one are of no use to it."""
+    number: int = 0
+    """Counts this gateway's reports from 1; 0 of a version that does not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         whole = [tokens + tokens_of(replies) for tokens, replies in zip(seen, rests, strict=True)]
         assert whole[-1] == undisturbed
         for i, tokens in enumerate(whole[:-1]):
-            again = await _all(stub, request_for([*PROMPT, 20 + i], max_new_tokens=LONG, **sampling))
+            again = await read_all(stub, request_for([*PROMPT, 20 + i], max_new_tokens=LONG, **sampling))
             assert tokens == tokens_of(again), f"request {i}"
         assert len(other.lanes) == 1
         status = await stub.Status(generation_pb2.StatusRequest())
@@ -199,7 +199,8 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
 
 
 async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_on(redis_url: str) -> None:
-    """It sleeps for longer than its lease, in the midst of a step."""
+    """It sleeps for longer than its lease, in the midst of a step; its first message after that is a step,
+    not a renewal, by which it would learn what happened."""
     async with two_gateways(redis_url) as (system, other, _):
         loop, fenced = system.loop, []
         request = request_for(PROMPT, max_new_tokens=LONG)
@@ -217,12 +218,16 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
         loop.verifier.verify = late  # type: ignore[method-assign]
         await asleep.wait()
-        renew, system.gateway.keeper._renew_once = system.gateway.keeper._renew_once, go_on.wait  # type: ignore[method-assign, assignment]
-        await until(lambda: any(lane.loop.scheduler.running for lane in other.lanes))
-        system.gateway.keeper._renew_once = renew  # type: ignore[method-assign]
+        renew = system.gateway.keeper._renew_once
+        renewing = asyncio.Event()
+        system.gateway.keeper._renew_once = renewing.wait  # type: ignore[method-assign, assignment]
+        await until(lambda: any(lane.loop.steps for lane in other.lanes))
         go_on.set()
+        await until(lambda: len(fenced) == 1)  # the verifier refused it
+        system.gateway.keeper._renew_once = renew  # type: ignore[method-assign]
+        renewing.set()
         assert await reader.finish() == greedy(PROMPT, LONG)
-        assert len(fenced) == 1, "the verifier refused it"
+        assert len(fenced) == 1
         await until(lambda: not len(system.gateway.lanes))
         _replaced(system, other)
 
@@ -239,7 +244,7 @@ async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> No
         assert await reader.finish() == greedy(PROMPT, 400)
         await draining
         assert len(system.gateway.lanes) == 0
-        assert tokens_of(await _all(stub, request_for(PROMPT))) == greedy(PROMPT, 16)
+        assert tokens_of(await read_all(stub, request_for(PROMPT))) == greedy(PROMPT, 16)
         _replaced(system, other)
 
 
@@ -276,7 +281,7 @@ async def test_a_redis_that_lost_its_data_is_filled_again(redis_url: str) -> Non
         running = request_for(PROMPT, max_new_tokens=LONG)
         waiting = request_for(PROMPT[::-1], max_new_tokens=20)
         reader = await begin(system.stub, running)
-        later = asyncio.create_task(_all(system.stub, waiting))
+        later = asyncio.create_task(read_all(system.stub, waiting))
         await until(lambda: system.loop.scheduler.waiting == 1)
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
@@ -343,7 +348,7 @@ async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(re
 
 async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
     async with (
-        running_system(redis_url, verifiers=2, lease_s=0.6) as system,
+        running_system(redis_url, verifiers=2, lease_s=2.0) as system,
         another_gateway(system.gateway.settings) as (other, stub, _),
     ):
         assert (len(system.gateway.lanes), len(other.lanes)) == (2, 0), "what is held is not taken away"
@@ -352,15 +357,16 @@ async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
         await until(lambda: len(other.lanes) == 1)
         assert len(system.gateway.lanes) == 1, "half of them are its share"
         many = [request_for([*PROMPT, 20 + i % 3], max_new_tokens=LONG) for i in range(24)]
-        found = await asyncio.gather(*(_all(system.stub, request) for request in many))
+        found = await asyncio.gather(*(read_all(system.stub, request) for request in many))
         right = [greedy([*PROMPT, 20 + i], LONG) for i in range(3)]
         assert [tokens_of(replies) for replies in found] == right * 8
         (lane,) = other.lanes
         assert lane.loop.steps > 0, "what waited at the first ran at the second"
-        assert tokens_of(await _all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
+        assert tokens_of(await read_all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
 
 
-async def _all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
+async def read_all(stub: Stub, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateReply]:
+    """All replies to a request."""
     return [reply async for reply in stub.Generate(request)]
 
 

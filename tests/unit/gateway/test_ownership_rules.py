@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.ownership.rules import (
+    Offers,
     best_lane,
     requests_to_adopt,
     requests_to_share,
@@ -49,6 +50,19 @@ def test_who_is_drained_has_no_share() -> None:
 def test_what_waits_goes_to_who_could_run_it(waiting: int, alive: list[GatewayReport], given: int) -> None:
     """Of several busy gateways each gives an equal part."""
     assert requests_to_share("g0", waiting, alive) == given
+
+
+def test_room_is_told_once_and_given_to_once() -> None:
+    offers = Offers()
+    told = [GatewayReport("g0", 1, number=4), GatewayReport("g1", 1, 3, number=9)]
+    assert requests_to_share("g0", 5, offers.fresh(told)) == 3
+    offers.use(told)
+    assert requests_to_share("g0", 2, offers.fresh(told)) == 0
+    later = [told[0], GatewayReport("g1", 1, 1, number=10)]
+    assert requests_to_share("g0", 2, offers.fresh(later)) == 1
+    uncounted = [told[0], GatewayReport("g1", 1, 3)]
+    offers.use(uncounted)
+    assert requests_to_share("g0", 2, offers.fresh(uncounted)) == 2, "of a version that does not count"
 
 
 def test_what_began_with_a_model_is_not_given_to_who_serves_another() -> None:

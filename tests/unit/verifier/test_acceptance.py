@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.errors import SettingError
@@ -99,7 +99,6 @@ def test_greedy_rejects_at_once_or_accepts_everything() -> None:
 
 
 @given(trees(), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
 def test_greedy_never_disagrees_with_the_target(tree: TokenTree, seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = {n: {int(t): 1.0} for n, t in enumerate(rng.integers(0, VOCABULARY, len(tree)))}
@@ -194,7 +193,6 @@ def test_equal_distributions_are_always_accepted_despite_rounding() -> None:
 
 
 @given(trees(), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
 def test_multi_step_returns_a_path_and_a_possible_token(tree: TokenTree, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.dirichlet(np.full(VOCABULARY, 0.3), len(tree))
