@@ -105,4 +105,4 @@ async def test_requests_that_wait_for_cache_are_not_passed_to_and_fro(redis_url:
         assert [tokens_of(replies) for replies in found] == [
             greedy([*PROMPT, 20 + i], 100) for i in range(12)
         ]
-        assert len(given) <= 50
+        assert len(given) <= 36, "a few times each, as batches end; not at every look"
