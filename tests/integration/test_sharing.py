@@ -45,6 +45,11 @@ async def one_lane_each(
         yield system, other, stub
 
 
+def offers(gateway: Gateway) -> int:
+    """How many gateways it knows to have room."""
+    return sum(report.room > 0 for report in gateway.keeper.renewal.alive)
+
+
 async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
     """Requests come through a gateway without a verifier while both others tell that they have room."""
     async with (
@@ -52,6 +57,7 @@ async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
         another_gateway(system.gateway.settings) as (third, stub, _),
     ):
         assert not len(third.lanes)
+        await until(lambda: all(offers(gateway) == 2 for gateway in (system.gateway, other)))
         given = count_given_away([system.gateway, other])
         asked = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(8)]
         found = await asyncio.gather(*(read_all(stub, request) for request in asked))
