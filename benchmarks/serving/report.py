@@ -51,7 +51,9 @@ def _store(found: dict[str, Any]) -> list[str]:
     sentences = (
         f"The store takes {share:.1f} % of a step at batch {found['batch']}",
         f"({min(shares):.1f} to {max(shares):.1f} % in {len(shares)} turns),",
-        "against the same gateway that writes no tokens.",
+        "against the same gateway that writes no tokens;",
+        f"by the gateway's processor time {100 * found['cpu_share']:.1f} %",
+        f"({100 * min(found['cpu_shares']):.1f} to {100 * max(found['cpu_shares']):.1f} %), most of it beside the pass.",
     )
     return [" ".join(sentences), ""]
 

@@ -65,7 +65,10 @@ def test_spread_and_slope() -> None:
 
 
 def test_the_report_says_what_the_store_takes_and_who_waited() -> None:
-    store = {"batch": 16, "share": 0.02, "shares": [0.01, 0.02, 0.04]}
+    store = {"batch": 16, "share": 0.02, "shares": [0.01, 0.02, 0.04]} | {
+        "cpu_share": 0.03,
+        "cpu_shares": [0.03],
+    }
     times = {"p25": 1.0, "median": 2.0, "p75": 3.0, "p95": 12.25}
     who = {"requests": 9, "ttft_s": times, "failed": 0}
     about = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
