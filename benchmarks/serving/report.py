@@ -47,15 +47,18 @@ def _crowd(found: dict[str, Any]) -> list[str]:
 
 
 def _store(found: dict[str, Any]) -> list[str]:
-    share, shares = 100 * found["share"], [100 * share for share in found["shares"]]
     sentences = (
-        f"The store takes {share:.1f} % of a step at batch {found['batch']}",
-        f"({min(shares):.1f} to {max(shares):.1f} % in {len(shares)} turns),",
+        f"The store takes {100 * found['share']:.1f} % of a step at batch {found['batch']}",
+        f"({_range(found['shares'])} in {len(found['shares'])} turns),",
         "against the same gateway that writes no tokens;",
         f"by the gateway's processor time {100 * found['cpu_share']:.1f} %",
-        f"({100 * min(found['cpu_shares']):.1f} to {100 * max(found['cpu_shares']):.1f} %), most of it beside the pass.",
+        f"({_range(found['cpu_shares'])}), most of it beside the pass.",
     )
     return [" ".join(sentences), ""]
+
+
+def _range(shares: list[float]) -> str:
+    return f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %"
 
 
 def _fairness(found: dict[str, Any]) -> list[str]:
