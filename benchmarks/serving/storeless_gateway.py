@@ -8,7 +8,11 @@ from gateway.store.requests import RequestStore, Written
 
 
 async def _written(
-    self: RequestStore, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int]
+    self: RequestStore,
+    progress: Sequence[Progress],
+    names: Sequence[str],
+    adoptions: Mapping[str, int],
+    model: str,
 ) -> dict[str, Written]:
     """As if everything were durable already."""
     return {item.state.request.request_id: Written.OK for item in progress}

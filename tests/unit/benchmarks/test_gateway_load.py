@@ -1,6 +1,7 @@
 """The load on a gateway: a few streams on real processes, and what is made of the figures."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from benchmarks.gateway_load import main
 from benchmarks.serving.report import markdown
 from benchmarks.serving.steps import FixedStep, added_ms, read_steps, slope, spread
 from benchmarks.serving.streams import Order
-from benchmarks.serving.system import ServingSystem, Setup
+from benchmarks.serving.system import GATEWAY_WITHOUT_STORE, ServingSystem, Setup
 from benchmarks.serving.usage import cpu_seconds, resident_mib
 from tests.system import ascii_tokenizer
 
@@ -36,6 +37,12 @@ async def test_twenty_streams_get_their_tokens_and_the_added_time_is_seen(setup:
     assert max(step.batch for step in steps) == 8, "no more run at once than the gateway was told"
     assert sum(step.batch for step in steps) == 20 * 30 + 4, "every token comes of one step"
     assert added_ms(steps, 8)["median"] > 0
+
+
+async def test_the_gateway_that_writes_nothing_answers_all_the_same(setup: Setup) -> None:
+    async with ServingSystem(replace(setup, module=GATEWAY_WITHOUT_STORE)) as system:
+        (outcomes,) = await system.run([Order(3, 12)])
+    assert [(outcome.error, outcome.replies > 0) for outcome in outcomes] == [("", True)] * 3
 
 
 def test_steps_come_back_from_their_file(tmp_path: Path) -> None:
