@@ -63,6 +63,8 @@ class GenerationLoop:
         self._wake = asyncio.Event()
         self.deliveries = deliveries(self._learn, self._release)
         self._background: set[asyncio.Task[None]] = set()
+        self._unreleased: list[str] = []
+        """Preempted requests that the verifier may still hold."""
         self._outage, self._pace = Outage("the verifier"), LogPace()
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
@@ -234,12 +236,16 @@ class GenerationLoop:
         return finished, progress
 
     async def _release_preempted(self) -> None:
-        """Their blocks are needed in this very step, so this is waited for; speculators keep theirs."""
+        """Their blocks are needed in this very step, so this is waited for, and tried again with the step;
+        speculators keep theirs."""
         preempted = self.scheduler.take_preempted()
         if preempted:
             log.info("preempting %d requests", len(preempted))
             self._metrics.preemptions.inc(len(preempted))
-            await self.verifier.release(preempted)
+            self._unreleased += preempted
+        if self._unreleased:
+            await self.verifier.release(self._unreleased)
+            self._unreleased = []
 
     async def close(self) -> None:
         """Ends what runs beside the loop; call after `run` has ended, before the channels close."""

@@ -1,10 +1,12 @@
 """Through real gRPC servers and a real Redis: right tokens, hand-computed steps, every message field."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from gateway.requests.request import FinishReason
+from specinfer.errors import UnavailableError
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob
@@ -152,6 +154,26 @@ async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: st
     async with running_system(redis_url, drafters) as roomy:
         again = [await roomy.tokens(p, max_new_tokens=60, temperature=1, seed=1) for p in prompts]
     assert tokens[1::2] == again, "a preempted request goes on with the same random stream"
+
+
+async def test_blocks_that_could_not_be_released_are_released_before_the_next_pass(redis_url: str) -> None:
+    """The verifier did not answer just when requests were preempted: forgotten, they would keep the room that
+    the others need."""
+    prompts = [[3 + i] * (5 + 7 * i) for i in range(6)]
+    async with running_system(redis_url, max_batch=6, kv_tokens=192) as system:
+        release, asked = system.loop.verifier.release, list[set[str]]()
+
+        async def failing_once(names: Sequence[str]) -> None:
+            if set(names) & system.loop.scheduler.states.keys():  # preempted, not ended
+                asked.append(set(names))
+                if len(asked) == 1:
+                    raise UnavailableError("the verifier does not answer")
+            await release(names)
+
+        system.loop.verifier.release = failing_once  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(system.tokens(p, max_new_tokens=60) for p in prompts))
+    assert answers == [greedy(prompt, 60) for prompt in prompts]
+    assert asked[0] <= asked[1], "in the next attempt"
 
 
 async def test_sampling_repeats_with_its_seed_whatever_the_batch(redis_url: str) -> None:
