@@ -177,6 +177,8 @@ class Lane:
             settings.hung_seconds,
             trust_draws=settings.trust_draws,
             max_nodes=description.max_nodes,
+            hidden_size=description.hidden_size,
+            feature_layers=description.feature_layers,
         )
         tls = settings.services_tls
         self._channels = [(address, open_channel(address, tls)) for address in settings.speculator_services]

@@ -51,6 +51,8 @@ def describe(
         max_context_len=engine.description.max_context_len,
         max_nodes=engine.max_nodes,
         instance_id=instance_id,
+        feature_layers=engine.description.feature_layers,
+        feature_size=engine.description.feature_size,
     )
 
 

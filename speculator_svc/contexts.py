@@ -6,10 +6,13 @@ Knows no model. Invariant: a context is a prefix of the gateway's committed sequ
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from speculator_svc.feature_buffer import FeatureBuffer
+
 
 @dataclass(slots=True)
 class _Context:
     tokens: list[int] = field(default_factory=list)
+    features: FeatureBuffer = field(default_factory=FeatureBuffer)
     last_used: float = 0.0
 
 
@@ -34,6 +37,10 @@ class Contexts:
         context.tokens.extend(delta)
         context.last_used = self._clock()
         return context.tokens
+
+    def features(self, request_id: str) -> FeatureBuffer:
+        """Those of a request that is held."""
+        return self._contexts[request_id].features
 
     def release(self, request_id: str) -> bool:
         """Forgets a request; says whether it was known."""

@@ -36,6 +36,9 @@ class DraftEntry:
     draw_seed: int = 0
     sees_noise: bool = True
     """Whether `sampling` has the seed by which the target chooses."""
+    features: bytes = b""
+    """[positions, layers, hidden] bfloat16 from a context position on."""
+    features_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class SpeculatorEngine:
         self.drafters, self.max_nodes = list(drafters), max_nodes
         self.description = combined([drafter.description for drafter in drafters])
         self._contexts = Contexts(idle_seconds, clock)
+        self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self.seconds = [0.0] * len(self.drafters)
         """What each drafter took in the last step."""
 
@@ -87,6 +91,9 @@ class SpeculatorEngine:
                 self.release([entry.request_id])
                 continue
             context = self._contexts.append(entry.request_id, entry.delta)
+            if entry.features:
+                shape = len(self.description.feature_layers), self.description.feature_size
+                self._contexts.features(entry.request_id).add(entry.features_start, entry.features, shape)
             jobs[index] = DraftJob(
                 entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise
             )
@@ -122,6 +129,10 @@ class SpeculatorEngine:
             raise InvalidInputError("node_budget", entry.limits.nodes, f"at most {self.max_nodes}")
         if not 0 <= entry.limits.least_reach <= 1:
             raise InvalidInputError("least_reach", entry.limits.least_reach, "must be between 0 and 1")
+        token_bytes = 2 * description.feature_size * len(description.feature_layers)
+        if entry.features and (not token_bytes or len(entry.features) % token_bytes):
+            size = len(entry.features)
+            raise InvalidInputError("target_features", size, f"not of {token_bytes} bytes a token")
         unknown = [s for s in entry.speculators if s >= len(self.drafters)]
         if unknown:
             raise InvalidInputError("speculators", unknown[0], f"this service has {len(self.drafters)}")
@@ -137,12 +148,24 @@ class SpeculatorEngine:
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            results = self._run(speculator, [_own_draws(jobs[i], speculator) for i in asked])
+            own = [self._with_features(_own_draws(jobs[i], speculator), speculator) for i in asked]
+            results = self._run(speculator, own)
             for index, result in zip(asked, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
+
+    def _with_features(self, job: DraftJob, speculator: int) -> DraftJob:
+        """The job with the hidden states that this drafter reads and was not given before."""
+        wanted = self.drafters[speculator].description.feature_layers
+        if not wanted:
+            return job
+        buffer = self._contexts.features(job.request_id)
+        places = [self.description.feature_layers.index(layer) for layer in wanted]
+        features = buffer.take(speculator, places)
+        buffer.drop(self._readers)
+        return replace(job, features=features)
 
     def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
         """Drafts for all jobs at once; if that fails, one by one, so that only the culprit fails."""
@@ -174,10 +197,15 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
     fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
     if len(fingerprints) > 1:
         raise IncompatibleError(f"the drafters have different tokenizers: {', '.join(sorted(fingerprints))}")
+    sizes = {d.feature_size for d in descriptions} - {0}
+    if len(sizes) > 1:
+        raise IncompatibleError(f"the drafters read hidden states of different sizes: {sorted(sizes)}")
     return DrafterDescription(
         vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
         tokenizer_fingerprint=min(fingerprints, default=""),
         max_context_len=min((d.max_context_len for d in descriptions if d.max_context_len), default=0),
+        feature_layers=tuple(sorted({layer for d in descriptions for layer in d.feature_layers})),
+        feature_size=min(sizes, default=0),
     )
 
 

@@ -125,6 +125,8 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             list(entry.speculators),
             entry.draw_seed,
             entry.sampling.HasField("seed"),
+            entry.target_features,
+            entry.features_start,
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)

@@ -58,6 +58,12 @@ async def verifier_service(
     description = verifier_pb2.DescribeVerifierReply(
         vocab_size=VOCABULARY,
         pass_costs=[verifier_pb2.PassCost(tokens=1, microseconds=1000)],
+        max_context_len=engine.limits.max_context_len,
+        max_requests=engine.limits.max_requests,
+        max_nodes=engine.limits.max_nodes,
+        max_step_tokens=engine.limits.max_step_tokens,
+        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
+        kv_block_tokens=engine.runner.cache.block_tokens,
         instance_id=instance_id,
         model_fingerprint=model_fingerprint,
     )

@@ -210,6 +210,8 @@ async def running_system(
         eos_token_ids=[EOS],
         kv_window_tokens=kv_window,
         model_fingerprint="tiny",
+        hidden_size=runners[0].config.hidden_size,
+        feature_layers=runners[0].feature_layers,
     )
     verifier_addresses = []
     for number, engine in enumerate(engines):
@@ -312,7 +314,7 @@ def add_speculators(
 ) -> None:
     """Serves drafters as the speculators of one service."""
     engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
-    reply = describe(engine, list(drafters), ["scripted"] * len(drafters))
+    reply = describe(engine, list(drafters), ["scripted"] * len(drafters), secrets.token_hex(4))
     reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
     metrics = SpeculatorMetrics(registry or CollectorRegistry(), list(drafters))
     servicer = SpeculatorServicer(engine, thread, metrics, reply, tracer)

@@ -85,6 +85,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
+    "specinfer.model.drafting.eagle": (
+        {
+            "specinfer.tree",
+            *(f"specinfer.model.{room}" for room in ("batch", "cache", "drafting", "layers", "weights")),
+        },
+        {"torch"},
+    ),
     "specinfer.model.drafting": (
         {
             "specinfer.tree",
@@ -210,6 +217,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
+    "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
     "gateway.store": ({"specinfer.errors", "specinfer.sampling", "gateway"}, {"redis"}),
     "gateway": (
         {
@@ -222,6 +230,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         SERVICE,
     ),
+    "speculator_svc.feature_buffer": ({"speculator_svc.drafters"}, {"numpy"}),
     "speculator_svc.training": (
         {
             *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer", "prompts")),
@@ -239,7 +248,7 @@ PURE = (
 FORBIDDEN_STDLIB = {
     **{
         f"gateway.clients.{name}": {"asyncio", "time"}
-        for name in ("addresses", "pool_policy", "quarantine", "tree_share")
+        for name in ("addresses", "features", "pool_policy", "quarantine", "tree_share")
     },
     **{f"specinfer.speculators.{name}": {"asyncio", "time"} for name in ("calibration", "deadline")},
     "specinfer.speculators.service": {"asyncio", "time"},

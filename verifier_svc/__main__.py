@@ -89,6 +89,8 @@ def describe(
         instance_id=identity.instance_id,
         model_fingerprint=identity.model_fingerprint,
         text_fingerprint=identity.text_fingerprint,
+        hidden_size=config.hidden_size,
+        feature_layers=engine.runner.feature_layers,
     )
 
 

@@ -18,6 +18,7 @@ from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.service.log_context import about
 from specinfer.tree import TokenTree
+from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.judge import Judge, Ruling
@@ -50,6 +51,8 @@ class VerifierEngine:
         self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
+        self._feature_bytes = MESSAGE_BYTES
+        """Most features of one entry of this step."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches, since the start."""
         self.passes: list[tuple[int, float]] = []
@@ -87,6 +90,8 @@ class VerifierEngine:
                 continue
             room -= len(job.delta) + len(segments[index].nodes)
             ready.append(index)
+        asking = sum([job.features_from is not None for job in jobs])
+        self._feature_bytes = MESSAGE_BYTES // max(asking, 1)
         logits = self._forward([segments[index] for index in ready])
         for index, rows in zip(ready, logits, strict=True):
             outcomes[index] = self._conclude(jobs[index], self._judge.rule(jobs[index], rows))
@@ -208,6 +213,20 @@ class VerifierEngine:
             logprobs=ruling.logprobs,
             held_len=sequence.length + len(accepted),
             top_k=ruling.top_k,
+            features=self._features(job, sequence, accepted),
+        )
+
+    def _features(self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int]) -> FeatureSpan:
+        if job.features_from is None or not self.runner.features.layers:
+            return NO_FEATURES
+        nodes = [node - 1 for node in accepted]
+        return features_of(
+            self.runner.features,
+            self.runner.cache,
+            sequence,
+            nodes,
+            job.features_from,
+            self._feature_bytes,
         )
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:

@@ -7,6 +7,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Verdict
+from verifier_svc.features import NO_FEATURES, FeatureSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class VerifyJob:
     sampling: SamplingParams
     logprobs: bool = False
     top_k: int = 0
+    features_from: int | None = None
+    """First context position whose features are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,4 @@ class VerifyOutcome:
     logprobs: tuple[float, ...] = ()
     held_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
+    features: FeatureSpan = NO_FEATURES

@@ -74,7 +74,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
         started = time.perf_counter()
-        decoded = _decode_all(request.entries)
+        wrong = self._keep_features(request.feature_layers)
+        decoded = _decode_all(request.entries, wrong)
         jobs = [job for job in decoded if isinstance(job, VerifyJob)]
         served = self._engine.verify(jobs)
         seconds = time.perf_counter() - started
@@ -82,6 +83,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
         reply = self._reply(request.step_id, map(_encode, outcomes), round(seconds * 1e6))
         return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs))
+
+    def _keep_features(self, layers: Sequence[int]) -> SpecInferError | None:
+        """What is wrong with the layers asked for; who then asks for features gets it as an answer."""
+        try:
+            self._engine.runner.keep_features(layers)
+        except SpecInferError as error:
+            return error
+        return None
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forgets the requests of a step that failed; an error for each of its entries."""
@@ -154,12 +163,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         )
 
 
-def _decode_all(entries: Iterable[verifier_pb2.VerifyEntry]) -> list[VerifyJob | VerifyOutcome]:
+def _decode_all(
+    entries: Iterable[verifier_pb2.VerifyEntry], no_features: SpecInferError | None
+) -> list[VerifyJob | VerifyOutcome]:
     """One per entry; of entries with the same id only the first is served."""
     found: list[VerifyJob | VerifyOutcome] = []
     seen: set[str] = set()
     for entry in entries:
-        found.append(_twice(entry.request_id) if entry.request_id in seen else _decode(entry))
+        found.append(_twice(entry.request_id) if entry.request_id in seen else _decode(entry, no_features))
         seen.add(entry.request_id)
     return found
 
@@ -169,11 +180,11 @@ def _twice(request_id: str) -> VerifyOutcome:
     return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
 
 
-def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
+def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None) -> VerifyJob | VerifyOutcome:
     """The job of an entry, or the outcome that says what is wrong with it."""
     try:
-        if entry.return_features:
-            raise InvalidInputError("return_features", True, "this verifier returns none")
+        if entry.HasField("features_from") and no_features is not None:
+            raise no_features
         return VerifyJob(
             entry.request_id,
             entry.base_len,
@@ -182,6 +193,7 @@ def _decode(entry: verifier_pb2.VerifyEntry) -> VerifyJob | VerifyOutcome:
             decode_sampling(entry.sampling),
             entry.logprobs,
             entry.return_top_k,
+            entry.features_from if entry.HasField("features_from") else None,
         )
     except SpecInferError as error:
         return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
@@ -196,6 +208,8 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
         held_len=outcome.held_len,
         top_k=[common_pb2.NodeTopK(token_ids=ids) for ids in outcome.top_k],
     )
+    if outcome.features.data:
+        message.features, message.features_start = outcome.features.data, outcome.features.start
     if outcome.verdict is not None:
         message.accepted_nodes.extend(outcome.verdict.accepted)
         message.bonus_token_id = outcome.verdict.bonus

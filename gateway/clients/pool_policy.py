@@ -32,6 +32,10 @@ class PoolPolicy:
     """Pause before a service that is away is tried again; doubled for each loss in a row."""
     longest_retry_s: float = 30.0
     """Most of that; also for a service that does not fit: it may be replaced."""
+    hidden_size: int = 0
+    """Numbers in a hidden state of the target."""
+    feature_layers: int = 0
+    """Layers after which the verifier tells hidden states; 0: it tells none."""
     client: str = field(default_factory=lambda: secrets.token_hex(8))
     """Who asks: services keep the requests of different clients apart."""
 

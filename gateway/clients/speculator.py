@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.clients.draft_books import DraftBooks
+from gateway.clients.features import FeatureRelay
 from gateway.clients.outage import LogPace
 from gateway.clients.quarantine import Quarantine
 from gateway.clients.tree_share import TreeShare, sound_tree
@@ -67,6 +68,8 @@ class SpeculatorService:
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
     """Context tokens it holds, by request."""
+    features_held: dict[str, int] = field(default_factory=dict)
+    """Context positions up to which it got features, by request."""
     refused: set[tuple[str, int]] = field(default_factory=set)
     """Requests and speculators that do not go together: the answer was an error."""
     losses: int = 0
@@ -107,12 +110,25 @@ class SpeculatorService:
             for entry, speculators in asked
         )
 
-    def encode(self, asked: Asked) -> speculator_pb2.DraftEntry:
-        """The message that asks it."""
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Whose hidden states it reads."""
+        return tuple(self.description.feature_layers) if self.description else ()
+
+    def encode(self, asked: Asked, relay: FeatureRelay, feature_bytes: int) -> speculator_pb2.DraftEntry:
+        """The message that asks it, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
         if held >= len(tokens):
             held = 0  # never the case unless the service lies; RESYNC puts it right
+        if held == 0:
+            self.features_held[entry.request_id] = 0  # it starts over, with its features, too
+        start, features = relay.take(
+            entry.request_id,
+            self.features_held.get(entry.request_id, 0),
+            self.feature_layers,
+            feature_bytes,
+        )
         delta = tokens[held : held + CONTEXT_CHUNK]
         complete = held + len(delta) == len(tokens)
         most = self.description.max_nodes if self.description else 0
@@ -129,6 +145,8 @@ class SpeculatorService:
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
             least_reach=entry.limits.least_reach,
             draw_seed=draft_seed(sampling.seed, self.members[0]),
+            target_features=features,
+            features_start=start,
         )
 
     def accept(
@@ -138,14 +156,18 @@ class SpeculatorService:
         vocab_size: int,
         share: TreeShare,
         in_time: bool = True,
+        features_until: int = 0,
     ) -> list[tuple[int, TokenTree]]:
-        """The sound trees of a result, by speculator; keeps the books in any case."""
+        """The sound trees of a result, by speculator; keeps the books in any case.
+
+        `features_until`: the context position up to which it has been sent features.
+        """
         name = result.request_id
         if name not in asked or asked[name].entry.state.finish is not None:
             self.books.count("stale", len(asked[name].speculators) if name in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
-            self.held[name] = 0
+            self.held[name] = self.features_held[name] = 0
             self.books.resyncs += 1
             return []
         entry, speculators = asked[name]
@@ -154,6 +176,7 @@ class SpeculatorService:
                 self._refuse(name, speculator, result.message)
             return []
         self.held[name] = result.held_len
+        self.features_held[name] = features_until
         found: dict[int, TokenTree] = {}
         wrong: set[int] = set()
         for draft in result.drafts:
@@ -231,10 +254,12 @@ class SpeculatorService:
         """Drops what is known of requests."""
         for request_id in request_ids:
             self.held.pop(request_id, None)
+            self.features_held.pop(request_id, None)
             self.refused.difference_update([(request_id, speculator) for speculator in self.members])
 
     def replaced(self) -> None:
         """Another process answers at the address: it holds nothing, and what the one before refused is open
         again."""
         self.held.clear()
+        self.features_held.clear()
         self.refused.clear()

@@ -81,6 +81,7 @@ class SpeculatorDirectory:
                 f"the speculators at {address} have tokenizer {theirs}, the verifier has {ours}"
             )
         self._check_names(address, [each.name for each in description.speculators])
+        self._check_features(address, description)
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
                 # its draws of the tokens that the target lacks would be dropped, which selects by token
@@ -102,6 +103,19 @@ class SpeculatorDirectory:
         if len(known | set(_keys(address, names))) > _MOST_NAMES:
             raise IncompatibleError(
                 f"{address} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
+            )
+
+    def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        wanted, told = list(description.feature_layers), self._policy.feature_layers
+        if wanted and (wanted != sorted(set(wanted)) or wanted[-1] > told):
+            raise IncompatibleError(
+                f"the speculators at {address} read hidden states after layers {wanted}, "
+                f"the verifier tells those after up to {told}"
+            )
+        if wanted and description.feature_size != self._policy.hidden_size:
+            raise IncompatibleError(
+                f"the speculators at {address} read hidden states of {description.feature_size} numbers, "
+                f"the verifier's have {self._policy.hidden_size}"
             )
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.features import FeatureRelay, FeatureWish
 from gateway.clients.pool_policy import PoolPolicy as PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import DraftTime, SpeculatorSet
-from gateway.requests.step import StepEntry
+from gateway.requests.request import Speculation
+from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
+_FEATURE_BYTES = 2**23
+"""Most features in one message, of 16 MiB at most."""
 
 
 class Drafts(NamedTuple):
@@ -48,6 +52,7 @@ class SpeculatorPool:
         self._policy = policy
         self.services = [_service(address, channel) for address, channel in channels]
         self._directory = SpeculatorDirectory(policy)
+        self._features = FeatureRelay(policy.hidden_size)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
@@ -81,6 +86,30 @@ class SpeculatorPool:
     def draws(self) -> bool:
         """Whether any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
+
+    def wish(self, entries: Sequence[StepEntry]) -> FeatureWish:
+        """Which features the verifier is to return with a step: what services that read them lack."""
+        readers = [service for service in self.services if service.feature_layers]
+        self._features.want([service.feature_layers for service in readers])
+        since = {}
+        for entry in entries if readers else ():
+            if entry.state.request.speculation is Speculation.OFF:
+                continue
+            name = entry.request_id
+            held = [service.features_held.get(name, 0) for service in readers]
+            self._features.drop(name, held)
+            start = self._features.wanted_from(name, held)
+            if start is not None:
+                since[name] = start
+        layers = self._features.layers
+        return FeatureWish(layers, since, self._features.bytes_of(layers))
+
+    def keep(self, wish: FeatureWish, verdicts: Mapping[str, VerdictEntry]) -> None:
+        """What a step returned of it."""
+        for name, asked in wish.since.items():
+            verdict = verdicts[name]
+            if verdict.features:
+                self._features.arrived(name, asked, verdict.features_start, verdict.features)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -120,6 +149,7 @@ class SpeculatorPool:
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all services forget requests; their time-to-live covers lost calls."""
+        self._features.forget(request_ids)
         for service in self.services:
             service.forget(request_ids)
         await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
@@ -148,7 +178,9 @@ class SpeculatorPool:
     ) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive."""
         started, step = time.perf_counter(), self._steps
-        entries = [service.encode(item) for item in asked.values()]
+        most = _FEATURE_BYTES // len(asked)
+        entries = [service.encode(item, self._features, most) for item in asked.values()]
+        until = {e.request_id: self._features.until(e, service.feature_layers) for e in entries}
         request = speculator_pb2.DraftRequest(
             step_id=step, entries=entries, client=self._policy.client, traceparent=traceparent
         )
@@ -169,7 +201,9 @@ class SpeculatorPool:
         service.counters.missed += not in_time
         open_ = dict(asked)
         for result in reply.entries:
-            found = service.accept(open_, result, self._policy.vocab_size, share, in_time)
+            found = service.accept(
+                open_, result, self._policy.vocab_size, share, in_time, until.get(result.request_id, 0)
+            )
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 trees.setdefault(result.request_id, []).extend(found)

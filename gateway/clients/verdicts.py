@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from gateway.clients.features import NO_WISH, FeatureWish
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
@@ -15,11 +16,13 @@ def sound_verdicts(
     trees: Mapping[str, TokenTree],
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
+    features: FeatureWish = NO_WISH,
 ) -> dict[str, VerdictEntry]:
     """A verdict for every entry of a step: answers come in the order of the entries.
 
     Args:
         vocab_size: the bonus token must be smaller.
+        features: what was asked for.
     """
     found: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
@@ -28,6 +31,7 @@ def sound_verdicts(
             continue
         tree = trees.get(entry.request_id)
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
+        wrong = wrong or features.contradiction(entry.request_id, answers[index])
         found[entry.request_id] = _error(wrong) if wrong else _verdict(answers[index])
     return found
 
@@ -72,6 +76,8 @@ def _verdict(answer: verifier_pb2.Verdict) -> VerdictEntry:
         answer.bonus_token_id,
         tuple(answer.logprobs),
         answer.held_len,
+        answer.features_start,
+        answer.features,
     )
 
 

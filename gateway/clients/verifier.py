@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.features import NO_WISH, FeatureWish
 from gateway.clients.verdicts import sound_verdicts
 from gateway.clients.verifier_check import check_description
 from gateway.planning.pass_times import PassCurve
@@ -73,9 +74,13 @@ class VerifierClient:
         self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
 
     async def verify(
-        self, entries: Sequence[StepEntry], trees: Mapping[str, TokenTree], traceparent: str = ""
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        traceparent: str = "",
+        features: FeatureWish = NO_WISH,
     ) -> Verdicts:
-        """Verifies one step; the verifier is told the trace context.
+        """Verifies one step; the verifier is told the trace context and which features are wanted.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -85,9 +90,10 @@ class VerifierClient:
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
-            entries=[_encode(entry, trees.get(entry.request_id)) for entry in entries],
+            entries=[_encode(entry, trees.get(entry.request_id), features) for entry in entries],
             fence=self.fence,
             traceparent=traceparent,
+            feature_layers=features.layers,
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
@@ -98,7 +104,7 @@ class VerifierClient:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
-        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, features)
         return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
@@ -131,7 +137,7 @@ def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
-def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntry:
+def _encode(entry: StepEntry, tree: TokenTree | None, features: FeatureWish) -> verifier_pb2.VerifyEntry:
     request = entry.state.request
     return verifier_pb2.VerifyEntry(
         request_id=request.request_id,
@@ -140,4 +146,5 @@ def _encode(entry: StepEntry, tree: TokenTree | None) -> verifier_pb2.VerifyEntr
         tree=encode_tree(tree) if tree is not None else None,
         sampling=encode_sampling(entry.state.sampling),
         logprobs=request.logprobs,
+        features_from=features.since.get(request.request_id),
     )

@@ -41,6 +41,10 @@ class VerdictEntry:
     bonus: int = 0
     logprobs: tuple[float, ...] = ()
     held_len: int = 0
+    features_start: int = 0
+    """Context position of the first of the features."""
+    features: bytes = b""
+    """Of the target at context tokens, on their way to speculators."""
 
 
 @dataclass(slots=True)

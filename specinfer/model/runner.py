@@ -11,7 +11,15 @@ import torch
 
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Features, Segment, flatten
-from specinfer.model.cache.kv_cache import CACHE_TOKENS, KVSequence, KVWindow, PagedKVCache, blocks_for
+from specinfer.model.cache.feature_store import FeatureStore
+from specinfer.model.cache.kv_cache import (
+    BLOCK_TOKENS,
+    CACHE_TOKENS,
+    KVSequence,
+    KVWindow,
+    PagedKVCache,
+    blocks_for,
+)
 from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.layers.transformer import Weights
@@ -100,8 +108,13 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
 class ModelRunner:
     """Runs passes. Not thread-safe: one engine thread owns it."""
 
-    def __init__(self, config: ModelConfig, executor: Executor, cache: PagedKVCache) -> None:
-        self.config, self.cache, self._executor = config, cache, executor
+    def __init__(
+        self, config: ModelConfig, executor: Executor, num_blocks: int, window: KVWindow | None = None
+    ) -> None:
+        self.config, self._executor = config, executor
+        self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
+        """Hidden states of what the cache holds, once `keep_features` was called."""
+        self.cache = PagedKVCache(num_blocks, self.features, window)
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions) -> "ModelRunner":
@@ -148,7 +161,7 @@ class ModelRunner:
 
         num_blocks = blocks_for(options.kv_tokens)
         executor = GenericExecutor(model, num_blocks, options.device, options.attention)
-        return cls(generic_config(hf, generation), executor, PagedKVCache(num_blocks, executor))
+        return cls(generic_config(hf, generation), executor, num_blocks)
 
     @classmethod
     def build(cls, config: ModelConfig, weights: Weights, options: RunnerOptions) -> "ModelRunner":
@@ -176,7 +189,7 @@ class ModelRunner:
         window = None
         if options.kv_window:
             window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
-        return cls(config, executor, PagedKVCache(num_blocks, executor, window))
+        return cls(config, executor, num_blocks, window)
 
     @property
     def executor_name(self) -> str:
@@ -200,7 +213,7 @@ class ModelRunner:
         Raises:
             ExhaustedError: if the cache is full. No sequence has then grown.
         """
-        return self._run(segments, ())[0]
+        return self._run(segments, self.features.layers)[0]
 
     @torch.inference_mode()
     def forward_with_features(
@@ -213,11 +226,31 @@ class ModelRunner:
         Raises:
             SettingError: if the model has no such layer, or its executor tells no hidden states.
         """
-        if not all(0 <= layer <= self.config.layers for layer in layers):
-            raise SettingError("features", list(layers), f"the model has {self.config.layers} layers")
-        if self.executor_name == "generic":
-            raise SettingError("features", list(layers), "the generic executor tells no hidden states")
+        self._check_layers(layers)
         return self._run(segments, tuple(layers))
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on passes keep the hidden states after so many layers in `features`; none: no more.
+
+        Raises:
+            SettingError: as `forward_with_features`.
+        """
+        self._check_layers(layers)
+        self.features.keep(layers, self.config.hidden_size)
+
+    def _check_layers(self, layers: Sequence[int]) -> None:
+        told = self.feature_layers
+        if layers and not told:
+            raise SettingError(
+                "features", list(layers), f"the {self.executor_name} executor tells no hidden states"
+            )
+        if list(layers) != sorted({layer for layer in layers if 0 <= layer <= told}):
+            raise SettingError("features", list(layers), f"must ascend from 0 to the model's {told} layers")
+
+    @property
+    def feature_layers(self) -> int:
+        """Layers after which hidden states can be asked for; 0: none."""
+        return 0 if self.executor_name == "generic" else self.config.layers
 
     def _run(
         self, segments: Sequence[Segment], layers: tuple[int, ...]
@@ -233,9 +266,13 @@ class ModelRunner:
                 self.cache.append(segment.sequence, segment.delta)
             self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         features = []
-        if batch.features is not None:
+        if batch.features is None:
+            self.features.forget(batch.write_slots)
+        else:
             states = torch.from_numpy(batch.features.states).to(torch.bfloat16)
             features = [states[part.start : part.stop] for part in batch.rows]
+            if layers == self.features.layers:
+                self.features.write(batch.write_slots, states.view(torch.int16).numpy())
         return [logits[start:stop] for start, stop in batch.logit_spans], features
 
     @torch.inference_mode()

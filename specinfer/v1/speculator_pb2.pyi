@@ -31,7 +31,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach", "draw_seed")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "least_reach", "draw_seed", "features_start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class DraftEntry(_message.Message):
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     LEAST_REACH_FIELD_NUMBER: _ClassVar[int]
     DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -56,7 +57,8 @@ class DraftEntry(_message.Message):
     speculators: _containers.RepeatedScalarFieldContainer[int]
     least_reach: float
     draw_seed: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., least_reach: _Optional[float] = ..., draw_seed: _Optional[int] = ...) -> None: ...
+    features_start: int
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., least_reach: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id")
@@ -103,24 +105,26 @@ class DescribeSpeculatorRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "needs_target_features", "needs_target_top_k", "instance_id")
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "needs_target_top_k", "instance_id", "feature_size")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    NEEDS_TARGET_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
     tokenizer_fingerprint: str
     max_context_len: int
     max_requests: int
     max_nodes: int
-    needs_target_features: bool
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
     needs_target_top_k: int
     instance_id: str
-    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., needs_target_features: bool = ..., needs_target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    feature_size: int
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., needs_target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
     __slots__ = ("name", "drafter", "model", "vocab_size", "draws")

@@ -26,27 +26,27 @@ from specinfer.v1 import common_pb2 as specinfer_dot_v1_dot_common__pb2
 from specinfer.v1 import tree_pb2 as specinfer_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/verifier.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\"p\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.VerifyEntry\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"\xe4\x01\n\x0bVerifyEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x17\n\x0freturn_features\x18\x07 \x01(\x08\x12\x14\n\x0creturn_top_k\x18\x08 \x01(\r\"\x9a\x01\n\x0bVerifyReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.specinfer.v1.Verdict\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\xe6\x01\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x04 \x03(\r\x12\x16\n\x0e\x62onus_token_id\x18\x05 \x01(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x10\n\x08held_len\x18\x07 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0c\x12%\n\x05top_k\x18\t \x03(\x0b\x32\x16.specinfer.v1.NodeTopK\"\x19\n\x17\x44\x65scribeVerifierRequest\"\xe6\x03\n\x15\x44\x65scribeVerifierReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x04 \x01(\r\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x12\n\nacceptance\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x0c \x01(\r\x12\x18\n\x10kv_window_tokens\x18\r \x01(\r\x12*\n\npass_costs\x18\x0e \x03(\x0b\x32\x16.specinfer.v1.PassCost\x12\x10\n\x08\x65xecutor\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x0f\n\x07weights\x18\x11 \x01(\t\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x13 \x01(\t\x12\x18\n\x10text_fingerprint\x18\x14 \x01(\t\"0\n\x08PassCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\x32\xed\x01\n\x08Verifier\x12\x44\n\x06Verify\x12\x1b.specinfer.v1.VerifyRequest\x1a\x19.specinfer.v1.VerifyReply(\x01\x30\x01\x12V\n\x08\x44\x65scribe\x12%.specinfer.v1.DescribeVerifierRequest\x1a#.specinfer.v1.DescribeVerifierReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/verifier.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\"\x88\x01\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.VerifyEntry\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x05 \x03(\r\"\xf9\x01\n\x0bVerifyEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x1a\n\rfeatures_from\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0creturn_top_k\x18\x08 \x01(\rB\x10\n\x0e_features_from\"\x9a\x01\n\x0bVerifyReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.specinfer.v1.Verdict\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\xfe\x01\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x04 \x03(\r\x12\x16\n\x0e\x62onus_token_id\x18\x05 \x01(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x10\n\x08held_len\x18\x07 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0c\x12%\n\x05top_k\x18\t \x03(\x0b\x32\x16.specinfer.v1.NodeTopK\x12\x16\n\x0e\x66\x65\x61tures_start\x18\n \x01(\r\"\x19\n\x17\x44\x65scribeVerifierRequest\"\x93\x04\n\x15\x44\x65scribeVerifierReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x04 \x01(\r\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x12\n\nacceptance\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x0c \x01(\r\x12\x18\n\x10kv_window_tokens\x18\r \x01(\r\x12*\n\npass_costs\x18\x0e \x03(\x0b\x32\x16.specinfer.v1.PassCost\x12\x10\n\x08\x65xecutor\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x0f\n\x07weights\x18\x11 \x01(\t\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x13 \x01(\t\x12\x18\n\x10text_fingerprint\x18\x14 \x01(\t\x12\x13\n\x0bhidden_size\x18\x15 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x16 \x01(\r\"0\n\x08PassCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\x32\xed\x01\n\x08Verifier\x12\x44\n\x06Verify\x12\x1b.specinfer.v1.VerifyRequest\x1a\x19.specinfer.v1.VerifyReply(\x01\x30\x01\x12V\n\x08\x44\x65scribe\x12%.specinfer.v1.DescribeVerifierRequest\x1a#.specinfer.v1.DescribeVerifierReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specinfer.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYREQUEST']._serialized_start=97
-  _globals['_VERIFYREQUEST']._serialized_end=209
-  _globals['_VERIFYENTRY']._serialized_start=212
-  _globals['_VERIFYENTRY']._serialized_end=440
-  _globals['_VERIFYREPLY']._serialized_start=443
-  _globals['_VERIFYREPLY']._serialized_end=597
-  _globals['_VERDICT']._serialized_start=600
-  _globals['_VERDICT']._serialized_end=830
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=832
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=857
-  _globals['_DESCRIBEVERIFIERREPLY']._serialized_start=860
-  _globals['_DESCRIBEVERIFIERREPLY']._serialized_end=1346
-  _globals['_PASSCOST']._serialized_start=1348
-  _globals['_PASSCOST']._serialized_end=1396
-  _globals['_VERIFIER']._serialized_start=1399
-  _globals['_VERIFIER']._serialized_end=1636
+  _globals['_VERIFYREQUEST']._serialized_start=98
+  _globals['_VERIFYREQUEST']._serialized_end=234
+  _globals['_VERIFYENTRY']._serialized_start=237
+  _globals['_VERIFYENTRY']._serialized_end=486
+  _globals['_VERIFYREPLY']._serialized_start=489
+  _globals['_VERIFYREPLY']._serialized_end=643
+  _globals['_VERDICT']._serialized_start=646
+  _globals['_VERDICT']._serialized_end=900
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=902
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=927
+  _globals['_DESCRIBEVERIFIERREPLY']._serialized_start=930
+  _globals['_DESCRIBEVERIFIERREPLY']._serialized_end=1461
+  _globals['_PASSCOST']._serialized_start=1463
+  _globals['_PASSCOST']._serialized_end=1511
+  _globals['_VERIFIER']._serialized_start=1514
+  _globals['_VERIFIER']._serialized_end=1751
 # @@protoc_insertion_point(module_scope)

@@ -9,26 +9,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("step_id", "entries", "fence", "traceparent")
+    __slots__ = ("step_id", "entries", "fence", "traceparent", "feature_layers")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[VerifyEntry]
     fence: int
     traceparent: str
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "return_features", "return_top_k")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    RETURN_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOP_K_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
@@ -36,9 +38,9 @@ class VerifyEntry(_message.Message):
     tree: _tree_pb2.TokenTree
     sampling: _common_pb2.SamplingParams
     logprobs: bool
-    return_features: bool
+    features_from: int
     return_top_k: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., return_features: bool = ..., return_top_k: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint")
@@ -57,7 +59,7 @@ class VerifyReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k", "features_start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +69,7 @@ class Verdict(_message.Message):
     HELD_LEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
@@ -76,14 +79,15 @@ class Verdict(_message.Message):
     held_len: int
     features: bytes
     top_k: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTopK]
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ...) -> None: ...
+    features_start: int
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeVerifierReply(_message.Message):
-    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint")
+    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint", "hidden_size", "feature_layers")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +108,8 @@ class DescribeVerifierReply(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -124,7 +130,9 @@ class DescribeVerifierReply(_message.Message):
     instance_id: str
     model_fingerprint: str
     text_fingerprint: str
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ...) -> None: ...
+    hidden_size: int
+    feature_layers: int
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ..., feature_layers: _Optional[int] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("tokens", "microseconds")

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.sampling import SamplingParams
@@ -12,10 +15,26 @@ from specinfer.tree import TokenTree, TreeLimits
 
 DRAFTERS = {
     "ssm": "speculator_svc.drafters.ssm:SsmDrafter",
+    "eagle": "speculator_svc.drafters.eagle:EagleDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
     "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
     "custom": "speculator_svc.drafters.custom:CustomDrafter",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target at consecutive context tokens."""
+
+    start: int
+    """Context position of the first."""
+    states: NDArray[np.int16]
+    """[positions, layers, hidden] bfloat16, by their bits."""
+
+    @property
+    def stop(self) -> int:
+        """Behind the last."""
+        return self.start + len(self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,8 @@ class DraftJob:
     """Seed of what is drawn, the drafter's own."""
     sees_noise: bool = True
     """Whether the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
+    features: Features | None = None
+    """Hidden states of the target that this drafter was not given before, if it reads any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,10 @@ class DrafterDescription:
     draws: bool = False
     """Whether it may draw children of requests that are sampled. Then no speculator of the pool sees the
     noise of such requests."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target after which it reads hidden states, ascending; none: it reads tokens only."""
+    feature_size: int = 0
+    """Numbers in a hidden state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training corpus|ssm`, the same as `specinfer train`."""
+"""`python -m speculator_svc.training corpus|ssm|eagle`, the same as `specinfer train`."""
 
 import signal
 import sys
@@ -8,6 +8,7 @@ import typer
 from specinfer.errors import SpecInferError
 from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
+from speculator_svc.training.train_eagle import train_eagle
 from speculator_svc.training.train_ssm import train_ssm
 
 PROGRAM = "specinfer train"
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command("corpus")(make_corpus)
 app.command("ssm")(train_ssm)
+app.command("eagle")(train_eagle)
 
 
 def main() -> None:

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from speculator_svc.training.corpus import Continuation, Labels
 from speculator_svc.training.interruption import InterruptionError, deferred_signals
@@ -26,6 +28,43 @@ LONGEST_STEP_S = 10.0
 """A step never counts for more, so that a run that was suspended for a while loses nothing."""
 _LEAST_ACCEPTED = 1e-6
 """Below it only the cross-entropy teaches."""
+
+
+class Teaching(Protocol):
+    """A batch."""
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """[R] what the target really said: as many tokens as the batch teaches."""
+
+    def to(self, device: torch.device) -> Any:
+        """The same there."""
+
+
+B = TypeVar("B", bound=Teaching, covariant=True)
+
+
+class Material(Protocol[B]):
+    """What is learnt from."""
+
+    @property
+    def corpus(self) -> Sequence[Continuation]:
+        """All of it."""
+
+    def batch(self, indices: Sequence[int]) -> B:
+        """Some continuations, padded on the right."""
+
+
+class Labelled(Protocol):
+    """What the target says of R tokens."""
+
+    @property
+    def label_ids(self) -> torch.Tensor:
+        """[R, K] indices into the draft vocabulary."""
+
+    @property
+    def label_probabilities(self) -> torch.Tensor:
+        """[R, K] renormalised over these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +121,7 @@ class Examples:
         return _batch(items, [self.labels[i] for i in indices], counted)
 
 
-def batches(
-    examples: Examples, tokens: int, rng: np.random.Generator
-) -> Iterator[tuple[list[int], TrainingBatch]]:
+def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
     """One epoch: sequences of similar length together, batches in random order, with their indices."""
     corpus = examples.corpus
     lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
@@ -119,7 +156,7 @@ def _batch(
     )
 
 
-def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
+def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
     """Mean of two terms: how far the draft Q is from the target's (renormalised) most probable tokens P.
 
     The cross-entropy of Q under P asks for all of P. Minus log sum(min(P, Q)) asks for what is accepted of Q
@@ -133,16 +170,22 @@ def distillation_loss(logits: torch.Tensor, batch: TrainingBatch) -> torch.Tenso
     return (cross_entropy - (p.sum(-1) > 0) * accepted.log()).mean()
 
 
+def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
+    """Of one batch."""
+    return distillation_loss(_logits(student, batch), batch)
+
+
 def distil(
-    student: Student,
-    examples: Examples,
+    student: nn.Module,
+    examples: Material[B],
     options: DistilOptions,
     state_path: Path,
     report: Callable[[float, float, int], None],
+    loss_of: Callable[[Any, Any], torch.Tensor] = ssm_loss,
 ) -> int:
     """Trains in place until the time is over; returns the tokens seen.
 
-    `report(minutes, loss, tokens seen)` is called after every step.
+    `report(minutes, loss, tokens seen)` is called after every step; `loss_of` a student and a batch.
 
     Raises:
         InterruptionError: if a signal came; the state is saved.
@@ -162,13 +205,13 @@ def distil(
                 save_state(student, optimizer, state_path, (minutes, seen, epoch))
             if ending:
                 break
-            if not len(batch.rows):
+            if not len(batch.next_tokens):
                 continue
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate * _schedule(
                     minutes / options.minutes, options.warmup_share
                 )
-            loss = _step(student, optimizer, batch)
+            loss = _step(student, optimizer, batch, loss_of)
             seen += len(batch.next_tokens)
             report(minutes, loss, seen)
     if minutes < options.minutes:
@@ -179,7 +222,7 @@ def distil(
     return seen
 
 
-def _epochs(examples: Examples, options: DistilOptions, first: int) -> Iterator[tuple[int, TrainingBatch]]:
+def _epochs(examples: Material[B], options: DistilOptions, first: int) -> Iterator[tuple[int, B]]:
     """Batches without end, with their epoch."""
     for epoch in itertools.count(first):
         rng = np.random.default_rng((options.seed, epoch))
@@ -187,10 +230,13 @@ def _epochs(examples: Examples, options: DistilOptions, first: int) -> Iterator[
             yield epoch, batch
 
 
-def _step(student: Student, optimizer: torch.optim.Optimizer, batch: TrainingBatch) -> float:
-    batch = batch.to(student.device)
-    logits = _logits(student, batch)
-    loss = distillation_loss(logits, batch)
+def _step(
+    student: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Teaching,
+    loss_of: Callable[[Any, Any], torch.Tensor],
+) -> float:
+    loss = loss_of(student, batch.to(next(student.parameters()).device))
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -198,11 +244,14 @@ def _step(student: Student, optimizer: torch.optim.Optimizer, batch: TrainingBat
     return float(loss.detach())
 
 
+def rough(device: torch.device) -> torch.autocast:
+    """bfloat16 where that is no slower; a CPU without instructions for it takes twenty times as long."""
+    fast = device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+
+
 def _logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
-    """In bfloat16 where that is no slower; a CPU without instructions for it takes twenty times as long."""
-    kind = student.device.type
-    fast = kind != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    with torch.autocast(kind, torch.bfloat16, enabled=fast):
+    with rough(student.device):
         logits: torch.Tensor = student(batch.token_ids, batch.rows)
     return logits
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import torch
-
-from speculator_svc.training.student import Student
+from torch import nn
 
 
 def save_state(
-    student: Student, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
+    student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
 ) -> None:
     """Writes the state whole or not at all; `progress` is (minutes, tokens seen, epoch)."""
     partial = path.with_suffix(".part")
@@ -18,11 +17,11 @@ def save_state(
     partial.replace(path)
 
 
-def restore_state(student: Student, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
+def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
     """(minutes, tokens seen, epoch) of an interrupted run, or zeros."""
     if not path.is_file():
         return 0.0, 0, 0
-    state = torch.load(path, map_location=student.device, weights_only=True)
+    state = torch.load(path, map_location=next(student.parameters()).device, weights_only=True)
     student.load_state_dict(state["student"])
     optimizer.load_state_dict(state["optimizer"])
     minutes, seen, epoch = state["at"]

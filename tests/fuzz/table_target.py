@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import AttentionRows, Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, PagedKVCache, Slots, blocks_for
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
@@ -96,4 +96,4 @@ def table_runner(target: TableTarget, kv_tokens: int = 2048) -> ModelRunner:
     num_blocks = blocks_for(kv_tokens)
     executor = TableExecutor(target, num_blocks)
     config: Any = SimpleNamespace(vocab_size=VOCABULARY)
-    return ModelRunner(config, executor, PagedKVCache(num_blocks, executor))
+    return ModelRunner(config, executor, num_blocks)

@@ -20,6 +20,7 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from speculator_svc.drafters import DrafterDescription
 from tests.oracle import first
 from tests.services import speculator_service, step_entry, verifier_service
 from tests.system import ScriptedDrafter
@@ -56,7 +57,6 @@ BAD_AT_THE_VERIFIER: dict[str, dict[str, Any]] = {
     "no delta": {"delta_token_ids": []},
     "foreign token": {"delta_token_ids": [5, HUGE, 3]},
     "long delta": {"delta_token_ids": [3] * 3000},
-    "features": {"return_features": True},
     "top k over the vocabulary": {"return_top_k": 98},
     "huge top k": {"return_top_k": HUGE},
     "NaN temperature": {"sampling": sampled(temperature=float("nan"))},
@@ -122,6 +122,41 @@ async def test_a_bad_entry_at_the_verifier_costs_itself() -> None:
         assert engine.held_requests == len(odd) + 1
 
 
+async def test_features_that_the_model_does_not_have_cost_those_who_ask() -> None:
+    async with verifier_service() as (address, engine), open_channel(address) as channel:
+        stub = verifier_pb2_grpc.VerifierStub(channel)
+        asking = [verify_entry("asks", features_from=0), verify_entry("asks not")]
+        beyond, whole, far = await one_reply(
+            stub.Verify,
+            request(asking, feature_layers=[1, HUGE]),
+            request([verify_entry("asks", features_from=0)], feature_layers=[0, 3]),
+            request([verify_entry("far", features_from=HUGE)], feature_layers=[0, 3]),
+        )
+        assert [v.status for v in beyond.entries] == [ERROR, OK]
+        assert "must ascend from 0 to the model's 3 layers" in beyond.entries[0].message
+        size = 2 * 2 * engine.runner.config.hidden_size
+        assert len(whole.entries[0].features) == size * whole.entries[0].held_len
+        assert [v.status for v in far.entries] == [OK]
+        assert far.entries[0].features == b""
+
+
+async def test_features_of_another_size_cost_their_entry() -> None:
+    drafter = ScriptedDrafter(first(1))
+    drafter.description = DrafterDescription(feature_layers=(1, 2), feature_size=3)
+    async with speculator_service({"a": drafter}) as (address, _), open_channel(address) as channel:
+        stub = speculator_pb2_grpc.SpeculatorStub(channel)
+        entries = [
+            draft_entry("odd", target_features=bytes(13)),
+            draft_entry("fits", target_features=bytes(24)),
+        ]
+        (reply,) = await one_reply(stub.Draft, drafting(entries))
+        assert [r.status for r in reply.entries] == [ERROR, OK]
+        assert "target_features = 13: not of 12 bytes a token" in reply.entries[0].message
+        (job,) = drafter.jobs
+        assert job.features is not None
+        assert job.features.states.shape == (2, 2, 3)
+
+
 async def test_a_fault_of_the_verifier_costs_its_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,13 +209,15 @@ BAD_AT_THE_SPECULATORS: dict[str, dict[str, Any]] = {
     "reach over one": {"least_reach": 2.0},
     "huge budget": {"node_budget": HUGE},
     "unknown speculator": {"speculators": [0, HUGE]},
+    "features that nobody reads": {"target_features": b"abcd"},
 }
 SERVED_BY_THE_SPECULATORS: dict[str, dict[str, Any]] = {
     "huge depth": {"max_depth": HUGE},
     "twice the same speculator": {"speculators": [0, 0]},
     "unknown shape": {"shape": 99},
     "largest seeds": {"sampling": sampled(seed=2**64 - 1), "draw_seed": 2**64 - 1},
-    "features": {"target_features": b"abc", "target_top_k": [common_pb2.NodeTopK(token_ids=[HUGE])]},
+    "top k": {"target_top_k": [common_pb2.NodeTopK(token_ids=[HUGE])]},
+    "features from nowhere": {"features_start": HUGE},
 }
 
 

@@ -109,6 +109,13 @@ class GrowthTask:
     """For a sampled request whose noise may not be looked at: its temperature. Its `sampling` is greedy, and
     the most probable tokens are scored at this temperature, since that is how often the target chooses
     them."""
+    offset: int = 0
+    """Context tokens that the cache has no entry for: noise and draws go by the place in the context."""
+
+    @property
+    def context_length(self) -> int:
+        """The place of what follows the tree's root."""
+        return self.offset + self.sequence.length + len(self.delta)
 
     @property
     def score_temperature(self) -> float:
@@ -188,7 +195,7 @@ class ReferenceGrowth:
 
     def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
         """One tree per task, in order. Context is appended; the tree's nodes stay tentative."""
-        growths = [_Growth(t, t.sequence.length + len(t.delta), TreeBuilder(t.delta[-1])) for t in tasks]
+        growths = [_Growth(t, t.context_length, TreeBuilder(t.delta[-1])) for t in tasks]
         segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
         logits = self._forward(segments) if segments else []
         active = [(g, rows) for g, rows in zip(growths, logits, strict=True) if not g.limits.empty]

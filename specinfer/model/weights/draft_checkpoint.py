@@ -63,16 +63,27 @@ def save_draft(
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
-    target = open_weights(target_directory, load_config(target_directory))
-    target_config = json.loads((target_directory / "config.json").read_text())
     config = {
         "architectures": ["SsmSpeculator"],
         "speculators_model_type": ALGORITHM,
-        "speculators_version": "0.1.0",
         "draft_vocab_size": len(token_ids),
+        **speculators_config(ALGORITHM, target_directory, target_name, layers),
+        "trained": dict(trained),
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def speculators_config(
+    algorithm: str, target_directory: Path, target_name: str, layers: int
+) -> dict[str, Any]:
+    """What the `speculators` format says of every kind: its layers are like the target's, so many."""
+    target = open_weights(target_directory, load_config(target_directory))
+    target_config = json.loads((target_directory / "config.json").read_text())
+    return {
+        "speculators_version": "0.1.0",
         "transformer_layer_config": {**target_config, "num_hidden_layers": layers},
         "speculators_config": {
-            "algorithm": ALGORITHM,
+            "algorithm": algorithm,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
             "default_proposal_method": "greedy",
             "verifier": {
@@ -81,9 +92,22 @@ def save_draft(
                 "embedding_fingerprint": embedding_fingerprint(target),
             },
         },
-        "trained": dict(trained),
     }
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
+    """Compares the target's embeddings with those that a checkpoint was trained on; one that does not name
+    them (another library wrote it) passes.
+
+    Raises:
+        IncompatibleError: if they differ.
+    """
+    expected = config["speculators_config"]["verifier"].get("embedding_fingerprint")
+    found = embedding_fingerprint(open_weights(target_directory, load_config(target_directory)))
+    if expected is not None and found != expected:
+        raise IncompatibleError(
+            f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
+        )
 
 
 def load_draft(directory: Path, target_directory: Path) -> DraftModel:
@@ -93,14 +117,9 @@ def load_draft(directory: Path, target_directory: Path) -> DraftModel:
         IncompatibleError: if it was trained for another target.
     """
     config = json.loads((directory / "config.json").read_text())
-    expected = config["speculators_config"]["verifier"]["embedding_fingerprint"]
+    check_target(config, directory, target_directory)
     target = load_config(target_directory)
     target_weights = open_weights(target_directory, target)
-    found = embedding_fingerprint(target_weights)
-    if found != expected:
-        raise IncompatibleError(
-            f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
-        )
     own = SafetensorsWeights(directory)
     offsets = own[_OFFSETS]
     shape = replace(

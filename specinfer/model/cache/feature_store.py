@@ -1,0 +1,74 @@
+"""Hidden states of the target at everything that its cache holds, beside keys and values.
+
+Speculators that read them (EAGLE, Medusa) may come late, restart, or find a prompt in shared blocks. So a
+hidden state is kept by the cache slot of its token and lives as long as its key: it is found again whenever
+somebody lacks it. Nothing is kept before somebody asks, so tokens of before have none (`read` says so).
+
+It stands between the cache and its storage, since it has to move what the cache moves.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.model.cache.kv_cache import KVStorage, Slots
+
+Bfloat16 = NDArray[np.int16]
+"""Numbers of 16 bits by their bits; numpy has no type for them."""
+
+
+class FeatureStore:
+    """Keeps [layers, hidden] bfloat16 for every slot of a storage."""
+
+    def __init__(self, storage: KVStorage, slots: int) -> None:
+        self._storage, self._slots = storage, slots
+        self.layers: tuple[int, ...] = ()
+        """After how many layers the hidden states are taken; empty: nobody asks."""
+        self._states: Bfloat16 = np.empty((slots, 0, 0), np.int16)
+        self._known = np.zeros(slots, np.bool_)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token's states."""
+        return int(np.prod(self._states.shape[1:])) * self._states.itemsize
+
+    def keep(self, layers: Sequence[int], hidden: int) -> None:
+        """From now on these layers are kept; what was kept of others is forgotten."""
+        if tuple(layers) == self.layers:
+            return
+        self.layers = tuple(layers)
+        self._states = np.empty((self._slots if layers else 0, len(layers), hidden), np.int16)
+        self._known[:] = False
+
+    def write(self, slots: Slots, states: Bfloat16) -> None:
+        """The states [T, layers, hidden] of tokens that were just computed."""
+        self._states[slots] = states
+        self._known[slots] = True
+
+    def forget(self, slots: Slots) -> None:
+        """Other tokens were written to these slots, without their states."""
+        if self.layers:
+            self._known[slots] = False
+
+    def read(self, slots: Slots, most: int) -> tuple[int, Bfloat16]:
+        """The states of consecutive tokens: of the stretch that is known up to the last of them.
+
+        Returns:
+            How many of the first tokens are left out since their states are not known, and the states
+            [at most `most`, layers, hidden] of those behind them.
+        """
+        unknown = np.flatnonzero(~self._known[slots]) if len(slots) else np.zeros(0, np.int64)
+        first = int(unknown[-1]) + 1 if len(unknown) else 0
+        return first, self._states[slots[first : first + most]]
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        self._storage.move(source, target)
+        if self.layers:
+            self._states[target] = self._states[source]
+            self._known[target] = self._known[source]
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`; hidden states have no position of their own."""
+        self._storage.rotate(slots, delta)

@@ -1,0 +1,174 @@
+"""EAGLE-3 at work: one decoder layer whose rows are pairs of a hidden state and the token one ahead of it.
+
+    context   t_0 t_1 t_2 ... t_n      rows   (f_0, t_1) (f_1, t_2) ... (f_{n-1}, t_n)
+    row j     hidden = fc f_j          out = layer([norm(embedding(t_{j+1})), norm(hidden)]) + residual
+              position j               logits = head(norm(out)), of the token after t_{j+1}
+    node      hidden = out of the row of its parent
+
+So the last context token, the tree's root, is the token of the last row; its own hidden state, which the
+target has not computed yet, is not needed. The model is written for any device in torch operations; trees
+grow by the rules of `specinfer.model.drafting.expansion`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.model.batch import Batch, Segment, flatten
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, PagedKVCache, Slots, blocks_for
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.layers.attention import make_attention
+from specinfer.model.layers.linear import make_linear
+from specinfer.model.layers.transformer import Layer, Parts, rotary_tables
+from specinfer.model.weights.config import ModelConfig
+from specinfer.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """What an EAGLE model is made of."""
+
+    config: ModelConfig
+    """The target's shape, with one layer and the draft vocabulary."""
+    tensors: Mapping[str, torch.Tensor]
+    """Names as in `specinfer.model.weights.eagle_checkpoint.EagleSource`."""
+    embedding: torch.Tensor
+    """[V, hidden]"""
+    norm_before_residual: bool = False
+
+
+class EagleModel:
+    """The layer with its weights and the memory of its cache."""
+
+    def __init__(self, weights: EagleWeights, dtype: torch.dtype, device: str, num_blocks: int) -> None:
+        config = self.config = replace(weights.config, layers=1)
+        self.device, self._residual_normed = device, weights.norm_before_residual
+        parts = Parts(config, weights.tensors, dtype, device)
+        self._embedding = weights.embedding.to(device, dtype)
+        self._fc = make_linear(parts.tensor("fc.weight"))
+        self._layer, self._hidden_norm = Layer(0, config, parts), parts.norm("hidden_norm")
+        self._norm, self._head = parts.norm("model.norm"), make_linear(parts.tensor("lm_head.weight"))
+        self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
+        self._attention = make_attention("reference", device)
+        shape = (num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
+        self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+
+    def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
+        """fc of the target's states [T, layers, hidden]: [T, hidden]."""
+        return self._fc(states.to(self._embedding.device, self._embedding.dtype).flatten(1))
+
+    def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """The rows' outs [T, hidden], given their hidden states [T, hidden]."""
+        token_ids, positions, slots = (
+            torch.tensor(numbers, dtype=torch.int64, device=self.device)
+            for numbers in (batch.token_ids, batch.positions, batch.write_slots)
+        )
+        plan = self._attention.plan(batch)
+
+        def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            self._keys.index_copy_(0, slots, key)
+            self._values.index_copy_(0, slots, value)
+            return self._attention.attend(query, self._keys, self._values, plan)
+
+        embedded, normed_hidden = F.embedding(token_ids, self._embedding), self._hidden_norm(hidden)
+        normed = torch.cat([self._layer.input_norm(embedded), normed_hidden], -1)
+        residual = normed_hidden if self._residual_normed else hidden
+        angles = self._cos[positions][:, None], self._sin[positions][:, None]
+        return self._layer.behind(residual, normed, angles, attend)
+
+    def logits(self, outs: torch.Tensor) -> torch.Tensor:
+        """[R, draft vocabulary] float32."""
+        return self._head(self._norm(outs)).float()
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`. Of a tree nothing is kept, so nothing moves."""
+        raise NotImplementedError("trees of drafts are dropped whole")
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        raise NotImplementedError("this cache has no window")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleTask:
+    """One request: a growth task whose delta are the tokens of the new rows, and the states of these rows."""
+
+    task: GrowthTask
+    states: torch.Tensor
+    """[len(delta), layers, hidden]"""
+
+
+@dataclass(slots=True)
+class _Outs:
+    """Of one sequence in one growth: the last context row's out and those of its tentative nodes."""
+
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+
+class EagleRunner:
+    """Grows trees for a batch. Not thread-safe."""
+
+    def __init__(self, model: EagleModel, num_blocks: int) -> None:
+        self._model, self.cache = model, PagedKVCache(num_blocks, model)
+
+    @classmethod
+    def build(cls, weights: EagleWeights, dtype: torch.dtype, device: str, kv_tokens: int) -> "EagleRunner":
+        """Puts model and cache together."""
+        blocks = blocks_for(kv_tokens)
+        return cls(EagleModel(weights, dtype, device, blocks), blocks)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the one layer."""
+        return self._model.config
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Reads every task's new rows and grows its tree; one per task, in order.
+
+        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
+        """
+        states = {id(item.task.sequence): self._model.hidden_of(item.states) for item in tasks}
+        outs: dict[int, _Outs] = {}
+
+        def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
+            return self._forward(segments, states, outs)
+
+        try:
+            return ReferenceGrowth(forward, shape, token_ids).grow([item.task for item in tasks])
+        finally:
+            for item in tasks:
+                self.cache.commit(item.task.sequence, ())
+
+    def _forward(
+        self,
+        segments: Sequence[Segment],
+        states: Mapping[int, torch.Tensor],
+        outs: dict[int, _Outs],
+    ) -> list[torch.Tensor]:
+        """Per segment the logits of its last context row, if wanted, or of its nodes."""
+        batch = flatten(segments)
+        hidden = torch.cat([_hidden(segment, states, outs) for segment in segments])
+        found = self._model.run(batch, hidden)
+        for segment, part in zip(segments, batch.rows, strict=True):
+            own = found[part.start : part.stop]
+            if segment.delta:
+                outs[id(segment.sequence)] = _Outs([own[-1]])
+                self.cache.append(segment.sequence, segment.delta)
+            else:
+                outs[id(segment.sequence)].rows.extend(own)
+            self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
+        logits = self._model.logits(found[batch.logit_rows])
+        return [logits[start:stop] for start, stop in batch.logit_spans]
+
+
+def _hidden(segment: Segment, states: Mapping[int, torch.Tensor], outs: Mapping[int, _Outs]) -> torch.Tensor:
+    """[rows of the segment, hidden]: from the target for context, of their parents for nodes."""
+    if segment.delta:
+        return states[id(segment.sequence)]
+    rows = outs[id(segment.sequence)].rows
+    return torch.stack([rows[parent + 1] for parent in segment.parents])

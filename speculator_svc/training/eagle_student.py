@@ -1,0 +1,168 @@
+"""EAGLE as a trainable module: one decoder layer that reads the target's hidden states, in EAGLE-3's layout.
+
+    hidden_0 = fc [f_low, f_middle, f_high]               of token j, from the target
+    out_k    = layer([norm(embedding(t_{j+1+k})), norm(hidden_k)]), with hidden_k as the residual
+    Q(t_{j+2+k} | ...) = softmax(head(norm(out_k)))       over the draft vocabulary
+    hidden_{k+1} = out_k                                  its own from then on
+
+The token is one ahead of the hidden state. Training unrolls several steps on the module's own outputs
+(EAGLE-3's training-time test): in step k a row sees the keys of step 0 up to its own, and its own of the
+steps 1 to k, which is just what a drafted chain sees. Knows no files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from specinfer.model.layers.transformer import LAYER_MODULES, Layer, Parts, rotary_tables
+from specinfer.model.weights.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+_LAYER = "model.layers.0."
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledRows:
+    """What step k of the unrolling predicts: flat rows j of [B, T], of each the token j + 2 + k."""
+
+    rows: torch.Tensor
+    label_ids: torch.Tensor
+    """[R, K] indices into the draft vocabulary."""
+    label_probabilities: torch.Tensor
+    next_tokens: torch.Tensor
+    """[R] of the target."""
+
+    def to(self, device: torch.device) -> "UnrolledRows":
+        """The same there."""
+        return UnrolledRows(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledBatch:
+    """Padded continuations with the target's hidden states."""
+
+    token_ids: torch.Tensor
+    """[B, T] the token one ahead of each hidden state."""
+    states: torch.Tensor
+    """[B, T, layers, hidden] bfloat16."""
+    steps: tuple[UnrolledRows, ...]
+
+    def to(self, device: torch.device) -> "UnrolledBatch":
+        """The same there."""
+        steps = tuple(step.to(device) for step in self.steps)
+        return UnrolledBatch(self.token_ids.to(device), self.states.to(device), steps)
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """Of the first step: how many tokens the batch teaches."""
+        return self.steps[0].next_tokens
+
+
+class EagleStudent(nn.Module):
+    """Maps hidden states and tokens to logits over the draft vocabulary, step after step."""
+
+    def __init__(
+        self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`config` is the target's; `embedding` [V, hidden] stays as it is, `tensors` are trained."""
+        super().__init__()
+        vocabulary = len(tensors["lm_head.weight"])
+        self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
+        self.embedding: torch.Tensor
+        self.register_buffer("embedding", embedding.float(), persistent=False)
+        for name, tensor in tensors.items():
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(tensor.float().clone()))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The trained tensors by name."""
+        return {key.replace("/", "."): value.detach() for key, value in self.named_parameters()}
+
+    def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
+        """Per step the logits [R, draft vocabulary] of its rows."""
+        found = {key.replace("/", "."): tensor for key, tensor in self.named_parameters()}
+        batch_size, length = batch.token_ids.shape
+        config = replace(self.config, max_positions=length + len(batch.steps))
+        parts = Parts(config, found, torch.float32, str(self.device))
+        layer = Layer(0, config, parts)
+        hidden_norm, final_norm = parts.norm("hidden_norm"), parts.norm("model.norm")
+        tables = [table.to(self.device) for table in rotary_tables(config)]
+        attention = UnrolledAttention(batch_size, length, config.heads // config.kv_heads)
+        hidden = F.linear(batch.states.float().flatten(2).flatten(0, 1), found["fc.weight"])
+        places, logits = torch.arange(length, device=self.device), []
+        for step, told in enumerate(batch.steps):
+            # beyond the end the tokens are whatever: no row of this step looks there
+            tokens = torch.roll(batch.token_ids, -step, 1).flatten()
+            embedded = layer.input_norm(F.embedding(tokens, self.embedding))
+            normed = torch.cat([embedded, hidden_norm(hidden)], -1)
+            cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
+            hidden = layer.behind(hidden, normed, (cos, sin), attention)
+            logits.append(F.linear(final_norm(hidden[told.rows]), found["lm_head.weight"]))
+        return logits
+
+
+class UnrolledAttention:
+    """Attention of all rows [B * T] in one step: over step 0 up to the row, over later steps at the row."""
+
+    def __init__(self, batch: int, length: int, group: int) -> None:
+        self._shape, self._group = (batch, length), group
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def __call__(self, _: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """See `Attend`: [B * T, H, D]."""
+        q = self._heads(query)
+        self._keys.append(self._heads(key).repeat_interleave(self._group, 1))
+        self._values.append(self._heads(value).repeat_interleave(self._group, 1))
+        if len(self._keys) == 1:
+            mixed = F.scaled_dot_product_attention(q, self._keys[0], self._values[0], is_causal=True)
+        else:
+            mixed = self._mixed(q)
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(*self._shape, *x.shape[1:]).transpose(1, 2)
+
+    def _mixed(self, q: torch.Tensor) -> torch.Tensor:
+        length, scale = self._shape[1], q.shape[-1] ** -0.5
+        scores = q @ self._keys[0].transpose(-1, -2)
+        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        own = [(q * key).sum(-1, keepdim=True) for key in self._keys[1:]]
+        shares = (torch.cat([scores, *own], -1).float() * scale).softmax(-1).to(q.dtype)
+        mixed: torch.Tensor = shares[..., :length] @ self._values[0]
+        for step, value in enumerate(self._values[1:]):
+            mixed = mixed + shares[..., length + step, None] * value
+        return mixed
+
+
+def starting_tensors(
+    config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Starts as the target's last layer, which reads the last of `layers` hidden states and no token."""
+    hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
+    fc = torch.zeros(hidden, layers * hidden)
+    fc[:, -hidden:] = torch.eye(hidden)
+    head = target[EMBEDDING if config.tied_embeddings else "lm_head.weight"]
+    tensors = {
+        "fc.weight": fc,
+        "hidden_norm.weight": target[f"{last}input_layernorm.weight"],
+        "model.norm.weight": target["model.norm.weight"],
+        "lm_head.weight": head[vocabulary],
+    }
+    for module in LAYER_MODULES:
+        for kind in ("weight", "bias"):
+            if f"{last}{module}.{kind}" not in target:
+                continue
+            tensor = target[f"{last}{module}.{kind}"]
+            if kind == "weight" and module.split(".")[-1] in ("q_proj", "k_proj", "v_proj"):
+                tensor = torch.cat([torch.zeros_like(tensor), tensor], -1)
+            tensors[f"{_LAYER}{module}.{kind}"] = tensor
+    return tensors

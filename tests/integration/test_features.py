@@ -1,0 +1,162 @@
+"""Hidden states through the real services: every speculator that reads them gets those of its context, once,
+whatever is restarted; nothing is computed where nobody reads."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gateway.clients.speculator import Asked, SpeculatorService
+from specinfer.model.batch import Segment
+from specinfer.model.drafting.eagle import EagleRunner, EagleWeights
+from specinfer.model.drafting.expansion import GrowthShape
+from specinfer.model.weights.config import from_transformers
+from specinfer.tree import ProposalKind
+from specinfer.v1 import speculator_pb2
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.eagle import EagleDrafter
+from speculator_svc.training.eagle_student import starting_tensors
+from tests.oracle import always, greedy
+from tests.system import ScriptedDrafter, running_system, until
+from tests.tiny_models import runner_of, tiny_transformers
+
+PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
+HIDDEN = 32
+
+
+class Reader(ScriptedDrafter):
+    """Reads hidden states and checks nothing by itself."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        super().__init__(always)
+        self.description = DrafterDescription(feature_layers=tuple(layers), feature_size=HIDDEN)
+
+    def stretches(self, request: str = "") -> list[tuple[int, torch.Tensor]]:
+        """What came, as (start, states) of stretches without a gap."""
+        found: list[tuple[int, torch.Tensor]] = []
+        for job in self.jobs:
+            if job.features is None or not len(job.features.states) or request not in job.request_id:
+                continue
+            states = torch.from_numpy(np.array(job.features.states)).view(torch.bfloat16)
+            if found and found[-1][0] + len(found[-1][1]) == job.features.start:
+                found[-1] = found[-1][0], torch.cat([found[-1][1], states])
+            else:
+                found.append((job.features.start, states))
+        return found
+
+    def last_context(self, request: str = "") -> list[int]:
+        """Of the latest job."""
+        return [list(job.context) for job in self.jobs if request in job.request_id][-1]
+
+
+def assert_are_the_targets(start: int, states: torch.Tensor, context: list[int], layers: list[int]) -> None:
+    runner = runner_of(tiny_transformers("llama"))
+    _, (wanted,) = runner.forward_with_features([Segment(runner.open(), context)], layers)
+    torch.testing.assert_close(
+        states.float(), wanted[start : start + len(states)].float(), atol=0.05, rtol=0.02
+    )
+
+
+async def test_two_services_read_different_layers_of_two_requests(redis_url: str) -> None:
+    low, high = Reader([1]), Reader([2, 3])
+    async with running_system(
+        redis_url, {"low": low, "high": high, "blind": ScriptedDrafter(always)}
+    ) as system:
+        prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}
+        found = await asyncio.gather(
+            *(system.tokens(prompt, request_id=name) for name, prompt in prompts.items())
+        )
+        assert found == [greedy(prompt, 16) for prompt in prompts.values()]
+    for reader, layers in ((low, [1]), (high, [2, 3])):
+        for name in prompts:
+            (start, states), *more = reader.stretches(name)
+            context = reader.last_context(name)
+            assert (start, [at for at, _ in more]) == (0, [])
+            assert len(states) == len(context) - 1, "the last token's are not computed yet"
+            assert_are_the_targets(0, states, context, layers)
+
+
+async def test_nobody_reads_and_nothing_is_kept_or_sent(redis_url: str) -> None:
+    async with running_system(redis_url, {"blind": (blind := ScriptedDrafter(always))}) as system:
+        await system.tokens(PROMPT)
+        assert system.verifier.runner.features.layers == ()
+    assert all(job.features is None for job in blind.jobs)
+
+
+async def test_a_service_that_forgot_gets_all_of_them_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway believes that it holds something else in the midst of a request, so it answers RESYNC."""
+    encode, calls = SpeculatorService.encode, 0
+
+    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            service.held[asked.entry.request_id] -= 1
+        return encode(service, asked, *more)
+
+    monkeypatch.setattr(SpeculatorService, "encode", believing)
+    reader = Reader([3])
+    async with running_system(redis_url, {"reader": reader}) as system:
+        assert await system.tokens(PROMPT, max_new_tokens=40) == greedy(PROMPT, 40)
+    first, second = reader.stretches()
+    assert (first[0], second[0]) == (0, 0)
+    assert len(second[1]) == len(reader.last_context()) - 1
+    assert_are_the_targets(0, second[1], reader.last_context(), [3])
+
+
+async def test_a_prompt_in_the_cache_and_a_long_one(redis_url: str) -> None:
+    """The first request's blocks are shared by the second; chunks of a long prompt come one after another."""
+    reader, prompt = Reader([1, 3]), [3 + i % 90 for i in range(100)]
+    async with running_system(redis_url, {"reader": reader}, prefill_chunk=32) as system:
+        await system.tokens(prompt, request_id="one", max_new_tokens=12)
+        await system.tokens([*prompt, 50], request_id="two", max_new_tokens=12)
+        assert system.verifier.runner.cache.shared_tokens >= 48
+    for name in ("one", "two"):
+        ((start, states),) = reader.stretches(name)
+        assert (start, len(states)) == (0, len(reader.last_context(name)) - 1)
+        assert_are_the_targets(0, states, reader.last_context(name), [1, 3])
+
+
+async def test_what_was_read_before_anybody_asked_is_missing_and_the_rest_comes(redis_url: str) -> None:
+    reader, prompt = Reader([2]), [3 + i % 90 for i in range(40)]
+    async with running_system(redis_url, {"reader": reader}) as system:
+        runner = system.verifier.runner
+        runner.forward([Segment(sequence := runner.open(), prompt)])  # before anybody asks
+        runner.cache.release(sequence)
+        await system.tokens([*prompt, 50, 51], max_new_tokens=8)
+    ((start, states),) = reader.stretches()
+    assert start == 32, "the shared blocks have none"
+    assert start + len(states) == len(reader.last_context()) - 1
+    assert_are_the_targets(start, states, reader.last_context(), [2])
+
+
+@pytest.mark.parametrize("kind", list(ProposalKind))
+async def test_an_eagle_speculator_drafts_and_changes_nothing(redis_url: str, kind: ProposalKind) -> None:
+    model = tiny_transformers("llama")
+    config, weights = from_transformers(model.config), model.state_dict()
+    own = replace(config, layers=1, tied_embeddings=False)
+    tensors = starting_tensors(config, weights, 2, torch.arange(97))
+    runner = EagleRunner.build(
+        EagleWeights(own, tensors, weights["model.embed_tokens.weight"]), torch.float32, "cpu", 2048
+    )
+    description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)
+    drafter = EagleDrafter(runner, description, GrowthShape(kind=kind), torch.arange(97))
+    async with running_system(redis_url, {"eagle": drafter}) as system:
+        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
+        found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
+        assert found == [greedy(prompt, 16) for prompt in prompts]
+        replies = await system.generate(PROMPT)
+        drafted = replies[-1].summary.stats.drafted
+        assert drafted > 8, "it drafts in every step but the first"
+        if kind is ProposalKind.POINT:
+            sampled = {"temperature": 1.0, "seed": 3}
+            plain = await system.tokens(PROMPT, speculation=1, **sampled)
+            assert await system.tokens(PROMPT, **sampled) == plain
+    await until(lambda: not drafter._held)
+    runner.cache.check()

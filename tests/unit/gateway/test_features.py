@@ -1,0 +1,92 @@
+"""Hidden states on their way: each service gets what it lacks, once, and nothing is kept that all have."""
+
+import numpy as np
+
+from gateway.clients.features import FeatureRelay, FeatureWish
+from specinfer.v1 import speculator_pb2, verifier_pb2
+
+HIDDEN = 2
+ALL = 2**20
+
+
+def states(start: int, stop: int, layers: tuple[int, ...]) -> bytes:
+    """Each number says its position and layer."""
+    rows = [[[100 * p + layer] * HIDDEN for layer in layers] for p in range(start, stop)]
+    return np.array(rows, np.int16).tobytes()
+
+
+def relay(*wanted: tuple[int, ...]) -> FeatureRelay:
+    made = FeatureRelay(HIDDEN)
+    made.want(wanted)
+    return made
+
+
+def test_a_service_gets_every_position_once_and_its_own_layers() -> None:
+    it = relay((1, 3), (2,))
+    assert it.layers == (1, 2, 3)
+    assert it.wanted_from("a", [0, 0]) == 0
+    it.arrived("a", 0, 0, states(0, 4, it.layers))
+    assert it.take("a", 0, (1, 3), ALL) == (0, states(0, 4, (1, 3)))
+    assert it.wanted_from("a", [4, 0]) == 4, "the other one lacks what is kept here, not at the verifier"
+    it.arrived("a", 4, 4, states(4, 6, it.layers))
+    assert it.take("a", 4, (1, 3), ALL) == (4, states(4, 6, (1, 3)))
+    assert it.take("a", 0, (2,), ALL) == (0, states(0, 6, (2,)))
+    assert it.take("a", 6, (2,), ALL) == (6, b"")
+
+
+def test_what_all_services_have_is_forgotten() -> None:
+    it = relay((1,))
+    it.arrived("a", 0, 0, states(0, 4, (1,)))
+    it.drop("a", [3, 4])
+    assert it.take("a", 0, (1,), ALL) == (3, states(3, 4, (1,)))
+    assert it.wanted_from("a", [3, 4]) == 4
+    assert it.wanted_from("a", [0, 4]) == 0, "a service that starts over: from the verifier again"
+
+
+def test_positions_that_the_verifier_does_not_know_are_not_asked_for_again() -> None:
+    it = relay((1,))
+    it.arrived("a", 0, 5, states(5, 7, (1,)))
+    assert it.wanted_from("a", [0]) == 7
+    assert it.take("a", 0, (1,), ALL) == (5, states(5, 7, (1,)))
+    it.forget(["a"])
+    assert it.wanted_from("a", [0]) == 0
+
+
+def test_a_message_has_a_bound_and_the_rest_comes_later() -> None:
+    it = relay((1,))
+    it.arrived("a", 0, 0, states(0, 9, (1,)))
+    start, data = it.take("a", 0, (1,), 4 * it.bytes_of((1,)) + 3)
+    assert (start, data) == (0, states(0, 4, (1,)))
+    entry = speculator_pb2.DraftEntry(features_start=start, target_features=data)
+    assert it.until(entry, (1,)) == 4
+    assert it.take("a", 4, (1,), ALL) == (4, states(4, 9, (1,)))
+
+
+def test_nothing_is_asked_for_where_nobody_reads_or_a_service_takes_none_for_long() -> None:
+    assert relay().wanted_from("a", []) is None
+    it = relay((1,))
+    it.arrived("a", 0, 0, bytes(2**24 + 4))
+    assert it.wanted_from("a", [0]) is None
+    it.drop("a", [2**22])
+    assert it.wanted_from("a", [2**22]) == 2**22 + 1, "as soon as it took some"
+
+
+def test_other_layers_begin_anew() -> None:
+    it = relay((1,))
+    it.arrived("a", 0, 0, states(0, 4, (1,)))
+    it.want([(1,), (2,)])
+    assert it.wanted_from("a", [4, 0]) == 0
+
+
+def test_features_that_cannot_be_for_the_wish_are_named() -> None:
+    wish = FeatureWish((1, 2), {"a": 3}, 8)
+    fits = verifier_pb2.Verdict(features=bytes(16), features_start=3, held_len=5)
+    assert wish.contradiction("a", fits) == ""
+    assert wish.contradiction("a", verifier_pb2.Verdict()) == ""
+    bad = [
+        ("b", fits),
+        ("a", verifier_pb2.Verdict(features=bytes(15), features_start=3, held_len=5)),
+        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=2, held_len=5)),
+        ("a", verifier_pb2.Verdict(features=bytes(16), features_start=4, held_len=5)),
+    ]
+    assert all("the verifier returned" in wish.contradiction(name, answer) for name, answer in bad)

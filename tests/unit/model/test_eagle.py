@@ -1,0 +1,219 @@
+"""EAGLE at work gives the logits that its training module gives; its checkpoints are in the known layout."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.drafting.eagle import EagleModel, EagleRunner, EagleTask, EagleWeights
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.training.eagle_student import EagleStudent, UnrolledBatch, UnrolledRows, starting_tensors
+from tests.tiny_models import tiny_transformers
+
+LAYERS, VOCABULARY = 3, 40
+CHAIN = TreeLimits(4, 4, 1)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def eagle(request: pytest.FixtureRequest) -> tuple[ModelConfig, EagleWeights, torch.Tensor]:
+    """(target's config, random weights, draft vocabulary)"""
+    model = tiny_transformers(request.param)
+    config, weights = from_transformers(model.config), model.state_dict()
+    token_ids = torch.arange(3, 3 + 2 * VOCABULARY, 2)
+    tensors = starting_tensors(config, weights, LAYERS, token_ids)
+    generator = torch.Generator().manual_seed(1)
+    noisy = {n: t + torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+    own = replace(config, layers=1, vocab_size=VOCABULARY, tied_embeddings=False)
+    return config, EagleWeights(own, noisy, weights["model.embed_tokens.weight"]), token_ids
+
+
+def states_of(tokens: int, seed: int, config: ModelConfig) -> torch.Tensor:
+    shape = (tokens, LAYERS, config.hidden_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def unrolled(
+    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+    tokens: list[int],
+    states: torch.Tensor,
+    chain: list[int],
+) -> list[torch.Tensor]:
+    """The training module's logits at the end of a context and along a chain behind it."""
+    config, weights, _ = eagle
+    student = EagleStudent(config, weights.embedding, weights.tensors)
+    # of step k the last row's token is that k places later: the chain's
+    padded = torch.cat([states, torch.zeros(len(chain), *states.shape[1:], dtype=states.dtype)])
+    row = torch.tensor([len(states) - 1])
+    empty = torch.zeros(0)
+    steps = tuple(UnrolledRows(row, empty, empty, empty) for _ in range(len(chain) + 1))
+    batch = UnrolledBatch(torch.tensor([tokens[1:] + chain]), padded[None], steps)
+    with torch.inference_mode():
+        return [logits[0] for logits in student(batch)]
+
+
+def grow(runner: EagleRunner, token_ids: torch.Tensor, tasks: list[EagleTask]) -> list[TokenTree]:
+    shape = GrowthShape()
+    for item in tasks:
+        rows = len(item.task.delta) + shape.scored_nodes(item.task.limits)
+        runner.cache.reserve(item.task.sequence, rows)
+    return runner.grow(tasks, shape, token_ids)
+
+
+def test_a_drafted_chain_is_what_the_unrolled_module_predicts(
+    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+) -> None:
+    """Two requests of different lengths in one batch, and the first goes on after half of its chain was
+    accepted. Negative control: the token one ahead of the hidden state is one too early."""
+    config, weights, token_ids = eagle
+    runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+    contexts = [[5, 9, 11, 30, 4, 8], [7, 3, 60, 61]]
+    states = [states_of(len(c) - 1, seed, config) for seed, c in enumerate(contexts)]
+    sequences = [runner.cache.open() for _ in contexts]
+    tasks = [
+        EagleTask(GrowthTask(sequence, context[1:], CHAIN, GREEDY, offset=1), own)
+        for sequence, context, own in zip(sequences, contexts, states, strict=True)
+    ]
+    trees = grow(runner, token_ids, tasks)
+    for tree, context, own in zip(trees, contexts, states, strict=True):
+        chain = tree.token_ids[1:].tolist()
+        said = [int(token_ids[row.argmax()]) for row in unrolled(eagle, context, own, chain[:-1])]
+        assert chain == said
+        assert len(set(chain)) > 1, "a model that says one thing only would prove nothing"
+        early = [context[0], *context[:-1]]
+        assert [int(token_ids[r.argmax()]) for r in unrolled(eagle, early, own, chain[:-1])] != chain
+
+    accepted = trees[0].token_ids[1:3].tolist()
+    context = [*contexts[0], *accepted, 12]
+    more = states_of(3, 7, config)
+    (tree,) = grow(
+        runner,
+        token_ids,
+        [EagleTask(GrowthTask(sequences[0], context[len(contexts[0]) :], CHAIN, GREEDY, offset=1), more)],
+    )
+    chain = tree.token_ids[1:].tolist()
+    rows = unrolled(eagle, context, torch.cat([states[0], more]), chain[:-1])
+    assert chain == [int(token_ids[row.argmax()]) for row in rows]
+
+
+def test_scores_of_a_tree_are_the_modules_probabilities(
+    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+) -> None:
+    config, weights, token_ids = eagle
+    runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+    context, states = [5, 9, 11, 30], states_of(3, 0, config)
+    task = GrowthTask(runner.cache.open(), context[1:], TreeLimits(9, 3), GREEDY, offset=1)
+    (tree,) = grow(runner, token_ids, [EagleTask(task, states)])
+    assert max(len(path_to(tree, node)) for node in range(len(tree))) >= 2
+    for node in range(1, len(tree)):
+        path = [int(tree.token_ids[n]) for n in path_to(tree, node)]
+        row = unrolled(eagle, context, states, path[:-1])[-1]
+        place = token_ids.tolist().index(path[-1])
+        assert tree.scores[node] == pytest.approx(float((row / 0.75).softmax(-1)[place]), abs=1e-5)
+
+
+def test_noise_goes_by_the_place_in_the_context(
+    eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
+) -> None:
+    """A drafter whose hidden states begin late shows the same noise as one that has all of them."""
+    config, weights, token_ids = eagle
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    found = []
+    for offset in (1, 1, 4):
+        runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+        task = GrowthTask(runner.cache.open(), [9, 11, 30], CHAIN, sampling, offset=offset)
+        found.append(grow(runner, token_ids, [EagleTask(task, states_of(3, 0, config))])[0])
+    assert found[0].token_ids.tolist() == found[1].token_ids.tolist() != found[2].token_ids.tolist()
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    path = []
+    while node:
+        path.append(node)
+        node = int(tree.parents[node])
+    return path[::-1]
+
+
+def target_directory(tmp_path: Path, model: Any) -> Path:
+    directory = tmp_path / "target"
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_checkpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
+    model = tiny_transformers("llama")
+    target = target_directory(tmp_path, model)
+    config, token_ids = from_transformers(model.config), torch.tensor([3, 5, 8, 90])
+    tensors = starting_tensors(config, model.state_dict(), 2, token_ids)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    save_eagle(tmp_path / "e", EagleSource(tensors, token_ids, (1, 3)), target, "tiny", {"seed": 1})
+    stored = load_file(tmp_path / "e" / "model.safetensors")
+    assert {"fc.weight", "norm.weight", "layers.0.hidden_norm.weight", "d2t", "t2d"} <= set(stored)
+    assert stored["layers.0.self_attn.q_proj.weight"].shape[1] == 2 * config.hidden_size
+    assert stored["t2d"].nonzero()[:, 0].tolist() == token_ids.tolist()
+    found = load_eagle(tmp_path / "e", target)
+    assert found.token_ids.tolist() == token_ids.tolist()
+    assert found.layers == (1, 3)
+    assert set(found.tensors) == set(tensors)
+    assert all(torch.equal(found.tensors[name], tensors[name]) for name in tensors)
+
+
+def test_a_checkpoint_of_another_library_loads(tmp_path: Path) -> None:
+    """The layout of the `speculators` library: its own embeddings, no fingerprint, layers left to the usual
+    ones; the whole layer's weights under its names."""
+    model = tiny_transformers("llama", num_hidden_layers=8)
+    target = target_directory(tmp_path, model)
+    config = from_transformers(model.config)
+    tensors = starting_tensors(config, model.state_dict(), 3, torch.arange(97))
+    renamed = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
+    stored = {renamed.get(n, n.removeprefix("model.")): t.clone() for n, t in tensors.items()}
+    stored["embed_tokens.weight"] = model.state_dict()["model.embed_tokens.weight"] + 1
+    directory = tmp_path / "published"
+    directory.mkdir()
+    save_file(stored, directory / "model.safetensors")
+    verifier = {"name_or_path": "org/model", "architectures": ["LlamaForCausalLM"]}
+    methods = {"proposal_methods": [], "default_proposal_method": "greedy"}
+    (directory / "config.json").write_text(
+        json.dumps(
+            {
+                "speculators_model_type": "eagle3",
+                "draft_vocab_size": 97,
+                "norm_before_residual": True,
+                "eagle_aux_hidden_state_layer_ids": None,
+                "transformer_layer_config": {"num_hidden_layers": 1},
+                "speculators_config": {"algorithm": "eagle3", "verifier": verifier, **methods},
+            }
+        )
+    )
+    found = load_eagle(directory, target)
+    assert found.layers == (2, 4, 5)
+    assert found.norm_before_residual
+    assert torch.equal(found.embedding, stored["embed_tokens.weight"])  # type: ignore[arg-type]
+    assert found.token_ids.tolist() == list(range(97))
+    model_of = EagleWeights(replace(config, layers=1), found.tensors, found.embedding, True)  # type: ignore[arg-type]
+    EagleModel(model_of, torch.float32, "cpu", 4)
+
+
+def test_another_kind_and_another_target_are_refused(tmp_path: Path) -> None:
+    model = tiny_transformers("llama")
+    target = target_directory(tmp_path, model)
+    ids = torch.arange(4)
+    source = EagleSource(
+        starting_tensors(from_transformers(model.config), model.state_dict(), 1, ids), ids, (3,)
+    )
+    save_eagle(tmp_path / "e", source, target, "tiny", {})
+    other = target_directory(tmp_path / "other", tiny_transformers("llama", seed=1))
+    with pytest.raises(IncompatibleError, match="was trained for a target with embeddings"):
+        load_eagle(tmp_path / "e", other)
+    config = json.loads((tmp_path / "e" / "config.json").read_text())
+    (tmp_path / "e" / "config.json").write_text(json.dumps(config | {"speculators_model_type": "ssm"}))
+    with pytest.raises(IncompatibleError, match="speculators_model_type = 'ssm' is not 'eagle3'"):
+        load_eagle(tmp_path / "e", target)

@@ -1,0 +1,53 @@
+"""What a verdict tells of hidden states: from which position on, and how much of it in one message."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specinfer.model.cache.feature_store import FeatureStore
+from specinfer.model.cache.kv_cache import KVSequence, PagedKVCache
+
+MESSAGE_BYTES = 2**23
+"""Most features in one message, of 16 MiB at most: half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpan:
+    """Hidden states of consecutive context tokens."""
+
+    start: int
+    """Context position of the first."""
+    data: bytes
+    """[positions, layers, hidden] bfloat16."""
+
+
+NO_FEATURES = FeatureSpan(0, b"")
+
+
+def features_of(
+    store: FeatureStore,
+    cache: PagedKVCache,
+    sequence: KVSequence,
+    accepted: Sequence[int],
+    since: int,
+    most: int,
+) -> FeatureSpan:
+    """The features from a context position on, as far as the store knows them.
+
+    Args:
+        accepted: tentative nodes that become context, in order.
+        since: context position.
+        most: bytes; what is left is for the next message.
+    """
+    first = max(since, _first_position(cache, sequence))
+    slots = sequence.slots(first - sequence.evicted, sequence.cached) if first < sequence.length else []
+    nodes = sequence.slots(sequence.cached, sequence.cached + sequence.nodes)
+    slots += [nodes[node] for node in accepted[max(0, first - sequence.length) :]]
+    unknown, states = store.read(slots, max(1, most // store.token_bytes))
+    return FeatureSpan(first + unknown, states.tobytes())
+
+
+def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
+    """Where the context begins that is held without a gap: a window drops tokens behind the sinks."""
+    if cache.window is None or not sequence.evicted:
+        return 0
+    return sequence.evicted + cache.window.sink_blocks * cache.block_tokens
