@@ -79,7 +79,7 @@ class RequestDecoder:
 
     def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """All but the prompt."""
-        self._check_request_id(message.request_id)
+        self.check_request_id(message.request_id)
         self._check_priority(message.priority, caller)
         self._check_stops(message)
         if message.speculation not in (0, *Speculation):
@@ -100,8 +100,12 @@ class RequestDecoder:
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
         )
 
-    def _check_request_id(self, request_id: str) -> None:
-        """It becomes part of keys and of lines in logs."""
+    def check_request_id(self, request_id: str) -> None:
+        """Checks an id: it becomes part of keys, of errors and of lines in logs.
+
+        Raises:
+            InvalidInputError: if it is too long, or cannot be printed.
+        """
         most = self._limits.request_id
         if len(request_id) > most:
             raise InvalidInputError("request_id", request_id, f"longer than {most} characters")

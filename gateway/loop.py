@@ -10,20 +10,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from gateway.clients.outage import LogPace, Outage
+from gateway.clients.outage import Outage
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
-from gateway.planning.node_threshold import NO_NODES, NodeThreshold
-from gateway.planning.planner import PLAIN, Choice, Planner
+from gateway.planning.node_threshold import NO_NODES
+from gateway.planning.planner import PLAIN, Planner
 from gateway.planning.trees import trees_to_verify
 from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
-from gateway.requests.step import Progress, StepEntry
+from gateway.requests.step import Progress
+from gateway.step_planner import Step, StepPlanner
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.speculators.calibration import Calibration
 
@@ -31,14 +31,6 @@ log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
 _LAST_RELEASES_S = 0.5
 """Time for the last releases: what is lost is covered by the services' own time-to-live."""
-
-
-class Step(NamedTuple):
-    """What is to be done in one iteration."""
-
-    choice: Choice
-    threshold: NodeThreshold
-    entries: list[StepEntry]
 
 
 class GenerationLoop:
@@ -58,6 +50,7 @@ class GenerationLoop:
         requests; after `verifier_patience_seconds` without an answer the loop ends."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._journal, self._planner, self._calibration = journal, planner, Calibration()
+        self._step_planner = StepPlanner(scheduler, pool, planner, journal)
         self._metrics = journal.metrics.steps
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
@@ -65,7 +58,7 @@ class GenerationLoop:
         self._background: set[asyncio.Task[None]] = set()
         self._unreleased: list[str] = []
         """Preempted requests that the verifier may still hold."""
-        self._outage, self._pace = Outage("the verifier"), LogPace()
+        self._outage = Outage("the verifier")
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
         self.steps = 0
@@ -164,7 +157,7 @@ class GenerationLoop:
             self._wake.clear()
             await self.deliveries.put(self.scheduler.reap(time.monotonic()))
             try:
-                step = self._plan()
+                step = self._step_planner.plan(time.monotonic())
             except Exception as error:  # noqa: BLE001  # as above
                 await self._fail_unplannable(error)
                 continue
@@ -173,13 +166,6 @@ class GenerationLoop:
                 return step
             await self._wake.wait()
             self._last_done = 0.0
-
-    def _plan(self) -> Step:
-        running, wanting = self.scheduler.admit(time.monotonic())
-        choice, threshold = self._choose(running, wanting)
-        entries = self.scheduler.plan(time.monotonic(), choice.nodes, threshold.least_reach)
-        self._journal.admitted(self.scheduler.take_admitted())
-        return Step(choice, threshold, entries)
 
     async def _fail_unplannable(self, error: Exception) -> None:
         """Ends the requests that no step can be planned with.
@@ -192,18 +178,6 @@ class GenerationLoop:
             raise error
         for state, fault in culprits:
             await self._fail(state, fault)
-
-    def _choose(self, running: int, wanting: list[str]) -> tuple[Choice, NodeThreshold]:
-        """What the planner chooses; a fault of ours in it costs the step its drafts."""
-        try:
-            self._planner.enrol(self.pool.groups)
-            choice = self._planner.choose(running, wanting)
-            return choice, self._planner.threshold(running, choice)
-        except Exception:
-            if self._pace.due(time.monotonic()):
-                log.exception("nothing can be chosen for steps, so they decode plainly")
-            self._metrics.failed_steps.inc()
-            return PLAIN, NO_NODES
 
     async def _iterate(self, step: Step) -> None:
         await self._release_preempted()

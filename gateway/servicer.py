@@ -68,6 +68,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
+                self._decoder.check_request_id(message.request_id)
                 REQUEST_ID.set(message.request_id)
                 feed = await self._desk.attach(message.request_id, message.from_token, caller)
         except SpecInferError as error:
@@ -81,6 +82,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """Stops a request."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
+            self._decoder.check_request_id(message.request_id)
             await self._desk.cancel(message.request_id, caller)
         except SpecInferError as error:
             await abort(context, error)

@@ -136,3 +136,20 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
         ("features", 3),
     ]
     assert "delta_token_ids: not in the vocabulary of 97" in reply.entries[2].message
+
+
+@pytest.mark.parametrize(
+    ("request_id", "why"),
+    [("x" * 2**20, "longer than 256 characters"), ("a\nb", "must be printable")],
+    ids=["long", "unprintable"],
+)
+async def test_ids_are_bounded_at_every_door(redis_url: str, request_id: str, why: str) -> None:
+    """Sent back whole, a long one would not fit into the header that brings an error."""
+    async with running_system(redis_url) as system:
+        with pytest.raises(grpc.aio.AioRpcError) as attaching:
+            await system.stub.Attach(generation_pb2.AttachRequest(request_id=request_id)).read()
+        with pytest.raises(grpc.aio.AioRpcError) as cancelling:
+            await system.stub.Cancel(generation_pb2.CancelRequest(request_id=request_id))
+    for caught in (attaching, cancelling):
+        assert caught.value.code() is INVALID
+        assert why in (caught.value.details() or "")
