@@ -59,7 +59,7 @@ class Lane:
         self._shared, self.link, self.lease = shared, link, lease
         assert link.description is not None, "a lease is of a verifier that was described"
         self.description = link.description
-        self._channels: list[tuple[str, grpc.aio.Channel]] = []
+        self._channels: list[grpc.aio.Channel] = []
         self._task: asyncio.Task[None] | None = None
         self._expected = 0
         self._prefixes = PrefixIndex(max(1, self.description.kv_block_tokens))
@@ -153,7 +153,7 @@ class Lane:
         await self._stop_iterating()
         await self.loop.close()
         await self.loop.pool.close()
-        for _, channel in self._channels:
+        for channel in self._channels:
             await channel.close()
 
     async def _stop_iterating(self) -> None:
@@ -168,6 +168,12 @@ class Lane:
         elif error is not None:
             log.error("the lane of the verifier at %s failed", self.link.address, exc_info=error)
 
+    def _open_channel(self, address: str) -> MeteredChannel:
+        """To a speculator; closed with the lane."""
+        channel = open_channel(address, self._shared.settings.services_tls)
+        self._channels.append(channel)
+        return MeteredChannel(channel, self._shared.journal.metrics.system.meter("speculator"))
+
     def _build(self, description: verifier_pb2.DescribeVerifierReply) -> GenerationLoop:
         settings, shared = self._shared.settings, self._shared
         policy = PoolPolicy(
@@ -180,10 +186,7 @@ class Lane:
             hidden_size=description.hidden_size,
             feature_layers=description.feature_layers,
         )
-        tls = settings.services_tls
-        self._channels = [(address, open_channel(address, tls)) for address in settings.speculator_services]
-        meter = shared.journal.metrics.system.meter("speculator")
-        pool = SpeculatorPool([(name, MeteredChannel(c, meter)) for name, c in self._channels], policy)
+        pool = SpeculatorPool(settings.speculator_services, self._open_channel, policy)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)

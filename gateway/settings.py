@@ -29,8 +29,8 @@ class GatewaySettings(SecuritySettings):
     )
     speculators: str = Field(
         "",
-        description="Speculator services, separated by commas: host:port, several replicas of one as "
-        "host:port|host:port, or dns:///name:port.",
+        description="Speculator services, separated by commas: host:port; replicas that share requests as "
+        "host:port|host:port, or dns:///name:port for all addresses of a name.",
     )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that holds request state.")
     start_timeout_seconds: float = Field(

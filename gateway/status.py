@@ -88,7 +88,7 @@ class StatusReporter:
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
         drafters = [speculator.drafter for speculator in described] or [""] * len(names)
-        totals = [self._totals.speculators.get(Named(service.address, name)) or _NOTHING for name in names]
+        totals = [self._totals.speculators.get(Named(service.service, name)) or _NOTHING for name in names]
         return [
             generation_pb2.SpeculatorState(
                 name=name,

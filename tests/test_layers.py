@@ -100,6 +100,14 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
+    "specinfer.model.parallel": (
+        {
+            "specinfer.errors",
+            *(f"specinfer.model.{room}" for room in ("batch", "cache", "executors", "layers", "parallel")),
+            "specinfer.model.weights",
+        },
+        {"numpy", "torch"},
+    ),
     "specinfer.model": (
         {
             "specinfer.tree",
@@ -248,7 +256,7 @@ PURE = (
 FORBIDDEN_STDLIB = {
     **{
         f"gateway.clients.{name}": {"asyncio", "time"}
-        for name in ("addresses", "features", "pool_policy", "quarantine", "tree_share")
+        for name in ("addresses", "features", "pool_policy", "quarantine", "replicas", "tree_share")
     },
     **{f"specinfer.speculators.{name}": {"asyncio", "time"} for name in ("calibration", "deadline")},
     "specinfer.speculators.service": {"asyncio", "time"},

@@ -19,6 +19,7 @@ from verifier_svc.identity import Identity
 from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.pass_costs import measure_passes
+from verifier_svc.ranks import follow, join, launch, layout_of, leading, own_rank
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -29,9 +30,8 @@ WINDOWED_CONTEXT = 2**20
 log = logging.getLogger(__name__)
 
 
-def build_engine(settings: VerifierSettings) -> VerifierEngine:
-    """Loads the model and puts the engine together."""
-    find_rule(settings.acceptance)  # a bad name should not wait for the weights
+def load_runner(settings: VerifierSettings) -> ModelRunner:
+    """Loads the model; where ranks share it, this rank's part."""
     options = RunnerOptions(
         dtype=settings.dtype,
         device=settings.device,
@@ -44,7 +44,11 @@ def build_engine(settings: VerifierSettings) -> VerifierEngine:
         offload=settings.offload,
         offload_directory=settings.offload_directory,
     )
-    runner = ModelRunner.load(resolve_model(settings.model), options)
+    return ModelRunner.load(resolve_model(settings.model), options, join(settings))
+
+
+def build_engine(settings: VerifierSettings, runner: ModelRunner) -> VerifierEngine:
+    """Puts the engine together."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
         log.warning(
@@ -95,33 +99,56 @@ def describe(
 
 
 def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
-    return measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+    costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
+    parallel = engine.runner.parallel
+    if parallel is not None and parallel.stage_seconds.busy:
+        log.info("%.0f %% of them stages wait for others", 100 * parallel.stage_seconds.bubble)
+    return costs
 
 
 async def serve(settings: VerifierSettings) -> None:
-    """Serves until signalled."""
-    registry = service_registry()
-    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
-    tracer = open_tracer(PROGRAM, settings)
+    """Serves until signalled; one of several ranks does its part."""
+    rank = own_rank()
+    if rank is None and layout_of(settings).ranks > 1:
+        launch(settings, PROGRAM)  # nothing else runs in this process
+        return
+    find_rule(settings.acceptance)  # a bad name should not wait for the weights
     if settings.threads:
         torch.set_num_threads(settings.threads)
     thread = EngineThread("verifier-engine")
-    identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
-    engine = await thread.call(build_engine, settings)
-    pass_costs = await thread.call(_pass_costs, engine)
-    server = ServiceServer(settings, [SERVICE])
-    description = describe(settings, engine, identity, pass_costs)
-    servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description, tracer)
-    verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
-    await run_until_signalled(server)
+    if rank:
+        runner = await thread.call(load_runner, settings)
+        assert runner.parallel is not None, "only ranks that share a model have numbers"
+        await follow(runner.parallel, thread)
+    else:
+        await lead(settings, thread)
     thread.stop()
+
+
+async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
+    """Serves what gateways see: rank 0, or the only process."""
+    registry = service_registry()
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
+    tracer = open_tracer(PROGRAM, settings)
+    identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
+    runner = await thread.call(load_runner, settings)
+    engine = build_engine(settings, runner)
+    async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
+        pass_costs = await thread.call(_pass_costs, engine)
+        server = ServiceServer(settings, [SERVICE])
+        description = describe(settings, engine, identity, pass_costs)
+        servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description, tracer)
+        verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
+        await run_until_signalled(server)
     if tracer is not None:
         tracer.close()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `python -m verifier_svc`."""
-    run_service(PROGRAM, VerifierSettings, argv, lambda _: "verifier", serve)
+    rank = own_rank()
+    name = f"verifier-rank-{rank}" if rank else "verifier"
+    run_service(PROGRAM, VerifierSettings, argv, lambda _: name, serve)
 
 
 if __name__ == "__main__":

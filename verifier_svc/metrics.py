@@ -10,6 +10,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.entry_status import EntryStatus
+from specinfer.model.parallel.executor import RankMemory, StageSeconds
 from specinfer.service.metrics import declare_build_info, declare_model_info
 from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
 from specinfer.v1 import verifier_pb2
@@ -76,6 +77,18 @@ class VerifierMetrics:
         self.fenced_steps = counter(
             "verifier_fenced_steps", "Steps refused because their sender's lease was over."
         )
+        self._memory = Gauge(
+            "specinfer_verifier_memory_bytes",
+            "Memory of each rank that holds the model's weights and the cache.",
+            ["rank", "part"],
+            registry=registry,
+        )
+        self._stages = counter(
+            "verifier_stage_seconds",
+            "Time of all ranks of a pipeline in passes: busy with their layers, or idle (the bubble).",
+            "state",
+        )
+        self._told = StageSeconds()
         self._model = declare_model_info(registry)
         self._queried = self._shared = 0
         declare_build_info(registry)
@@ -105,6 +118,18 @@ class VerifierMetrics:
         ]
         self._nodes.inc(sum([nodes for nodes, _ in judged]))
         self._accepted.inc(sum([accepted for _, accepted in judged]))
+
+    def show_memory(self, ranks: Sequence[RankMemory]) -> None:
+        """Shows what each rank holds."""
+        for number, rank in enumerate(ranks):
+            self._memory.labels(str(number), "weights").set(rank.weight_bytes)
+            self._memory.labels(str(number), "cache").set(rank.cache_bytes)
+
+    def observe_stages(self, total: StageSeconds) -> None:
+        """Counts what the stages of a pipeline did since the last call; `total` is since the start."""
+        self._stages.labels("busy").inc(total.busy - self._told.busy)
+        self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
+        self._told = total
 
     def refused(self, entries: int) -> None:
         """Counts entries that could not be read, or came twice."""

@@ -49,6 +49,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
         metrics.describe(description)
+        metrics.show_memory(engine.runner.memory)
         self._observe_cache()
 
     async def Verify(
@@ -129,6 +130,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception:
             log.exception("could not settle a step of %d requests", len(step.jobs))
             self._recover([job.request_id for job in step.jobs])
+        if self._engine.runner.parallel is not None:
+            self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         if step.jobs:
             self._metrics.observe(step.jobs, step.outcomes, step.seconds, self._engine.passes)
         if step.refused:

@@ -46,6 +46,18 @@ class VerifierSettings(ServiceSettings):
         "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
     )
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
+    tensor_parallel: int = Field(
+        1, ge=1, description="Ranks (processes, each with a device) that share every layer of the model."
+    )
+    pipeline_parallel: int = Field(
+        1, ge=1, description="Stages of successive layers; each has as many ranks as --tensor-parallel says."
+    )
+    rank_timeout_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="A rank that does not answer for this long is lost, and the whole verifier ends; more "
+        "than the longest pass takes.",
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves torch's default.")
     kv_tokens: int = Field(
         CACHE_TOKENS, ge=16, description="Context tokens the KV cache holds over all requests."

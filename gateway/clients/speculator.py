@@ -1,4 +1,5 @@
-"""One speculator service as the gateway sees it: what it holds, is asked, and what of its answer is sound.
+"""A replica of a speculator service as the gateway sees it: what it holds, is asked, and what of its answer
+is sound.
 
 It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
 pool's. Invariant: `held` never claims more than the service said.
@@ -52,8 +53,10 @@ class ServiceCounters:
 
 @dataclass(slots=True)
 class SpeculatorService:
-    """A service and its books."""
+    """A replica of a service and its books."""
 
+    service: str
+    """As the operator wrote it; the address, if it has no replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub
     stream: DraftStream

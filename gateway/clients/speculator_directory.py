@@ -34,9 +34,11 @@ class SpeculatorDirectory:
         self.names: list[str] = []
         """By number; the list itself stays the same."""
         self.places: list[str] = []
-        """Address of each one's service."""
+        """Each one's service, as the operator wrote it."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """By address, name, and place among those of this name at this address."""
+        """By service, name, and place among those of this name in this service: replicas share numbers."""
+        self._present: dict[str, dict[str, SpeculatorService]] = {}
+        """By service, the replicas that were reached, by address."""
 
     async def describe(self, service: SpeculatorService) -> None:
         """Asks a service what it is; from then on it takes part.
@@ -49,7 +51,8 @@ class SpeculatorDirectory:
             description = await service.stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=5.0)
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"{service.address}: {error.details()}") from error
-        self._check(service.address, description)
+        self._check(service, description)
+        self._compare(service, description)
         self._enrol(service, description)
         service.replaced()
         service.description = description
@@ -74,35 +77,35 @@ class SpeculatorDirectory:
                     log.error("%s; it stays out", error)
                 unfit, pause = str(error), self._policy.longest_retry_s
 
-    def _check(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+    def _check(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
-                f"the speculators at {address} have tokenizer {theirs}, the verifier has {ours}"
+                f"the speculators at {service.address} have tokenizer {theirs}, the verifier has {ours}"
             )
-        self._check_names(address, [each.name for each in description.speculators])
-        self._check_features(address, description)
+        self._check_names(service, [each.name for each in description.speculators])
+        self._check_features(service.address, description)
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
                 # its draws of the tokens that the target lacks would be dropped, which selects by token
                 raise IncompatibleError(
-                    f"speculator {each.name} at {address} draws from {each.vocab_size} tokens, "
+                    f"speculator {each.name} at {service.address} draws from {each.vocab_size} tokens, "
                     f"the target has {self._policy.vocab_size}"
                 )
 
-    def _check_names(self, address: str, names: Sequence[str]) -> None:
+    def _check_names(self, service: SpeculatorService, names: Sequence[str]) -> None:
         if len(names) > _MOST_SPECULATORS:
             raise IncompatibleError(
-                f"{address} has {len(names)} speculators: at most {_MOST_SPECULATORS} may be"
+                f"{service.address} has {len(names)} speculators: at most {_MOST_SPECULATORS} may be"
             )
         for name in names:
             if not 0 < len(name) <= _LONGEST_NAME:
                 what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
-                raise IncompatibleError(f"a speculator at {address} {what}")
-        known = {key for key in self._numbers if key[0] == address}
-        if len(known | set(_keys(address, names))) > _MOST_NAMES:
+                raise IncompatibleError(f"a speculator at {service.address} {what}")
+        known = {key for key in self._numbers if key[0] == service.service}
+        if len(known | set(_keys(service.service, names))) > _MOST_NAMES:
             raise IncompatibleError(
-                f"{address} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
+                f"{service.service} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
             )
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
@@ -118,10 +121,25 @@ class SpeculatorDirectory:
                 f"the verifier's have {self._policy.hidden_size}"
             )
 
+    def _compare(
+        self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply
+    ) -> None:
+        """Whoever is asked in another one's place must draft by the same methods."""
+        replicas = self._present.setdefault(service.service, {})
+        for address, other in replicas.items():
+            if address != service.address and other.description is not None:
+                theirs, its = _methods(other.description), _methods(description)
+                if theirs != its:
+                    raise IncompatibleError(
+                        f"the replica at {service.address} of {service.service} has speculators {its}, "
+                        f"the one at {address} has {theirs}"
+                    )
+        replicas[service.address] = service
+
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         """Numbers the speculators of a service and notes who of them may draw."""
         names = [speculator.name for speculator in description.speculators]
-        service.members = self._members(service.address, names)
+        service.members = self._members(service.service, names)
         draws = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
         service.drawing = frozenset(draws if self._policy.trust_draws else ())
         service.distrusted = frozenset(draws) - service.drawing
@@ -131,15 +149,23 @@ class SpeculatorDirectory:
                 *(self.names[speculator], service.address),
             )
 
-    def _members(self, address: str, names: Sequence[str]) -> tuple[int, ...]:
-        keys = _keys(address, names)
+    def _members(self, service: str, names: Sequence[str]) -> tuple[int, ...]:
+        keys = _keys(service, names)
         for key in keys:
             if key not in self._numbers:
                 self._numbers[key] = len(self.names)
                 self.names.append(key[1])
-                self.places.append(address)
+                self.places.append(service)
         return tuple(self._numbers[key] for key in keys)
 
 
-def _keys(address: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
-    return [(address, name, names[:place].count(name)) for place, name in enumerate(names)]
+def _keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
+    return [(service, name, names[:place].count(name)) for place, name in enumerate(names)]
+
+
+def _methods(
+    description: speculator_pb2.DescribeSpeculatorReply,
+) -> tuple[list[tuple[str, str, bool]], list[int]]:
+    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read."""
+    speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
+    return speculators, list(description.feature_layers)

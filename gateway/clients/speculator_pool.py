@@ -1,13 +1,14 @@
 """The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
 
-A late service keeps working on its message and is left out of the iterations until it is done; a failed one,
-or one that was replaced, is left out until it was described again. Malformed trees are dropped and counted.
+Replicas of one service share the requests; each has a connection and books of its own. A late one keeps
+working on its message and is left out of the iterations until it is done; a failed one, or one that was
+replaced, is left out until it was described again. Malformed trees are dropped and counted.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import grpc
@@ -16,17 +17,17 @@ from gateway.clients.features import FeatureRelay, FeatureWish
 from gateway.clients.pool_policy import PoolPolicy as PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.speculator_directory import SpeculatorDirectory
+from gateway.clients.speculator_replicas import SpeculatorReplicas
 from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.request import Speculation
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
-from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
 from specinfer.speculators.deadline import StepTimes
 from specinfer.speculators.drafts import exchange_drafts
 from specinfer.tree import TokenTree
-from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.v1 import common_pb2, speculator_pb2
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ _USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 _FEATURE_BYTES = 2**23
 """Most features in one message, of 16 MiB at most."""
+
+_LOOK_AGAIN_S = 2.0
+"""Between two looks at what a name stands for: new replicas begin to draft that much later."""
 
 
 class Drafts(NamedTuple):
@@ -48,15 +52,20 @@ class Drafts(NamedTuple):
 class SpeculatorPool:
     """All speculators of a gateway, in the order in which sequence speculation prefers them."""
 
-    def __init__(self, channels: Sequence[tuple[str, Channel]], policy: PoolPolicy) -> None:
+    def __init__(
+        self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
+    ) -> None:
+        """`services` are as `gateway.clients.addresses` says; whoever opens channels closes them."""
         self._policy = policy
-        self.services = [_service(address, channel) for address, channel in channels]
+        self._replicas = SpeculatorReplicas(services, open_channel)
+        self.services = self._replicas.known
+        """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
         self._features = FeatureRelay(policy.hidden_size)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
-        """Addresses of their services, by number."""
+        """Their services as the operator wrote them, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._step_times = StepTimes()
@@ -68,7 +77,7 @@ class SpeculatorPool:
             IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
                 gateway serves, such a service stays out, and the verifier is driven without it.
         """
-        for service in self.services:
+        for service in await self._replicas.look():
             try:
                 await self._directory.describe(service)
             except (UnavailableError, IncompatibleError) as error:
@@ -76,11 +85,13 @@ class SpeculatorPool:
                     raise
                 log.warning("going on without %s for now: %s", service.address, error)
                 self._spawn(self._directory.keep_describing(service))
+        if self._replicas.may_change:
+            self._spawn(self._keep_looking())
 
     @property
     def groups(self) -> list[SpeculatorSet]:
         """The present speculators, by service: not those that a service had before it was replaced."""
-        return [frozenset(service.members) for service in self.services if service.members]
+        return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
 
     @property
     def draws(self) -> bool:
@@ -91,12 +102,14 @@ class SpeculatorPool:
         """Which features the verifier is to return with a step: what services that read them lack."""
         readers = [service for service in self.services if service.feature_layers]
         self._features.want([service.feature_layers for service in readers])
+        places = self._replicas.places(entries) if readers else {}
         since = {}
         for entry in entries if readers else ():
             if entry.state.request.speculation is Speculation.OFF:
                 continue
             name = entry.request_id
-            held = [service.features_held.get(name, 0) for service in readers]
+            mine = places[name]
+            held = [service.features_held.get(name, 0) for service in readers if service.address in mine]
             self._features.drop(name, held)
             start = self._features.wanted_from(name, held)
             if start is not None:
@@ -125,11 +138,12 @@ class SpeculatorPool:
         share = self._share(len(entries))
         trees: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
+        shares = self._replicas.divide(entries)
         questions = [
             (service, asked)
             # whoever takes longest is asked first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
-            if (asked := service.asked(entries, chosen)) and _available(service)
+            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
         running = [
@@ -150,8 +164,7 @@ class SpeculatorPool:
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all services forget requests; their time-to-live covers lost calls."""
         self._features.forget(request_ids)
-        for service in self.services:
-            service.forget(request_ids)
+        self._replicas.forget(request_ids)
         await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
 
     async def close(self) -> None:
@@ -160,9 +173,17 @@ class SpeculatorPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _keep_looking(self) -> None:
+        """Names may stand for other addresses by now; a replica that is gone is just away."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            for service in await self._replicas.look():
+                log.info("%s has a replica at %s", service.service, service.address)
+                self._spawn(self._directory.keep_describing(service, at_once=True))
+
     def _share(self, requests: int) -> TreeShare:
         """What each speculator may send for each of so many requests."""
-        speculators = sum([len(service.members) for service in self.services])
+        speculators = sum([len(members) for members in self.groups])
         return TreeShare.of(
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
         )
@@ -238,11 +259,6 @@ class SpeculatorPool:
 def _drafts(asked: Mapping[str, Asked]) -> int:
     """How many drafts are asked for."""
     return sum([len(item.speculators) for item in asked.values()])
-
-
-def _service(address: str, channel: Channel) -> SpeculatorService:
-    stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
-    return SpeculatorService(address, stub, MessageStream(address, lambda: stub.Draft()))
 
 
 def _available(service: SpeculatorService) -> bool:

@@ -26,6 +26,7 @@ from specinfer.cli.options import (
     Speculators,
     Weights,
 )
+from specinfer.cli.plan import plan
 from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
@@ -40,7 +41,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo):
+for command in (generate, attach, cancel, status, bench, demo, plan):
     app.command()(command)
 
 
@@ -68,6 +69,9 @@ def up(
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
+    ] = 1,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
     options = LocalOptions(
@@ -75,7 +79,7 @@ def up(
         dtype=dtype,
         device=device,
         listen=listen,
-        verifier={"weights": weights, "offload": offload},
+        verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
         speculators=read_speculators(speculator),
         metrics=True,
     )

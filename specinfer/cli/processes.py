@@ -1,21 +1,17 @@
 """Child processes that never outlive us: each logs to a file, and all end when we do."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+from specinfer.service.parent import end_with_parent
 
 
 def free_ports(count: int) -> list[int]:
@@ -73,7 +69,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches us alone; we then end the children in order
-                preexec_fn=_die_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     @property
@@ -124,8 +120,3 @@ def wait_for_port(child: Child, port: int, timeout_s: float) -> None:
             return
         time.sleep(0.02)
     raise UnavailableError(f"{child.name} does not listen on port {port} after {timeout_s:.0f} s")
-
-
-def _die_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -24,6 +24,8 @@ from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, 
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.layers.transformer import Weights
 from specinfer.model.offload.stores import OFFLOADS, open_store
+from specinfer.model.parallel.executor import ParallelExecutor, RankMemory, parallel_executor
+from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import in_llama_names
@@ -117,8 +119,8 @@ class ModelRunner:
         self.cache = PagedKVCache(num_blocks, self.features, window)
 
     @classmethod
-    def load(cls, directory: Path, options: RunnerOptions) -> "ModelRunner":
-        """Loads a Hugging Face model directory.
+    def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
+        """Loads a Hugging Face model directory; of a model that ranks share, this rank's part.
 
         Raises:
             SettingError: if an option is bad or the directory holds no model.
@@ -130,11 +132,13 @@ class ModelRunner:
             try:
                 config = from_transformers(hf, generation)
             except IncompatibleError as error:
-                if options.executor != "auto":
+                if options.executor != "auto" or ranks is not None:
                     raise
                 log.warning("%s; using the generic executor", error)
             else:
-                return cls.build(config, _open_weights(directory, options), options)
+                return cls.build(config, _open_weights(directory, options), options, ranks)
+        if ranks is not None:
+            raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
         return cls._load_generic(directory, hf, generation, options)
 
     @classmethod
@@ -164,8 +168,10 @@ class ModelRunner:
         return cls(generic_config(hf, generation), executor, num_blocks)
 
     @classmethod
-    def build(cls, config: ModelConfig, weights: Weights, options: RunnerOptions) -> "ModelRunner":
-        """Puts a model together from its configuration and weights.
+    def build(
+        cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
+    ) -> "ModelRunner":
+        """Puts a model together from its configuration and weights; each of `ranks` does at the same time.
 
         Raises:
             SettingError: if an option names something that does not exist.
@@ -176,20 +182,45 @@ class ModelRunner:
             config = config.first_layers(options.layers)
         if options.kv_window and not config.rotary_dim:
             raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
+        if ranks is not None and options.weights != "converted":
+            raise SettingError("weights", options.weights, "ranks share a model as dtype says: converted")
+        if ranks is not None and options.offload != "none":
+            raise SettingError(
+                "offload", options.offload, "ranks that share a model keep it on their devices"
+            )
         weights = in_llama_names(config, weights)
         if options.weights in BLOCK_TYPES:
             weights = QuantisedWeights(weights, options.weights)
         num_blocks = blocks_for(options.kv_tokens)
-        store = open_store(options.offload, options.device, options.offload_directory)
-        executor = make_executor(
-            options.executor, config, weights, dtype, num_blocks, options.device, options.attention, store
-        )
+        executor: Executor
+        if ranks is not None:
+            executor = parallel_executor(
+                ranks, config, weights, dtype, num_blocks, options.executor, options.attention
+            )
+        else:
+            store = open_store(options.offload, options.device, options.offload_directory)
+            executor = make_executor(
+                options.executor, config, weights, dtype, num_blocks, options.device, options.attention, store
+            )
         if options.weights != "converted" and isinstance(executor, TorchExecutor):
             log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
         window = None
         if options.kv_window:
             window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
         return cls(config, executor, num_blocks, window)
+
+    @property
+    def parallel(self) -> ParallelExecutor | None:
+        """The ranks that share the model, if several do."""
+        return self._executor if isinstance(self._executor, ParallelExecutor) else None
+
+    @property
+    def memory(self) -> list[RankMemory]:
+        """What each rank holds; nothing where the executor does not tell."""
+        executor = self._executor
+        if isinstance(executor, TorchExecutor):
+            return [RankMemory(executor.weight_bytes, executor.cache_bytes)]
+        return executor.memory if isinstance(executor, ParallelExecutor) else []
 
     @property
     def executor_name(self) -> str:

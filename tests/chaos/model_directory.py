@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.system import CHAT_TEMPLATE, ascii_tokenizer
 from tests.tiny_models import tiny_transformers
@@ -9,13 +10,13 @@ from tests.tiny_models import tiny_transformers
 MOST_POSITIONS = 512
 
 
-def write_model(directory: Path, seed: int = 0) -> Path:
+def write_model(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Writes config, weights in float32 and tokenizer; returns the directory.
 
     Heads are as large as the compiled kernels want them: theirs are the passes that agree bit for bit.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    model = tiny_transformers("llama", seed, max_position_embeddings=MOST_POSITIONS, head_dim=16)
+    model = tiny_transformers("llama", seed, max_position_embeddings=MOST_POSITIONS, head_dim=16, **overrides)
     model.save_pretrained(directory)
     ascii_tokenizer()._fast.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))

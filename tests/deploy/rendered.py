@@ -12,12 +12,13 @@ from typing import Any
 
 Object = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "Job")
+GROUPS = "LeaderWorkerSet"
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A Deployment, a StatefulSet or a Job."""
+    """A Deployment, a StatefulSet, a Job, or the leaders of a LeaderWorkerSet."""
 
     source: Object
     replicas: int
@@ -69,6 +70,7 @@ class Rendered:
     @cached_property
     def workloads(self) -> list[Workload]:
         rows = [row for row in self.objects if row["kind"] in WORKLOADS]
+        rows += map(leaders, self.of_kind(GROUPS))
         return [Workload(row, self._replicas(row)) for row in rows]
 
     def workload(self, name: str) -> Workload:
@@ -144,6 +146,14 @@ class Rendered:
                 found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
                 found |= {f"{name}_PORT": f"tcp://127.0.0.1:{port}"}
         return found
+
+
+def leaders(group: Object) -> Object:
+    """The leaders of a LeaderWorkerSet as if they were a StatefulSet: their pods are what others see."""
+    template = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    selector = {"matchLabels": template["metadata"]["labels"]}
+    spec = {"replicas": group["spec"]["replicas"], "template": template, "selector": selector}
+    return {**group, "spec": spec}
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

@@ -105,6 +105,12 @@ def test_a_service_has_time_to_start_and_to_end(objects: Rendered, monkeypatch: 
             assert workload.source["spec"]["progressDeadlineSeconds"] > settings.start_timeout_seconds
 
 
+def processes(command: list[str]) -> int:
+    """That torchrun starts in a pod; else one."""
+    found = [re.fullmatch(r"--nproc-per-node=(\d+)", part) for part in command]
+    return next((int(match[1]) for match in found if match), 1)
+
+
 def test_threads_are_the_processors_that_are_requested(objects: Rendered) -> None:
     for word, workload, container in services(objects):
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
@@ -112,7 +118,8 @@ def test_threads_are_the_processors_that_are_requested(objects: Rendered) -> Non
         assert "cpu" not in limits, "a throttled process is late for its leases"
         if word != "gateway":
             environment = objects.environment(workload.pod, container)
-            assert environment[f"SPECINFER_{word.upper()}_THREADS"] == requests["cpu"]
+            ranks = processes(container["command"])
+            assert int(environment[f"SPECINFER_{word.upper()}_THREADS"]) * ranks == int(requests["cpu"])
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ class GatewayCore:
         """Asks these of the speculator services; `drafts` and `verdicts` may change what services answer,
         `described` what speculator services say of themselves."""
         policy = PoolPolicy(deadline_s=60.0, vocab_size=VOCABULARY, tokenizer_fingerprint=FINGERPRINT)
-        channels: list[tuple[str, Any]] = [
-            (f"speculator {i}", InlineChannel(services.speculators[i], drafts, described))
-            for i in speculators
-        ]
-        self.pool, self.client = SpeculatorPool(channels, policy), policy.client
+        channels: dict[str, Any] = {
+            f"speculator {i}": InlineChannel(services.speculators[i], drafts, described) for i in speculators
+        }
+        self.pool = SpeculatorPool(list(channels), channels.__getitem__, policy)
+        self.client = policy.client
         channel: Any = InlineChannel(services.verifier, verdicts)
         self._verifier = VerifierClient(channel)
         self._adaptive, self._clock = adaptive, itertools.count()

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.speculator_pool import Drafts, SpeculatorPool
 from gateway.requests.step import StepEntry
 from specinfer.cli.processes import free_ports
-from specinfer.errors import SpecInferError
+from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
@@ -60,14 +62,19 @@ def drawing(draws: bool = True) -> ScriptedDrafter:
 
 @asynccontextmanager
 async def pool_of(*addresses: str, policy: PoolPolicy = POLICY) -> AsyncIterator[SpeculatorPool]:
-    channels = [(address, open_channel(address)) for address in addresses]
-    pool = SpeculatorPool(channels, policy)
+    channels: list[grpc.aio.Channel] = []
+
+    def connect(address: str) -> grpc.aio.Channel:
+        channels.append(open_channel(address))
+        return channels[-1]
+
+    pool = SpeculatorPool(addresses, connect, policy)
     try:
         await pool.connect()
         yield pool
     finally:
         await pool.close()
-        for _, channel in channels:
+        for channel in channels:
             await channel.close()
 
 
@@ -324,15 +331,53 @@ async def test_requests_of_a_replica_that_dies_go_on_at_the_other() -> None:
     async with AsyncExitStack() as stack:
         two, _ = await stack.enter_async_context(speculator_service({"a": drafters[1]}, instance_id="two"))
         async with speculator_service({"a": drafters[0]}, instance_id="one") as (one, _):
-            pool = await stack.enter_async_context(pool_of(f"ipv4:{one},{two}"))
-            entry = step_entry("r", PROMPT)
-            assert firsts(await draft(pool, [entry])) == {0: 1}
+            pool = await stack.enter_async_context(pool_of(f"{one}|{two}"))
+            entries = [step_entry(name, PROMPT) for name in ("r", "s", "t", "u")]
+            for _ in range(2):  # a request stays where it is
+                found = await draft(pool, entries)
+                assert [firsts(found, e.request_id)[0] for e in entries] == [1, 2, 1, 2], "they share them"
+            assert [len(drafter.jobs) for drafter in drafters] == [4, 4]
+            await pool.release(["u"])
+            found = await draft(pool, [step_entry("v", PROMPT)])
+            assert firsts(found, "v") == {0: 2}, "it had the fewest"
+            entry = entries[0]
         entry = step_entry("r", [*PROMPT, 9])
-        found: dict[int, int] = {}
+        moved: dict[int, int] = {}
         async with asyncio.timeout(20):
-            while not found:
-                found = firsts(await draft(pool, [entry]))
+            while not moved:
+                moved = firsts(await draft(pool, [entry]))
                 await asyncio.sleep(0.01)
-        assert found == {0: 2}, "under the same number, as it has the same name"
+        assert moved == {0: 2}, "under the same number, as it has the same name"
         assert list(drafters[1].jobs[-1].context) == [*PROMPT, 9], "it was read in"
         assert len(pool.names) == 1
+
+
+async def test_a_replica_that_drafts_otherwise_stays_out() -> None:
+    async with (
+        speculator_service({"a": guess(1)}) as (one, _),
+        speculator_service({"b": guess(2)}) as (two, _),
+    ):
+        with pytest.raises(IncompatibleError, match=rf"{two} of {re.escape(f'{one}|{two}')} has .*'b'"):
+            async with pool_of(f"{one}|{two}"):
+                raise AssertionError("it was taken in")
+
+
+async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.clients.speculator_pool._LOOK_AGAIN_S", 0.01)
+    async with AsyncExitStack() as stack:
+        one, _ = await stack.enter_async_context(speculator_service({"a": guess(1)}))
+        addresses = [one]
+
+        async def look(entries: list[str]) -> list[str]:
+            assert entries == ["dns:///drafts:1"]
+            return list(addresses)
+
+        monkeypatch.setattr("gateway.clients.speculator_replicas.resolve", look)
+        pool = await stack.enter_async_context(pool_of("dns:///drafts:1"))
+        assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
+        two, _ = await stack.enter_async_context(speculator_service({"a": guess(2)}))
+        addresses.append(two)
+        await until(lambda: len(pool.services) == 2 and ready(pool))
+        found = await draft(pool, [step_entry("r", PROMPT), step_entry("s", PROMPT)])
+        assert [firsts(found, name) for name in "rs"] == [{0: 1}, {0: 2}]
+        assert (pool.names, pool.places, pool.groups) == (["a"], ["dns:///drafts:1"], [frozenset({0})])

@@ -15,7 +15,7 @@ from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
 from specinfer.model.layers.attention import make_attention
-from specinfer.model.layers.transformer import Transformer, Weights, rotate
+from specinfer.model.layers.transformer import Surgery, Transformer, Weights, rotate
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
 from specinfer.model.weights.config import ModelConfig
@@ -55,10 +55,12 @@ class TorchExecutor:
         device: str = "cpu",
         attention: str = "reference",
         store: LayerStore | None = None,
+        surgery: Surgery | None = None,
     ) -> None:
-        """`store`: where the layers lie, if not on the device."""
+        """`store`: where the layers lie, if not on the device; `surgery`: of ranks that share a model, whose
+        part of it this runs."""
         if store is None:
-            self._model = Transformer(config, weights, dtype, device)
+            self._model = Transformer(config, weights, dtype, device, surgery)
         else:
             self._model = StreamedTransformer(config, weights, dtype, device, store)
         self._attention = make_attention(attention, device)
@@ -67,12 +69,31 @@ class TorchExecutor:
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._device, self._inv_freq = device, config.inv_freq
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's tensors."""
+        return self._model.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values."""
+        return self._keys.nbytes + self._values.nbytes
+
     def run(self, batch: Batch) -> torch.Tensor:
         """See `Executor.run`."""
-        token_ids, positions, slots, logit_rows = (
-            torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
-        )
+        return self.logits(batch, self.hidden(batch))
+
+    def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, V] float32 logits of the rows that the pass asks for; `hidden`: [T, hidden] of all of them."""
+        return self._model.logits(hidden[self._tensor(batch.logit_rows)])
+
+    def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] before the final norm; writes keys and values.
+
+        Args:
+            x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
+        """
+        token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
         plan = self._attention.plan(batch)
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -81,21 +102,23 @@ class TorchExecutor:
             values.index_copy_(0, slots, value)
             return self._attention.attend(query, keys, values, plan)
 
-        hidden = self._model.forward(token_ids, positions, attend, batch.features)
-        return self._model.logits(hidden[logit_rows])
+        if x is None:
+            x = self._model.embed(token_ids, positions)
+        return self._model.through(x, positions, attend, batch.features)
+
+    def _tensor(self, numbers: Slots) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
-        here, there = (
-            torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
-        )
+        here, there = self._tensor(source), self._tensor(target)
         for cache in (self._keys, self._values):
             # index_select copies first, so overlapping rows are safe
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """See `KVStorage.rotate`."""
-        here = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        here = self._tensor(slots)
         angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(1, here, turned.to(self._keys.dtype))

@@ -41,7 +41,7 @@ class PackedLinear:
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The fastest layer for this weight's type and device."""
-    packable = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+    packable = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.numel() > 0
     if packable and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return PackedLinear(weight.contiguous(), bias)
     return DenseLinear(weight, bias)

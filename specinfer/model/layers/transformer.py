@@ -6,6 +6,8 @@ attention backend. Plain objects instead of `nn.Module`: inference only, weights
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,20 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [T, H, D], key and value [T, KV heads, D]) -> [T, H, D]; also stores key and value."""
 LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
+
+
+class Surgery(Protocol):
+    """What ranks that share a model put around the parts of a decoder whose weights they have divided."""
+
+    def embedding(self, lookup: Linear) -> Linear:
+        """Around the lookup of token ids [T] in this rank's rows of the embeddings."""
+
+    def output(self, linear: Linear) -> Linear:
+        """Around a layer whose inputs are divided: each rank has a summand of its output."""
+
+    def head(self, linear: Linear) -> Linear:
+        """Around the head: each rank has the logits of its part of the vocabulary."""
+
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -80,11 +96,14 @@ class Parts:
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str) -> None:
         self._config, self._weights, self._dtype, self._device = config, weights, dtype, device
+        self.loaded_bytes = 0
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
-        return self._weights[name].to(device=self._device, dtype=self._dtype)
+        loaded = self._weights[name].to(device=self._device, dtype=self._dtype)
+        self.loaded_bytes += loaded.nbytes
+        return loaded
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Where a tensor that a part is made of stays: here, where it is."""
@@ -147,6 +166,10 @@ class Layer:
         attended = x + self._out(attend(self._index, query, key, value).flatten(1))
         return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
 
+    def operate(self, surgery: Surgery) -> None:
+        """Lets ranks divide attention heads and the inside of the MLP among them."""
+        self._out, self._down = surgery.output(self._out), surgery.output(self._down)
+
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         if not self._config.gated:
             return self._down(self._act(self._up(x)))
@@ -179,22 +202,41 @@ class Transformer:
     """What its layers are."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: str = "cpu"
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        surgery: Surgery | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
+        self.weight_bytes = 0
+        """Of all tensors on the device that do not come and go."""
         parts = Parts(config, weights, dtype, device)
-        self._embedding = parts.tensor("model.embed_tokens.weight")
+        table = parts.tensor("model.embed_tokens.weight")
+        self._lookup: Linear = partial(F.embedding, weight=table)
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self._layers = self._make_layers(weights)
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
-        self._head = make_linear(self._embedding if tied else parts.tensor("lm_head.weight"))
-        self._cos, self._sin = (table.to(device, dtype) for table in rotary_tables(config))
+        self._head = make_linear(table if tied else parts.tensor("lm_head.weight"))
+        self._cos, self._sin = (angles.to(device, dtype) for angles in rotary_tables(config))
+        self.weight_bytes += parts.loaded_bytes + self._cos.nbytes + self._sin.nbytes
+        if surgery is not None:
+            self._operate(surgery)
+
+    def _operate(self, surgery: Surgery) -> None:
+        self._lookup, self._head = surgery.embedding(self._lookup), surgery.head(self._head)
+        for layer in self._layers:
+            assert isinstance(layer, Layer), "layers that come and go are not divided"
+            layer.operate(surgery)
 
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
         """All decoder layers, in order."""
         parts = Parts(self.config, weights, self.dtype, self.device)
-        return [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
+        layers = [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
+        self.weight_bytes += parts.loaded_bytes
+        return layers
 
     def forward(
         self,
@@ -204,12 +246,20 @@ class Transformer:
         features: Features | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, hidden] before the final norm; writes down those asked for."""
-        x = F.embedding(token_ids, self._embedding)
+        return self.through(self.embed(token_ids, positions), positions, attend, features)
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, hidden] before the first layer."""
+        x = self._lookup(token_ids)
+        return x if self._positions is None else x + self._positions[positions]
+
+    def through(
+        self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: Features | None = None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] behind all layers, of those before the first one."""
         angles = None
         if self._positions is None:
             angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        else:
-            x = x + self._positions[positions]
         for number, layer in enumerate(self._layers):
             _keep(features, number, x)
             x = layer(x, angles, attend)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
 
 POSITIONS = "model.embed_positions.weight"
 _OPT_UNUSED_POSITIONS = 2
@@ -49,6 +49,13 @@ class _Told(Mapping[str, torch.Tensor]):
         source, pick = self._sources[name]
         tensor = self._weights[source]
         return pick(tensor) if pick else tensor
+
+    def part(self, name: str, span: Span) -> torch.Tensor:
+        """See `read_part`."""
+        source, pick = self._sources[name]
+        if pick is None:
+            return read_part(self._weights, source, span)
+        return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)

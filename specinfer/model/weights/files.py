@@ -6,6 +6,7 @@ Tensors are read one at a time when asked for, so that a model never lies twice 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,6 +14,34 @@ from safetensors import safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.quantise import Blocks
+
+
+class Span(NamedTuple):
+    """A part of a tensor: `start` to `stop` of its first or second dimension."""
+
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def within(self) -> slice:
+        """In its dimension."""
+        return slice(self.start, self.stop)
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """Weights of which a part can be read without the rest."""
+
+    def part(self, name: str, span: Span) -> torch.Tensor:
+        """That part of the tensor."""
+
+
+def read_part(weights: Mapping[str, torch.Tensor], name: str, span: Span) -> torch.Tensor:
+    """A part of a tensor: read alone where the weights can do that, else cut out of the whole."""
+    if isinstance(weights, Divisible):
+        return weights.part(name, span)
+    return weights[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
 
 class SafetensorsWeights(Mapping[str, torch.Tensor]):
@@ -24,6 +53,13 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
+
+    def part(self, name: str, span: Span) -> torch.Tensor:
+        """See `read_part`."""
+        with safe_open(self._files[name], framework="pt") as file:
+            stored = file.get_slice(name)
+            tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
             return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -63,6 +63,10 @@ def description(*names: str) -> speculator_pb2.DescribeSpeculatorReply:
     )
 
 
+def service_at(address: str) -> SpeculatorService:
+    return SpeculatorService(address, address, None, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("names", "why"),
     [
@@ -74,18 +78,18 @@ def description(*names: str) -> speculator_pb2.DescribeSpeculatorReply:
 )
 def test_what_a_service_may_call_its_speculators_is_bounded(names: list[str], why: str) -> None:
     with pytest.raises(IncompatibleError, match=why):
-        SpeculatorDirectory(POLICY)._check("x", description(*names))
+        SpeculatorDirectory(POLICY)._check(service_at("x"), description(*names))
 
 
 def test_a_service_that_comes_back_under_ever_new_names_is_left_out() -> None:
     """Numbers stay, and so do the metrics under each name."""
     directory = SpeculatorDirectory(POLICY)
-    service = SpeculatorService("x", None, None)  # type: ignore[arg-type]
+    service = service_at("x")
     for number in range(256):
         found = description(f"s{number}")
-        directory._check("x", found)
+        directory._check(service, found)
         directory._enrol(service, found)
-    directory._check("x", description("s7"))
-    directory._check("y", description("s256"))
+    directory._check(service, description("s7"))
+    directory._check(service_at("y"), description("s256"))
     with pytest.raises(IncompatibleError, match="x has had 256 speculators"):
-        directory._check("x", description("s256"))
+        directory._check(service, description("s256"))

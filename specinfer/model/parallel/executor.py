@@ -1,0 +1,167 @@
+"""The executor of a model that several ranks share: rank 0 leads, the others follow.
+
+    leader      tells what is run, runs its own part of it, has the logits
+    follower    does what it is told until it is told to stop
+
+A fault in any part of this ends the process (`end_process`): ranks that do not agree on what was run would
+wait for each other for ever, or answer wrongly.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Batch, Features
+from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.executors.executor import TorchExecutor
+from specinfer.model.layers.transformer import Weights
+from specinfer.model.parallel.layout import check_layout
+from specinfer.model.parallel.microbatches import micro_batches
+from specinfer.model.parallel.ranks import Ranks, end_process
+from specinfer.model.parallel.shard import ShardedWeights
+from specinfer.model.parallel.stage import Stage
+from specinfer.model.parallel.surgery import TensorParallel
+from specinfer.model.weights.config import ModelConfig
+
+log = logging.getLogger(__name__)
+EXECUTORS = ("auto", "torch")
+"""Those that can share a model."""
+_LOAD_SECONDS = 3600.0
+"""In which the slowest rank must have its weights: a bound on how long a hung one is waited for."""
+_NO_STATES = np.empty((0, 0, 0), np.float32)
+"""Only rank 0 has room for hidden states."""
+
+
+class RankMemory(NamedTuple):
+    """What one rank holds."""
+
+    weight_bytes: int
+    cache_bytes: int
+
+
+class StageSeconds(NamedTuple):
+    """What the stages of a pipeline did since the start, summed over all ranks."""
+
+    busy: float = 0.0
+    idle: float = 0.0
+    """The bubble: waiting for other stages."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time that was idle."""
+        return self.idle / (self.busy + self.idle) if self.busy else 0.0
+
+
+class ParallelExecutor:
+    """A model's ranks, seen from one of them."""
+
+    name = "torch"
+
+    def __init__(self, stage: Stage, cache_tokens: int) -> None:
+        """All ranks make theirs at the same time; waits until all have loaded their weights."""
+        self._stage, self.ranks = stage, stage.ranks
+        self.stage_seconds = StageSeconds()
+        with self._all_or_none("loading the model"), torch.inference_mode():
+            self.ranks.meet(_LOAD_SECONDS)
+            self.cost = stage.measure(cache_tokens)
+            own = RankMemory(stage.executor.weight_bytes, stage.executor.cache_bytes)
+            self.memory: list[RankMemory] = self.ranks.gather(own)
+            """Of every rank, at rank 0."""
+        if self.memory:
+            shares = ", ".join(f"{each.weight_bytes / 1e6:.1f}" for each in self.memory)
+            log.info("%s: MB of weights per rank: %s", self.ranks.place.layout, shares)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        parts = micro_batches(len(batch.token_ids), self.ranks.place.layout.stages, self.cost)
+        layers = batch.features.layers if batch.features else ()
+        with self._all_or_none("a pass"):
+            started = time.perf_counter()
+            self.ranks.tell(("pass", replace(batch, features=None), layers, parts))
+            logits, busy = self._stage.run(batch, parts)
+            self._count(busy, time.perf_counter() - started)
+        assert logits is not None, "this is rank 0"
+        return logits
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        self._all("move", list(source), list(target))
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        self._all("rotate", list(slots), delta)
+
+    def beat(self) -> None:
+        """Shows the others that rank 0 lives, and finds out whether they do; for times without passes."""
+        self._all("beat")
+
+    def stop(self) -> None:
+        """Lets the followers end."""
+        self._all("stop")
+
+    def follow(self) -> None:
+        """Does what rank 0 says until it says stop."""
+        with self._all_or_none("following rank 0"), torch.inference_mode():
+            while (command := self.ranks.told())[0] != "stop":
+                self._do(command)
+
+    def _all(self, *command: Any) -> None:
+        with self._all_or_none(f"a command ({command[0]})"):
+            self.ranks.tell(command)
+            self._do(command)
+
+    def _do(self, command: Sequence[Any]) -> None:
+        executor = self._stage.executor
+        match command:
+            case ("pass", batch, layers, parts):
+                features = Features(layers, _NO_STATES) if layers else None
+                self._stage.run(replace(batch, features=features), parts)
+            case ("move", source, target):
+                executor.move(source, target)
+            case ("rotate", slots, delta):
+                executor.rotate(slots, delta)
+            case ("beat",):
+                self.ranks.meet()
+
+    def _count(self, busy: Sequence[float], seconds: float) -> None:
+        if busy:
+            before, total = self.stage_seconds, len(busy) * seconds
+            self.stage_seconds = StageSeconds(before.busy + sum(busy), before.idle + total - sum(busy))
+
+    @contextmanager
+    def _all_or_none(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, the ranks do not agree any more
+            end_process(self.ranks.place.rank, what, error)
+
+
+def parallel_executor(
+    ranks: Ranks,
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    num_blocks: int,
+    executor: str,
+    attention: str,
+) -> ParallelExecutor:
+    """This rank's part of a model; `config` and `weights` are the whole model's.
+
+    Raises:
+        SettingError: if the model cannot be divided so, or not by this executor.
+    """
+    if executor not in EXECUTORS:
+        raise SettingError("executor", executor, f"only {', '.join(EXECUTORS)} can share a model among ranks")
+    check_layout(config, ranks.place.layout)
+    place = ranks.place
+    surgery = TensorParallel(ranks, config.vocab_size) if place.layout.tensor > 1 else None
+    shard = ShardedWeights(config, weights, place)
+    part = TorchExecutor(place.of(config), shard, dtype, num_blocks, ranks.device, attention, surgery=surgery)
+    return ParallelExecutor(Stage(ranks, config, part, dtype), num_blocks * BLOCK_TOKENS)

@@ -1,0 +1,158 @@
+"""The ranks of one model: who they are, and what they send each other. The only file that knows
+`torch.distributed`.
+
+Two kinds of groups: what ranks tell each other (commands, times) goes over gloo from host to host;
+activations go over NCCL between GPUs and over gloo between processors. A rank that does not answer within the
+timeout, or whose connection breaks, is lost, and with it the group: `end_process` is the only way out.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from specinfer.errors import SettingError
+from specinfer.model.parallel.layout import Layout, Place
+
+log = logging.getLogger(__name__)
+_START_SECONDS = 600.0
+"""In which all ranks must have started: those of several machines do at different times."""
+LOST_GROUP = 75
+"""Exit code of a rank that ends because others are lost, or because its own part of a pass failed."""
+
+
+class Ranks:
+    """This process' place among the ranks, and its connections to them."""
+
+    def __init__(self, place: Place, device: str, timeout_s: float) -> None:
+        """Every rank makes one, at the same time; `dist` is initialised already."""
+        self.place, self.device = place, device
+        layout, timeout = place.layout, timedelta(seconds=timeout_s)
+        self._control = dist.new_group(backend="gloo", timeout=timeout)
+        stages = [
+            list(range(stage * layout.tensor, (stage + 1) * layout.tensor)) for stage in range(layout.stages)
+        ]
+        groups = [dist.new_group(ranks, timeout=timeout) for ranks in stages]
+        self._stage = groups[place.stage]
+        # two: on a GPU a connection sends in the order of its calls, and neither way may wait for the other
+        self._onward, self._back = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
+
+    @classmethod
+    def join(cls, layout: Layout, device: str, timeout_s: float) -> "Ranks":
+        """Takes this process' place, which torchrun's variables tell (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+
+        Args:
+            device: "cpu", or "cuda": then each rank takes the GPU of its number on its machine.
+            timeout_s: after which a rank that does not answer is lost.
+
+        Raises:
+            SettingError: if there are not as many ranks as the layout has.
+        """
+        started = int(os.environ["WORLD_SIZE"])
+        if started != layout.ranks:
+            raise SettingError(
+                "tensor_parallel",
+                layout.tensor,
+                f"times pipeline_parallel = {layout.stages} is not the number of started ranks, {started}",
+            )
+        backend = "gloo"
+        if torch.device(device).type == "cuda":
+            device, backend = f"cuda:{os.environ['LOCAL_RANK']}", "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=timedelta(seconds=_START_SECONDS))
+        return cls(Place(layout, dist.get_rank()), device, timeout_s)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0."""
+        return self.place.rank == 0
+
+    def tell(self, command: Sequence[Any]) -> None:
+        """Rank 0 says what all do next."""
+        dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
+
+    def told(self) -> Sequence[Any]:
+        """What rank 0 says; waits for it no longer than the timeout."""
+        box: list[Any] = [None]
+        dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
+        command: Sequence[Any] = box[0]
+        return command
+
+    def gather(self, item: Any) -> list[Any]:
+        """What all ranks have, at rank 0; nothing at the others."""
+        box: list[Any] | None = [None] * self.place.layout.ranks if self.is_leader else None
+        dist.gather_object(item, box, 0, self._control)
+        return box or []
+
+    def gather_number(self, number: float) -> list[float]:
+        """The number of every rank, at rank 0; nothing at the others."""
+        own = torch.tensor([number], dtype=torch.float64)
+        box = [torch.empty_like(own) for _ in range(self.place.layout.ranks)] if self.is_leader else None
+        dist.gather(own, box, 0, self._control)
+        return [float(each) for each in box or ()]
+
+    def meet(self, timeout_s: float | None = None) -> None:
+        """Waits for all; rank 0's error names those that do not come in time."""
+        timeout = timedelta(seconds=timeout_s) if timeout_s else None
+        dist.monitored_barrier(self._control, timeout, wait_all_ranks=True)
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what the ranks of this stage have, in place."""
+        dist.all_reduce(x, group=self._stage)
+        return x
+
+    def concatenated(self, x: torch.Tensor) -> torch.Tensor:
+        """[R, all columns] at the first rank of this stage, of [R, columns] of each; x itself elsewhere."""
+        layout, first = self.place.layout, self.place.stage * self.place.layout.tensor
+        parts = None
+        if not self.place.tensor:
+            parts = [torch.empty_like(x) for _ in range(layout.tensor)]
+        dist.gather(x.contiguous(), parts, first, self._stage)
+        return x if parts is None else torch.cat(parts, dim=-1)
+
+    def forward(self, x: torch.Tensor) -> Callable[[], object]:
+        """Sends to the same place of the next stage; call the result before x is written again."""
+        return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
+
+    def from_behind(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Waits for what the same place of the stage before sends."""
+        x = torch.empty(*shape, dtype=dtype, device=self.device)
+        dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)
+        return x
+
+    def back(self, x: torch.Tensor) -> Callable[[], object]:
+        """Sends to rank 0."""
+        return _sent(dist.isend(x.contiguous(), 0, group=self._back))
+
+    def from_stage(self, stage: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """At rank 0: waits for what the first rank of a stage sends it."""
+        x = torch.empty(*shape, dtype=dtype, device=self.device)
+        dist.recv(x, stage * self.place.layout.tensor, group=self._back)
+        return x
+
+    def leave(self) -> None:
+        """Closes the connections; every rank does, when all is done."""
+        dist.destroy_process_group()
+
+
+def _sent(work: dist.Work | None) -> Callable[[], object]:
+    assert work is not None, "both are members of the group"
+    return work.wait
+
+
+def end_process(rank: int, what: str, error: BaseException) -> NoReturn:
+    """Ends this rank at once: after a failed exchange nobody knows what the others have done.
+
+    Rank 0 says so aloud; the others, which end with it, only where it cannot.
+    """
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    level = logging.CRITICAL if rank == 0 else logging.WARNING
+    log.log(level, "rank %d: %s failed, the whole group ends: %s", rank, what, reason)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(LOST_GROUP)

@@ -1,0 +1,144 @@
+"""What one rank runs of a pass: its layers, micro-batch by micro-batch, between its neighbours."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from specinfer.model.batch import AttentionRows, Batch, Features
+from specinfer.model.cache.kv_cache import Slots, blocks_for
+from specinfer.model.parallel.microbatches import StageCost, cut, stage_features
+from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.weights.config import ModelConfig
+
+_MEASURED_TOKENS = 64
+"""Beside one token: as many as a large tree has."""
+_ROUNDS = 3
+
+
+class PartExecutor(Protocol):
+    """An executor of some layers of a model."""
+
+    def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
+        """See `TorchExecutor.hidden`."""
+
+    def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """See `TorchExecutor.logits`."""
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's tensors."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values."""
+
+
+class Stage:
+    """One rank's part of every pass; all ranks call the same methods in the same order."""
+
+    def __init__(self, ranks: Ranks, config: ModelConfig, executor: PartExecutor, dtype: torch.dtype) -> None:
+        """`config` is the whole model's."""
+        self.ranks, self.executor = ranks, executor
+        self._config, self._dtype, self._place = config, dtype, ranks.place
+        self._layers = ranks.place.layers(config.layers)
+        self._piped = ranks.place.layout.stages > 1
+        self._busy_s = 0.0
+
+    def run(self, batch: Batch, parts: int) -> tuple[torch.Tensor | None, list[float]]:
+        """Its part of a pass in so many micro-batches; hidden states asked for are written at rank 0.
+
+        Returns:
+            At rank 0 the logits [R, V]; and seconds that the layers of every rank took, where stages follow
+            each other.
+        """
+        own, self._busy_s = self._with_own_features(batch), 0.0
+        pieces = cut(own, parts)
+        sent: list[Callable[[], object]] = []
+        logits = [found for piece in pieces if (found := self._one(piece, sent)) is not None]
+        if self._piped and self.ranks.is_leader:
+            logits = [self._from_the_end(piece) for piece in pieces if piece.logit_rows]
+        for wait in sent:
+            wait()
+        if batch.features is not None:
+            self._bring_together(batch.features, own.features)
+        times = self.ranks.gather_number(self._busy_s) if self._piped else []
+        if not self.ranks.is_leader:
+            return None, times
+        return torch.cat(logits) if logits else self._no_logits(), times
+
+    def measure(self, cache_tokens: int) -> StageCost:
+        """What this rank's layers take, for one token and for more; every rank of a stage measures at once.
+
+        Writes to the first blocks of the cache, so before anything is in it.
+        """
+        most = min(_MEASURED_TOKENS, cache_tokens, self._config.max_positions)
+        small, large = ((tokens, min(self._seconds(tokens) for _ in range(_ROUNDS))) for tokens in (1, most))
+        return StageCost.through(small, large)
+
+    def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
+        """Its part of one micro-batch; logits that stay here. What is on its way joins `sent`."""
+        place, x = self._place, None
+        if not place.is_first:
+            x = self.ranks.from_behind((len(piece.token_ids), self._config.hidden_size), self._dtype)
+        started = self._now()
+        hidden = self.executor.hidden(piece, x)
+        logits = self.executor.logits(piece, hidden) if place.is_last and piece.logit_rows else None
+        self._busy_s += self._now() - started
+        if not place.is_last:
+            sent.append(self.ranks.forward(hidden))
+        elif logits is not None and self._piped and not place.tensor:
+            sent.append(self.ranks.back(logits))
+        return logits
+
+    def _now(self) -> float:
+        """Where stages follow each other a GPU's work is waited for, so that a stage's time is its own."""
+        if self._piped and self.ranks.device.startswith("cuda"):
+            torch.cuda.synchronize(self.ranks.device)
+        return time.perf_counter()
+
+    def _from_the_end(self, piece: Batch) -> torch.Tensor:
+        shape = (len(piece.logit_rows), self._config.vocab_size)
+        return self.ranks.from_stage(self._place.layout.stages - 1, shape, torch.float32)
+
+    def _no_logits(self) -> torch.Tensor:
+        return torch.empty(0, self._config.vocab_size, device=self.ranks.device)
+
+    def _with_own_features(self, batch: Batch) -> Batch:
+        """The pass with room for those hidden states alone that this stage has, counted by its own layers."""
+        if batch.features is None:
+            return batch
+        layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
+        shape = (len(batch.token_ids), len(layers), self._config.hidden_size)
+        local = tuple(layer - self._layers.start for layer in layers)
+        return replace(batch, features=Features(local, np.empty(shape, np.float32)))
+
+    def _bring_together(self, wanted: Features, own: Features | None) -> None:
+        """Rank 0 gets the hidden states of all stages."""
+        first = self.ranks.gather(None if self._place.tensor else own)
+        parts = [part.states for part in first if part is not None]
+        if parts:
+            wanted.states[:] = np.concatenate(parts, axis=1)
+
+    def _seconds(self, tokens: int) -> float:
+        """Of a pass over the first slots of the cache, between no neighbours."""
+        slots = list(range(tokens))
+        seen = [slot + 1 for slot in slots]
+        rows = AttentionRows(0, tokens, tokens, range(blocks_for(tokens)), seen, [[] for _ in slots])
+        batch = Batch([0] * tokens, slots, slots, [rows], [], [])
+        x = None
+        if not self._place.is_first:
+            shape = (tokens, self._config.hidden_size)
+            x = torch.zeros(shape, dtype=self._dtype, device=self.ranks.device)
+        started = self._now()
+        self.executor.hidden(batch, x)
+        return self._now() - started

@@ -1,0 +1,238 @@
+"""How a model is divided: layouts, weights in parts, micro-batches, memory, plans. No processes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import AttentionRows, Batch, Features
+from specinfer.model.layers.transformer import Transformer
+from specinfer.model.parallel.layout import Layout, Place, check_layout
+from specinfer.model.parallel.memory import Memory, largest_memory, rank_memory
+from specinfer.model.parallel.microbatches import StageCost, cut, micro_batches, stage_features
+from specinfer.model.parallel.plan import Need, least_seconds, plans, seconds_at
+from specinfer.model.parallel.shard import ShardedWeights
+from specinfer.model.weights.config import ModelConfig, from_transformers
+from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
+from tests.tiny_models import tiny_transformers
+
+LLAMA = from_transformers(tiny_transformers("llama", vocab_size=96).config)
+FAMILIES = ("llama", "llama-untied", "qwen2", "qwen3", "opt", "gpt_neox")
+
+
+@pytest.mark.parametrize(
+    ("layout", "field", "why"),
+    [
+        (Layout(3, 1), "tensor_parallel = 3", "4 attention heads"),
+        (Layout(1, 4), "pipeline_parallel = 4", "3 layers"),
+        (Layout(1, 0), "pipeline_parallel = 0", "3 layers"),
+    ],
+)
+def test_what_cannot_be_divided_is_named(layout: Layout, field: str, why: str) -> None:
+    with pytest.raises(SettingError, match=f"{field}: .*{why}"):
+        check_layout(LLAMA, layout)
+
+
+def test_vocabulary_and_key_value_heads_are_checked_too() -> None:
+    with pytest.raises(SettingError, match="97 tokens in the vocabulary"):
+        check_layout(replace(LLAMA, vocab_size=97), Layout(2))
+    with pytest.raises(SettingError, match="3 key-value heads, or be a multiple"):
+        check_layout(replace(LLAMA, heads=12, kv_heads=3), Layout(2))
+    check_layout(replace(LLAMA, heads=12, kv_heads=3, intermediate_size=60), Layout(6))
+    check_layout(LLAMA, Layout(4, 3))
+
+
+def test_ranks_have_every_layer_and_every_head() -> None:
+    layout = Layout(2, 2)
+    places = [Place(layout, rank) for rank in range(4)]
+    assert [(place.stage, place.tensor) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [list(place.layers(5)) for place in places[::2]] == [[0, 1, 2], [3, 4]]
+    assert [list(place.share(4)) for place in places[:2]] == [[0, 1], [2, 3]]
+    four = [Place(Layout(4), rank) for rank in range(4)]
+    assert [list(place.share(2)) for place in four] == [[0], [0], [1], [1]], "repeated, beside their queries"
+
+
+class Watched(Mapping[str, torch.Tensor]):
+    """Weights that note what is read whole."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = weights
+        self.whole: list[str] = []
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.whole.append(name)
+        return self._weights[name]
+
+    def part(self, name: str, span: Span) -> torch.Tensor:
+        return self._weights[name].narrow(span.dim, span.start, span.stop - span.start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def test_a_rank_reads_no_matrix_whole() -> None:
+    watched = Watched(tiny_transformers("llama-biased", vocab_size=96).state_dict())
+    shard = ShardedWeights(LLAMA, watched, Place(Layout(2, 3), 2))
+    assert {name: shard[name] for name in shard}
+    assert watched.whole
+    assert all("norm" in name or name.endswith("o_proj.bias") for name in watched.whole), watched.whole
+    assert all(".1." in name or name == "model.norm.weight" for name in watched.whole), (
+        "other layers' weights"
+    )
+
+
+def test_shards_put_together_are_the_model() -> None:
+    weights = tiny_transformers("llama-biased", vocab_size=96).state_dict()
+    halves = [ShardedWeights(LLAMA, weights, Place(Layout(2), rank)) for rank in range(2)]
+    for name in halves[0]:
+        a, b = (half[name] for half in halves)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            assert torch.equal(torch.cat([a, b], 1), weights[name])
+        elif name.endswith("o_proj.bias"):
+            assert torch.equal(a + b, weights[name])
+        elif "norm" in name:
+            assert torch.equal(a, b)
+        else:
+            assert torch.equal(torch.cat([a, b]), weights[name]), name
+
+
+def test_parts_of_a_file_are_parts_of_its_tensors(tmp_path: Path) -> None:
+    tensor = torch.arange(24.0).view(4, 6)
+    save_file({"x": tensor}, tmp_path / "model.safetensors")
+    weights = SafetensorsWeights(tmp_path)
+    for span in (Span(0, 1, 3), Span(1, 2, 6), Span(0, 0, 0)):
+        assert torch.equal(read_part(weights, "x", span), read_part({"x": tensor}, "x", span))
+
+
+def test_micro_batches_pay_where_tokens_cost() -> None:
+    assert micro_batches(64, 1, StageCost(0.0, 1.0)) == 1, "nobody waits"
+    assert micro_batches(64, 4, StageCost(1.0, 0.0)) == 1, "weights would be read again and again"
+    assert micro_batches(64, 4, StageCost(0.0, 1.0)) == 16
+    assert micro_batches(2, 4, StageCost(0.0, 1.0)) == 2
+    between = StageCost.through((1, 1.1), (64, 7.4))
+    assert between.seconds(11) == pytest.approx(2.1)
+    m = micro_batches(64, 2, between)
+    assert m == min(range(1, 9), key=lambda n: (n + 1) * (1.0 + 0.1 * 64 / n))
+    assert 1 < m < 8
+
+
+def test_a_cut_pass_is_the_same_pass() -> None:
+    rows = [
+        AttentionRows(0, 3, 5, [0], [3, 4, 5], [[], [], []]),
+        AttentionRows(3, 7, 9, [2], [5, 5, 5, 6], [[6], [7], [6, 8], []]),
+    ]
+    states = np.zeros((7, 1, 2), np.float32)
+    batch = Batch(
+        [*range(10, 17)], [*range(7)], [*range(20, 27)], rows, [2, 3, 5, 6], [], Features((1,), states)
+    )
+    pieces = cut(batch, 3)
+    assert [piece.token_ids for piece in pieces] == [[10, 11], [12, 13], [14, 15, 16]]
+    assert [piece.logit_rows for piece in pieces] == [[], [0, 1], [1, 2]]
+    assert [[(r.start, r.stop, r.visible, r.extra) for r in piece.rows] for piece in pieces] == [
+        [(0, 2, [3, 4], [[], []])],
+        [(0, 1, [5], [[]]), (1, 2, [5], [[6]])],
+        [(0, 3, [5, 5, 6], [[7], [6, 8], []])],
+    ]
+    for number, piece in enumerate(pieces):
+        assert piece.features is not None
+        piece.features.states[:] = number
+    assert states[:, 0, 0].tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert len(cut(batch, 99)) == 7
+
+
+def test_every_hidden_state_has_one_stage() -> None:
+    asked = (0, 2, 3, 5)
+    stages = [stage_features(asked, range(3), False), stage_features(asked, range(3, 5), True)]
+    assert stages == [[0, 2], [3, 5]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", [Layout(), Layout(2, 1), Layout(2, 2)], ids=str)
+def test_memory_is_what_a_rank_loads(family: str, layout: Layout) -> None:
+    """Counted on the tensors themselves."""
+    model = tiny_transformers(family, vocab_size=96)
+    config = from_transformers(model.config)
+    weights = in_llama_names(config, {name: t.detach() for name, t in model.state_dict().items()})
+    loaded = []
+    for rank in range(layout.ranks):
+        place = Place(layout, rank)
+        own = Transformer(place.of(config), ShardedWeights(config, weights, place), torch.float32)
+        expected = rank_memory(config, place, 4, step_tokens=8, logit_rows=8)
+        assert own.weight_bytes == expected.weights
+        loaded.append(expected)
+    assert largest_memory(config, layout, 4, 8, 8).weights == max(each.weights for each in loaded)
+    if layout == Layout(2, 1):
+        alone = rank_memory(config, Place(Layout(), 0), 4, 8, 8)
+        tables = 8 * config.max_positions * (config.rotary_dim or config.hidden_size / 2)
+        assert loaded[0].weights < 0.6 * (alone.weights - tables) + tables
+        assert loaded[0].kv_per_token * 2 == alone.kv_per_token
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_stage_without_a_head_loads_in_bfloat16(rank: int) -> None:
+    """oneDNN packs no matrix without rows."""
+    weights, place = tiny_transformers("llama", vocab_size=96).state_dict(), Place(Layout(1, 3), rank)
+    own = Transformer(place.of(LLAMA), ShardedWeights(LLAMA, weights, place), torch.bfloat16)
+    assert own.weight_bytes == rank_memory(LLAMA, place, 2, 1, 1).weights
+
+
+LARGE = ModelConfig(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=8192,
+    intermediate_size=28672,
+    layers=80,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-5,
+    max_positions=131072,
+    activation="silu",
+    tied_embeddings=False,
+    qk_norm=False,
+    eos_token_ids=(2,),
+    inv_freq=(1.0,) * 64,
+)
+"""The shape of Llama 3 70B."""
+
+
+def test_a_model_of_seventy_billion_by_hand() -> None:
+    whole = rank_memory(LARGE, Place(Layout(), 0), 2, 2048, 512)
+    layer = 8192 * (64 + 2 * 8 + 64) * 128 + 3 * 8192 * 28672 + 2 * 8192
+    numbers = 80 * layer + 2 * 128256 * 8192 + 8192
+    assert numbers == 70_553_706_496, "as its card says"
+    assert whole.weights == 2 * numbers + 2 * 2 * 131072 * 128
+    assert whole.kv_per_token == 2 * 80 * 8 * 128 * 2 == 327680
+
+
+def test_plans_begin_with_the_fewest_ranks_that_hold_the_batch() -> None:
+    need = Need(8, 80_000_000_000, 2, context=8192, nodes=64, step_tokens=2048, batch=16)
+    found = plans(LARGE, need)
+    assert [(str(p.layout), p.verifiers) for p in found][:3] == [
+        ("TP 4 x PP 1", 2), ("TP 2 x PP 2", 2), ("TP 1 x PP 4", 2),
+    ]  # fmt: skip
+    tight = [(str(p.layout), p.fits) for p in found if p.requests < 16 * p.verifiers]
+    assert tight == [("TP 2 x PP 1", True), ("TP 1 x PP 2", True), ("TP 1 x PP 1", False)]
+    best = found[0]
+    assert best.tokens == (80_000_000_000 - best.memory.weights - best.memory.working) // 81920
+    assert best.requests == 2 * (best.tokens // 8256)
+    with pytest.raises(SettingError, match="context = 200000"):
+        plans(LARGE, replace(need, context=200000))
+    assert Memory(10, 2, 5).tokens(14) == 0
+
+
+def test_speed_is_read_off_the_curve() -> None:
+    curve = [(1, 0.010), (4, 0.013), (64, 0.040)]
+    assert seconds_at(curve, 1) == 0.010
+    assert seconds_at(curve, 2) == pytest.approx(0.011)
+    assert seconds_at(curve, 128) == pytest.approx(0.080)
+    assert least_seconds(curve, Layout(2, 2), 4) == pytest.approx(0.0065)
