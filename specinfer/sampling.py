@@ -84,7 +84,12 @@ def draft_seed(seed: int, speculator: int) -> int:
 def noise_key(seed: int, position: int) -> int:
     """Keys the noise that chooses a request's token at an absolute position
     (`specinfer.model.sampling.noise`)."""
-    return split_mix(split_mix(seed, _NOISE), position)
+    return split_mix(noise_state(seed), position)
+
+
+def noise_state(seed: int) -> int:
+    """From which SplitMix64 gives the keys of a request's noise, by position."""
+    return split_mix(seed, _NOISE)
 
 
 def split_mix(state: int, index: int) -> int:

@@ -42,8 +42,8 @@ class SpeculatorSettings(ServiceSettings):
     weights: str = Field(
         _DEFAULTS.weights,
         description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF file; "
-        "int8, int4 and w8a8 (activations too) quantise while loading; auto takes w8a8 where the native "
-        "kernels multiply bytes.",
+        "int8, int4 and w8a8 (activations too) quantise while loading, the device executor int8 and fp8; "
+        "auto takes w8a8 where the native kernels multiply bytes.",
     )
     executor: str = Field(
         _DEFAULTS.executor,

@@ -76,7 +76,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             *(f"specinfer.model.{room}" for room in ("batch", "cache", "device", "drafting", "layers")),
             *(f"specinfer.model.{room}" for room in ("sampling", "weights")),
         },
-        {"numpy", "rich", "torch", "triton"},
+        {"numpy", "rich", "torch", "torchao", "triton"},
     ),
     "specinfer.model.offload": (
         {

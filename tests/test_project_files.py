@@ -43,7 +43,9 @@ def test_make_installs_every_extra() -> None:
     extras = set(installed.split(","))
     within = [re.findall(r"specinfer\[([\w,]+)\]", " ".join(EXTRAS[extra])) for extra in extras]
     extras |= {name for names in chain(*within) for name in names.split(",")}
-    assert extras == set(EXTRAS)
+    # of `gpu` all but torchao, which transformers loads in each process of the tests if it finds it
+    assert set(EXTRAS["gpu"]) - set(EXTRAS["dev"]) == {"specinfer[model]", "torchao>=0.18"}
+    assert extras | {"gpu"} == set(EXTRAS)
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
@@ -18,11 +16,13 @@ from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.service.log_context import about
 from specinfer.tree import TokenTree
+from verifier_svc.acceptance import Target
 from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.judge import Judge, Ruling
 from verifier_svc.limits import EngineLimits
+from verifier_svc.target import Rows
 
 log = logging.getLogger(__name__)
 MAX_TOP_K = 256
@@ -46,7 +46,7 @@ class VerifierEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.limits = runner, limits or EngineLimits()
-        self._judge = Judge(acceptance)
+        self._judge = Judge(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
         self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
@@ -93,8 +93,9 @@ class VerifierEngine:
         asking = sum([job.features_from is not None for job in jobs])
         self._feature_bytes = MESSAGE_BYTES // max(asking, 1)
         logits = self._forward([segments[index] for index in ready])
-        for index, rows in zip(ready, logits, strict=True):
-            outcomes[index] = self._conclude(jobs[index], self._judge.rule(jobs[index], rows))
+        targets = self._targets([jobs[index] for index in ready], logits)
+        for index, rows, target in zip(ready, logits, targets, strict=True):
+            outcomes[index] = self._conclude(jobs[index], self._judge.rule(jobs[index], rows, target))
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
@@ -182,13 +183,13 @@ class VerifierEngine:
                 "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
             )
 
-    def _forward(self, segments: list[Segment]) -> list[torch.Tensor | RuntimeError]:
+    def _forward(self, segments: list[Segment]) -> list[Rows]:
         """One pass over all segments; if it fails, one pass each, so that only the culprit fails."""
         if not segments:
             return []
         started = time.perf_counter()
         try:
-            logits: list[torch.Tensor | RuntimeError] = list(self.runner.forward(segments))
+            logits: list[Rows] = list(self.runner.forward(segments))
             tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
             self.passes.append((tokens, time.perf_counter() - started))
             return logits
@@ -196,8 +197,19 @@ class VerifierEngine:
             if len(segments) == 1:
                 log.exception("a pass failed")
                 return [error]
-        log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
+            log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
         return [result for segment in segments for result in self._forward([segment])]
+
+    def _targets(
+        self, jobs: Sequence[VerifyJob], logits: Sequence[Rows]
+    ) -> list[Target | RuntimeError | None]:
+        """What the rules ask. A pass on a device is waited for here, which counts as its time."""
+        started = time.perf_counter()
+        targets = self._judge.targets(jobs, logits)
+        if self.passes:
+            tokens, seconds = self.passes[-1]
+            self.passes[-1] = tokens, seconds + time.perf_counter() - started
+        return targets
 
     def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError) -> VerifyOutcome:
         if isinstance(ruling, SpecInferError):

@@ -1,23 +1,16 @@
 """What becomes of the trees of one pass: logits in, rulings out. No caches here."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specinfer.errors import FaultError, SpecInferError
-from specinfer.model.sampling.distributions import probabilities
-from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import SamplingParams
+from specinfer.model.sampling.choices import Chooser
 from specinfer.tree import TokenTree
-from verifier_svc.acceptance import Float64, RequestRandomness, Verdict, find_rule
+from verifier_svc.acceptance import RequestRandomness, Target, Verdict, find_rule
 from verifier_svc.jobs import VerifyJob
-
-_NOT_FINITE = "the model produced non-finite logits"
-
-
-class BrokenModelError(SpecInferError):
-    """The model's output is not usable."""
+from verifier_svc.target import BrokenModelError, Rows, targets_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,66 +22,32 @@ class Ruling:
     top_k: tuple[tuple[int, ...], ...] = ()
 
 
-class LogitsTarget:
-    """The target's predictions at the nodes of one tree, from logits [N, V].
-
-    Looks only at nodes it is asked about: most of a tree is never visited, and rows are long.
-    """
-
-    def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
-        self.logits, self._sampling = logits, sampling
-
-    def best(self, node: int) -> int:
-        """The most probable next token.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
-        row = self.logits[node].cpu().numpy()
-        index = int(row.argmax())  # of a row with a NaN: the NaN
-        if not math.isfinite(row[index]):
-            raise BrokenModelError(_NOT_FINITE)
-        return index
-
-    def probabilities(self, node: int) -> Float64:
-        """[V] distribution under the request's sampling parameters.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
-        p = probabilities(self.logits[node], self._sampling)
-        if not math.isfinite(p[0]):  # one NaN makes all of them NaN
-            raise BrokenModelError(_NOT_FINITE)
-        return p
-
-    def choose(self, node: int, noise: Noise) -> int:
-        """A token drawn from these probabilities.
-
-        Raises:
-            BrokenModelError: if the node's logits are not finite.
-        """
-        try:
-            return noise.choose_by_logits(self.logits[node], self._sampling)
-        except ValueError as error:
-            raise BrokenModelError(_NOT_FINITE) from error
-
-
 class Judge:
     """Applies the acceptance rules to what a pass says about trees."""
 
-    def __init__(self, acceptance: str) -> None:
+    def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
+        """`chooser`: what chooses where the logits lie, if they are not on the host."""
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
+        self._chooser = chooser
 
-    def rule(self, job: VerifyJob, rows: torch.Tensor | RuntimeError) -> Ruling | SpecInferError:
+    def targets(
+        self, jobs: Sequence[VerifyJob], logits: Sequence[Rows]
+    ) -> list[Target | RuntimeError | None]:
+        """What the rules ask, one per job; waits for logits on a device."""
+        return targets_of(jobs, logits, self._chooser)
+
+    def rule(
+        self, job: VerifyJob, rows: Rows, target: Target | RuntimeError | None
+    ) -> Ruling | SpecInferError:
         """The ruling on a job from its logits, or why there is none. Changes nothing."""
-        if isinstance(rows, RuntimeError):
-            return BrokenModelError(FaultError("the model failed", rows).for_logs)
-        if job.tree is None:
+        if isinstance(target, RuntimeError):
+            return BrokenModelError(FaultError("the model failed", target).for_logs)
+        if job.tree is None or target is None or isinstance(rows, RuntimeError):
             return Ruling()
         rule = self._greedy if job.sampling.greedy else self._stochastic
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
         try:
-            verdict = rule(job.tree, LogitsTarget(rows, job.sampling), randomness)
+            verdict = rule(job.tree, target, randomness)
         except BrokenModelError as error:
             return error
         logprobs = _logprobs(job.tree, verdict, rows) if job.logprobs else ()

@@ -34,8 +34,8 @@ def measure_passes(
 
     The sizes take turns, so that a slow moment of the machine hits all of them; the median of each counts. At
     least one round is run, and no further one once the time is up. Beyond 64 tokens sizes are doubled up to
-    `most_tokens`, the most that the verifier accepts in a step, as long as passes stay cheap. Where a pass is
-    slow it is one round of few sizes.
+    `most_tokens`, the most that the verifier accepts in a step, as long as passes stay cheap; that many is
+    measured last. Where a pass is slow it is one round of few sizes.
     """
     sequence = runner.open()
     try:
@@ -52,11 +52,11 @@ def measure_passes(
             for size, times in found.items():
                 if size < _LARGE or number < _ROUNDS_OF_LARGE:
                     times.append(_one_pass(runner, _nodes(sequence, size), clock))
-        size, largest = 2 * max(found), min(most_tokens, positions - context)
-        while size <= largest and min(found[size // 2]) < _CHEAP * median(found[1]):
+        largest, size = min(most_tokens, positions - context), max(found)
+        while size < largest and min(found[size]) < _CHEAP * median(found[1]):
+            size = min(2 * size, largest)
             rounds = 1 if slow else 2
             found[size] = [_one_pass(runner, _nodes(sequence, size), clock) for _ in range(rounds)]
-            size *= 2
     finally:
         runner.cache.release(sequence)
     costs = [(size, median(times)) for size, times in found.items()]
@@ -70,9 +70,9 @@ def _nodes(sequence: KVSequence, size: int) -> Segment:
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
-    """Its time; nothing of it stays in the cache."""
+    """Its time; nothing of it stays in the cache. One logit is fetched: a device may be at work still."""
     started = clock()
-    runner.forward([segment])
+    runner.forward([segment])[0][-1, :1].cpu()
     seconds = clock() - started
     runner.cache.commit(segment.sequence, ())
     return seconds

@@ -27,7 +27,7 @@ class VerifierSettings(ServiceSettings):
         "converted",
         description="How weights are held: converted, as dtype says; native, the 4- or 8-bit blocks of the "
         "model's GGUF file; int8, int4 or w8a8 (activations too) quantise while loading, which makes another "
-        "target.",
+        "target; with the device executor int8 or fp8 do.",
     )
     executor: str = Field(
         "auto",

@@ -26,6 +26,7 @@ from specinfer.model.layers.transformer import Weights
 from specinfer.model.offload.stores import OFFLOADS, open_store
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory, parallel_executor
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.sampling.choices import Chooser
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import in_llama_names
@@ -34,7 +35,9 @@ from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
-WEIGHTS = ("converted", "native", *BLOCK_TYPES)
+WEIGHTS = ("converted", "native", *BLOCK_TYPES, "fp8")
+DEVICE_WEIGHTS = ("converted", "int8", "fp8")
+"""Of the device executor."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,7 +53,8 @@ class RunnerOptions:
     kv_tokens: int = CACHE_TOKENS
     weights: str = "converted"
     """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
-    loading (`quantise.py`). All four need the native executor in bfloat16."""
+    loading (`quantise.py`). All four need the native executor in bfloat16. The device executor has an "int8"
+    of its own, and "fp8"."""
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""
     kv_window: int = 0
@@ -78,15 +82,25 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if options.weights not in WEIGHTS:
         raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
-    if options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
-        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
     if options.offload != "none" and options.executor not in ("auto", "native", "torch"):
         raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
+    _check_weights(options)
     _check_device(options.device)
+
+
+def _check_weights(options: RunnerOptions) -> None:
+    if options.executor == "device":
+        if options.weights not in DEVICE_WEIGHTS:
+            known = ", ".join(DEVICE_WEIGHTS)
+            raise SettingError("weights", options.weights, f"the device executor holds {known}")
+    elif options.weights == "fp8":
+        raise SettingError("weights", options.weights, "needs the device executor")
+    elif options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
+        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
 
 
 def _check_device(name: str) -> None:
@@ -98,7 +112,8 @@ def _check_device(name: str) -> None:
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
     if options.weights != "native":
-        return SafetensorsWeights(directory)
+        # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
+        return SafetensorsWeights(directory, options.device if options.executor == "device" else "cpu")
     path = directory / KEPT_GGUF
     if not path.is_file():
         raise SettingError(
@@ -117,6 +132,7 @@ class ModelRunner:
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
         """Hidden states of what the cache holds, once `keep_features` was called."""
         self.cache = PagedKVCache(num_blocks, self.features, window)
+        self._told_of_reference = False
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
@@ -189,7 +205,7 @@ class ModelRunner:
                 "offload", options.offload, "ranks that share a model keep it on their devices"
             )
         weights = in_llama_names(config, weights)
-        if options.weights in BLOCK_TYPES:
+        if options.weights in BLOCK_TYPES and options.executor != "device":
             weights = QuantisedWeights(weights, options.weights)
         num_blocks = blocks_for(options.kv_tokens)
         executor: Executor
@@ -200,7 +216,9 @@ class ModelRunner:
         else:
             store = open_store(options.offload, options.device, options.offload_directory)
             executor = make_executor(
-                options.executor, config, weights, dtype, num_blocks, options.device, options.attention, store
+                *(options.executor, config, weights, dtype, num_blocks, options.device, options.attention),
+                store=store,
+                held=options.weights,
             )
         if options.weights != "converted" and isinstance(executor, TorchExecutor):
             log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
@@ -226,6 +244,11 @@ class ModelRunner:
     def executor_name(self) -> str:
         """What runs its passes: "native", "torch" or "generic"."""
         return self._executor.name
+
+    @property
+    def chooser(self) -> Chooser | None:
+        """What chooses tokens where logits lie, if they do not lie on the host."""
+        return self._executor if isinstance(self._executor, Chooser) else None
 
     def open(self) -> KVSequence:
         """A new, empty sequence."""
@@ -314,7 +337,7 @@ class ModelRunner:
 
         Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
         """
-        if isinstance(self._executor, Grower):
+        if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
             trees = self._executor.grow(tasks, shape, token_ids)
             for task in tasks:
                 self.cache.append(task.sequence, task.delta)
@@ -325,6 +348,19 @@ class ModelRunner:
         finally:
             for task in tasks:
                 self.cache.commit(task.sequence, ())
+
+    def _grows(self, grower: Grower, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """Whether an executor grows these trees itself; says so once if not."""
+        if grower.can_grow(tasks, shape):
+            return True
+        if not self._told_of_reference:
+            self._told_of_reference = True
+            log.warning(
+                "the %s executor does not grow such trees (proposal %s, expansion %s, beam %d): "
+                "they are grown level by level, which is slower",
+                *(self.executor_name, shape.kind.name.lower(), shape.expansion, shape.beam),
+            )
+        return False
 
     def _reserve(self, segments: Sequence[Segment]) -> None:
         try:

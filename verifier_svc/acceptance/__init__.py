@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
 from specinfer.model.sampling.distributions import generator
+from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams, StreamDomain
-from specinfer.tree import TokenTree
+from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree.token_tree import Int32
 
 RULES = {
     "greedy": "verifier_svc.acceptance.greedy:verify_greedy",
@@ -35,8 +37,8 @@ class Target(Protocol):
     def best(self, node: int) -> int:
         """The most probable next token."""
 
-    def probabilities(self, node: int) -> Float64:
-        """[V] next-token distribution; the caller may change the array."""
+    def probabilities(self, node: int) -> Float64 | Excerpt:
+        """[V] next-token distribution; the caller may change it, at tokens that could be drawn there."""
 
     def choose(self, node: int, noise: Noise) -> int:
         """The next token, drawn by noise."""
@@ -102,3 +104,12 @@ def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
     """(Node, token) -> the child of the node that has the token."""
     edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
     return {edge: child for child, edge in enumerate(edges, start=1)}
+
+
+def drawable(tree: TokenTree) -> dict[int, Int32]:
+    """By node with draws, the tokens that could have been drawn below it, ascending."""
+    found: dict[int, list[Int32]] = {}
+    for proposal in tree.proposals:
+        if proposal.kind is not ProposalKind.POINT:
+            found.setdefault(proposal.parent, []).append(proposal.q_token_ids)
+    return {node: np.unique(np.concatenate(lists)) for node, lists in found.items()}

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.tree import Candidate, ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 from verifier_svc.acceptance import Float64, Randomness, Target, Verdict, children_by_token
@@ -49,7 +50,7 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
 
 
 def _try_draws(
-    tree: TokenTree, draws: Sequence[Candidate], p: Float64, rng: np.random.Generator
+    tree: TokenTree, draws: Sequence[Candidate], p: Float64 | Excerpt, rng: np.random.Generator
 ) -> int | None:
     """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
 
@@ -78,7 +79,7 @@ def _normalised(q: Float64) -> Float64:
     return np.asarray(q / total) if total > 0 else q
 
 
-def _subtract(p: Float64, total: float, ids: Int32, q: Float64) -> float:
+def _subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
     """p := max(0, p - total * q) in place; returns the new total, or 0 if nothing would be left."""
     before = p[ids]
     after = np.maximum(before - total * q, 0.0)

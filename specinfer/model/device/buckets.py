@@ -22,11 +22,11 @@ def bucket_of(requests: int, rows: int, group: int) -> Bucket:
 
 
 def bucket_grid(group: int) -> list[Bucket]:
-    """All of them."""
+    """All of them, those of most rows first."""
     powers = [1 << i for i in range(MOST_ROWS.bit_length())]
     return [
         bucket_of(requests, rows, group)
-        for rows in powers
+        for rows in reversed(powers)
         for requests in powers
         if requests <= min(rows, MOST_REQUESTS)
     ]

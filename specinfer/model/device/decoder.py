@@ -4,11 +4,23 @@ A layer that is not like Llama's (another norm or activation, attention and MLP 
 operations for that part; attention is the kernel's in any case.
 """
 
+from functools import partial
+
 import torch
 
 from specinfer.model.device.description import power_above
 from specinfer.model.device.layer_kernels import add_norm, gate, turn_heads
-from specinfer.model.layers.transformer import Attend, Layer, LayerNorm, RMSNorm, Transformer
+from specinfer.model.device.weights import Quantise, ShownWeights
+from specinfer.model.layers.transformer import (
+    Attend,
+    Layer,
+    LayerNorm,
+    Parts,
+    RMSNorm,
+    Transformer,
+    Weights,
+)
+from specinfer.model.weights.config import ModelConfig
 
 _GATE_BLOCK = 1024
 
@@ -72,6 +84,14 @@ def gated(both: torch.Tensor) -> torch.Tensor:
 class FusedLayer(Layer):
     """A decoder layer of which norms, rotary positions and activation are kernels where they can be."""
 
+    def __init__(
+        self, index: int, config: ModelConfig, parts: Parts, quantise: Quantise | None = None
+    ) -> None:
+        super().__init__(index, config, parts)
+        if quantise is not None:
+            self._qkv, self._out = quantise(self._qkv), quantise(self._out)
+            self._up, self._down = quantise(self._up), quantise(self._down)
+
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
@@ -118,6 +138,17 @@ def _norm(x: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor:
 
 
 class DeviceTransformer(Transformer):
-    """The decoder of fused layers."""
+    """The decoder of fused layers; its weights are shown while they are read."""
 
-    layer_type = FusedLayer
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str,
+        quantise: Quantise | None = None,
+    ) -> None:
+        """`quantise`: what each matrix of a layer is put into as soon as it is there."""
+        self.layer_type = partial(FusedLayer, quantise=quantise)
+        with ShownWeights(weights) as shown:
+            super().__init__(config, shown, dtype, device)

@@ -129,6 +129,9 @@ class GrowthTask:
 class Grower(Protocol):
     """An executor that grows whole trees by itself."""
 
+    def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """Whether it grows these; if not, the reference does, with passes of the executor."""
+
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:

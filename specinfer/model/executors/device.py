@@ -5,7 +5,7 @@ was captured at start. Correct in Triton's interpreter and compiled for sm_80 an
 GPU, so it has to be asked for by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -13,14 +13,20 @@ from specinfer.model.batch import Batch, Features
 from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.device.attention import Plan, splits_for, tree_attention
 from specinfer.model.device.buckets import MOST_ROWS, bucket_for, bucket_grid, largest
+from specinfer.model.device.choice import choose
 from specinfer.model.device.compaction import move
 from specinfer.model.device.decoder import DeviceTransformer
 from specinfer.model.device.description import Bucket, describe, exact_bucket
-from specinfer.model.device.graphs import CudaGraphs, EagerPasses, Graphs
+from specinfer.model.device.graphs import CudaGraphs, EagerPasses, Graphs, Sizes
+from specinfer.model.device.growth import DeviceGrowth, GrowthModel, can_grow
 from specinfer.model.device.inputs import Inputs
 from specinfer.model.device.launch import check_device, processors
+from specinfer.model.device.weights import quantiser
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
 from specinfer.model.layers.transformer import Weights, rotate
+from specinfer.model.sampling.choices import Choices, ChoiceTask
 from specinfer.model.weights.config import ModelConfig
+from specinfer.tree import TokenTree
 
 
 class DeviceExecutor:
@@ -29,11 +35,18 @@ class DeviceExecutor:
     name = "device"
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        device: str,
+        held: str = "converted",
     ) -> None:
+        """`held`: how the layers' matrices are held: converted to `dtype`, or in "int8" or "fp8"."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
-        self._model = DeviceTransformer(config, weights, dtype, device)
+        self._model = DeviceTransformer(config, weights, dtype, device, quantiser(held))
         shape = (config.layers, config.kv_heads, num_blocks * BLOCK_TOKENS, config.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self._group, self._positions = config.heads // config.kv_heads, config.max_positions
@@ -42,8 +55,9 @@ class DeviceExecutor:
         self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
         blocks = blocks_for(self._positions) * max(bucket.requests for bucket in grid)
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
-        cuda = torch.device(device).type == "cuda"
-        self._graphs: Graphs = CudaGraphs(self._replayed) if cuda else EagerPasses(self._replayed)
+        self._graphs = self._graphs_of(self._replayed)
+        model = GrowthModel(device, self._group, config.vocab_size, self._positions)
+        self._growth = DeviceGrowth(self.run, self._scored, self._graphs_of, model)
         with torch.inference_mode():
             self._graphs.capture(grid)
 
@@ -60,6 +74,11 @@ class DeviceExecutor:
         # a copy, as the next pass writes where this one did
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
 
+    def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
+        """See `Chooser.choose`."""
+        with torch.inference_mode():
+            return choose(tasks)
+
     def move(self, source: Slots, target: Slots) -> None:
         """See `KVStorage.move`."""
         move(self._keys, self._values, source, target)
@@ -70,6 +89,26 @@ class DeviceExecutor:
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
+
+    def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """See `Grower.can_grow`: best-first trees and chains of points."""
+        return can_grow(tasks, shape)
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        return self._growth.grow(tasks, shape, token_ids)
+
+    def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:
+        return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
+
+    def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """[rows, V] logits of a level of trees, whose numbers lie in `sections`."""
+        kept = self._attended
+        if bucket.rows > len(kept):
+            kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
+        return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
 
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
         """[logits of the bucket, V] of a pass whose numbers lie in the inputs, however long its requests."""

@@ -133,14 +133,19 @@ def make_executor(
     device: str,
     attention: str,
     store: LayerStore | None = None,
+    held: str = "converted",
 ) -> Executor:
-    """The executor of this name; `store`: where the layers lie, if not on the device.
+    """The executor of this name.
+
+    Args:
+        store: where the layers lie, if not on the device.
+        held: how the device executor holds matrices.
 
     Raises:
         SettingError: if there is none, or if the one asked for cannot run this model.
     """
     if name == "device":
-        return _device_executor(config, weights, dtype, num_blocks, device)
+        return _device_executor(config, weights, dtype, num_blocks, device, held)
     if name in ("auto", "native"):
         from specinfer.model.executors.native import NativeExecutor, check_supported
 
@@ -156,10 +161,10 @@ def make_executor(
 
 
 def _device_executor(
-    config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str
+    config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str, held: str
 ) -> Executor:
     try:
         from specinfer.model.executors.device import DeviceExecutor
     except ModuleNotFoundError as error:
         raise SettingError("executor", "device", f"needs the extra `gpu`: {error}") from error
-    return DeviceExecutor(config, weights, dtype, num_blocks, device)
+    return DeviceExecutor(config, weights, dtype, num_blocks, device, held)

@@ -152,6 +152,10 @@ class NativeExecutor:
             self._library.si_forward(self._model, ctypes.byref(task))
         return logits
 
+    def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """See `Grower.can_grow`: all trees."""
+        return True
+
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:

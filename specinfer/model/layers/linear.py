@@ -21,10 +21,10 @@ class DenseLinear:
     """The plain layer, for any type and device."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self.bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class PackedLinear:

@@ -198,8 +198,8 @@ def _keep(features: Features | None, layers: int, x: torch.Tensor) -> None:
 class Transformer:
     """A decoder with its weights."""
 
-    layer_type: type[Layer] = Layer
-    """What its layers are."""
+    layer_type: Callable[[int, ModelConfig, "Parts"], Layer] = Layer
+    """Makes its layers."""
 
     def __init__(
         self,

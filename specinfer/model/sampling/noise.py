@@ -12,6 +12,7 @@ The compiled kernels do the same (`native/csrc/sampling/gumbel.h`); this is thei
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 
 from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
-from specinfer.sampling import SamplingParams, noise_key
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.sampling import SamplingParams, noise_key, noise_state
 
 Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,16 @@ class Noise:
     seed: int
     position: int
 
-    def choose(self, p: Float64) -> int:
+    def choose(self, p: Float64 | Excerpt) -> int:
         """A token drawn from unnormalised probabilities p [V].
 
         Raises:
             ValueError: if no token has any probability.
         """
         key = noise_key(self.seed, self.position)
+        if isinstance(p, Excerpt):
+            token_ids, q = p.candidates()
+            return reference_choice(q, key, token_ids)
         token = native_choose(p, key)
         return reference_choice(p, key) if token is None else token
 
@@ -55,8 +61,8 @@ class Noise:
         return reference_choice(softmax(row, temperature), key) if token is None else token
 
 
-def reference_choice(p: Float64, key: int) -> int:
-    """What `Noise` chooses where the kernels are not loaded.
+def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> int:
+    """What `Noise` chooses where the kernels are not loaded; `token_ids` [n] are those of p, if not all.
 
     Raises:
         ValueError: if no token has any probability.
@@ -64,20 +70,31 @@ def reference_choice(p: Float64, key: int) -> int:
     possible = np.flatnonzero(p > 0)
     if not len(possible):
         raise ValueError("p: no token has any probability")
+    tokens = possible if token_ids is None else token_ids[possible]
     with np.errstate(over="ignore"):  # of the improbable
-        return int(possible[np.argmin(exponentials(possible, key) / p[possible])])
+        return int(tokens[np.argmin(exponentials(tokens, key) / p[possible])])
 
 
-def perturbed(p: Float64, token_ids: NDArray[np.int64], key: int) -> Float64:
+def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
     """[v] log p + G of a draft's probabilities, of which `token_ids` are the target's tokens."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p) - np.log(exponentials(token_ids, key)))
 
 
-def exponentials(token_ids: NDArray[np.int64], key: int) -> Float64:
+def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
     """[v] the noise E of tokens: SplitMix64 by token, as uniforms strictly between 0 and 1."""
-    z = np.uint64(key) + (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = _split_mix(key, token_ids)
+    return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
+
+
+def noise_keys(seed: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """[n] `noise_key` of positions."""
+    return _split_mix(noise_state(seed), positions)
+
+
+def _split_mix(state: int, indices: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """`specinfer.sampling.split_mix` of many indices."""
+    z = np.uint64(state) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
+    return np.asarray(z ^ (z >> np.uint64(31)))

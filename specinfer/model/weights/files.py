@@ -45,13 +45,13 @@ def read_part(weights: Mapping[str, torch.Tensor], name: str, span: Span) -> tor
 
 
 class SafetensorsWeights(Mapping[str, torch.Tensor]):
-    """All tensors of the `*.safetensors` files of a directory."""
+    """All tensors of the `*.safetensors` files of a directory, read to a device."""
 
-    def __init__(self, directory: Path) -> None:
-        self._files = _index(directory)
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        self._files, self._device = _index(directory), device
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        with safe_open(self._files[name], framework="pt") as file:
+        with safe_open(self._files[name], framework="pt", device=self._device) as file:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
 

@@ -236,7 +236,7 @@ def test_native_weights_need_what_they_need(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="weights = 'native': needs the native executor in bfloat16"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native", dtype="float32"))
     with pytest.raises(
-        SettingError, match="weights = 'int2': must be one of converted, native, int8, int4, w8a8"
+        SettingError, match="weights = 'int2': must be one of converted, native, int8, int4, w8a8, fp8"
     ):
         ModelRunner.load(tmp_path, RunnerOptions(weights="int2"))
 

@@ -1,5 +1,10 @@
 """What the verifier measures before serving."""
 
+from typing import Any
+
+import pytest
+import torch
+
 from tests.tiny_models import runner_of, tiny_transformers
 from verifier_svc.pass_costs import measure_passes
 
@@ -47,8 +52,8 @@ def test_where_large_passes_are_cheap_they_are_measured_up_to_what_a_step_may_ho
     """By this clock every pass takes as long, as on a GPU."""
     ticks = iter(range(10**6))
     runner = runner_of(MODEL, kv_tokens=2048)
-    flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, most_tokens=300)
-    assert [tokens for tokens, _ in flat][-3:] == [64, 128, 256]
+    flat = measure_passes(runner, budget_s=0, clock=lambda: next(ticks) / 8, most_tokens=200)
+    assert [tokens for tokens, _ in flat][-3:] == [64, 128, 200]
     runner.cache.check()
     assert runner.cache.free_tokens == runner.cache.capacity_tokens
 
@@ -65,3 +70,17 @@ def test_where_a_pass_takes_a_second_few_are_run() -> None:
     found = measure_passes(runner_of(MODEL, kv_tokens=2048), clock=clock, most_tokens=300)
     assert found == [(1, 1.0), (16, 1.0), (64, 1.0), (128, 1.0), (256, 1.0)]
     assert looks == 2 + 1 + 2 * 5, "every pass once"
+
+
+def test_a_pass_ends_when_its_logits_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device returns before it has computed them."""
+    runner, fetched, cpu = runner_of(MODEL, kv_tokens=64), 0, torch.Tensor.cpu
+
+    def late(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        nonlocal fetched
+        fetched += 10**6
+        return cpu(tensor, *arguments, **options)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", late)
+    found = measure_passes(runner, budget_s=0, clock=lambda: float(fetched))
+    assert {seconds for _, seconds in found} == {1e6}

@@ -16,7 +16,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specinfer.model.device import attention, compaction, layer_kernels, tree_kernels
+from specinfer.model.device import (
+    attention,
+    choice,
+    choice_kernels,
+    compaction,
+    growth,
+    growth_kernels,
+    layer_kernels,
+    tree_kernels,
+)
 
 ARCHITECTURES = (80, 90)
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -66,9 +75,33 @@ def layer_cases() -> Iterator[Case]:
     yield Case("move_entries", compaction.move_entries, cache, moved, {}, ("head_stride",))
 
 
+def choice_cases() -> Iterator[Case]:
+    types = dict.fromkeys(("rows", "keys", "left_out", "left_out_start"), "*i64")
+    types |= dict.fromkeys(("temperatures", "sums", "times", "found", "p"), "*fp64")
+    types |= {"peaks": "*fp32", "tokens": "*i32"}
+    yield Case("scan", choice_kernels.scan, types, {"BLOCK": choice.BLOCK}, {"num_warps": 8})
+    yield Case("conclude", choice_kernels.conclude, types, {"PARTS": 128, "CHUNK": choice.CHUNK}, {})
+
+
+def growth_cases() -> Iterator[Case]:
+    favoured = dict.fromkeys(("logits", "peaks", "favours"), "*fp32")
+    favoured |= {"temperatures": "*fp64", "greedy": "*i32", "keys": "*i64", "vocabulary": "*i32"}
+    yield Case("favour", growth_kernels.favour, favoured, {"BLOCK": growth.BLOCK}, {})
+    types = dict.fromkeys(("scores", "cell_scores"), "*fp32") | {"ids": "*i64"}
+    types |= dict.fromkeys(("least", "paths", "frontier_paths"), "*fp64")
+    types |= dict.fromkeys(("vocabulary", "nodes", "depths", "widths", "tokens", "parents"), "*i32")
+    types |= dict.fromkeys(("frontier_cells", "masks", "next_masks", "next_tokens"), "*i32")
+    for beam, width in ((4, 64), (16, 256)):
+        constants = {"BEAM": beam, "WIDTH": width, "FRONT": beam, "WORDS": 8, "LAST": False}
+        options = growth.launch_options(beam * width)
+        yield Case(f"extend-{beam}-{width}", growth_kernels.extend, types, constants, options)
+
+
 def cases() -> Iterator[Case]:
     yield from attention_cases()
     yield from layer_cases()
+    yield from choice_cases()
+    yield from growth_cases()
 
 
 def compiled(case: Case, architecture: int) -> dict[str, Any]:

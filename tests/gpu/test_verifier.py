@@ -1,0 +1,45 @@
+"""The verifier on a real device: a greedy text is the same plain and with trees, whatever is captured."""
+
+import pytest
+
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TokenTree
+from tests.oracle import chain
+from tests.tiny_models import runner_of, tiny_transformers
+from tests.unit.model.device.passes import DEVICE
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = ([5, 17, 3, 88], [4, 61, 7, 9, 9, 30], [90, 2])
+LENGTH = 24
+
+
+def texts(sampling: SamplingParams, known: list[list[int]] | None = None) -> list[list[int]]:
+    """Tokens behind each prompt, all in one batch; `known`: trees propose these, then wrong ones."""
+    engine = VerifierEngine(
+        runner_of(tiny_transformers("llama"), executor="device", device=DEVICE, kv_tokens=2048)
+    )
+    told: list[list[int]] = [[] for _ in PROMPTS]
+    held, deltas = [0] * len(PROMPTS), [list(prompt) for prompt in PROMPTS]
+    while min(map(len, told)) < LENGTH:
+        trees = [TokenTree.root_only(delta[-1]) for delta in deltas]
+        if known is not None:
+            nexts = [k[len(t) : len(t) + 4] for k, t in zip(known, told, strict=True)]
+            nexts = [[*tokens[:2], *((token + 1) % 97 for token in tokens[2:])] for tokens in nexts]
+            trees = [chain(delta[-1], tokens) for delta, tokens in zip(deltas, nexts, strict=True)]
+        jobs = [VerifyJob(str(i), held[i], deltas[i], trees[i], sampling) for i in range(len(PROMPTS))]
+        for i, outcome in enumerate(engine.verify(jobs)):
+            assert outcome.verdict is not None, outcome.message
+            accepted = [int(trees[i].token_ids[node]) for node in outcome.verdict.accepted]
+            told[i] += [*accepted, outcome.verdict.bonus]
+            held[i], deltas[i] = outcome.held_len, [outcome.verdict.bonus]
+    return [tokens[:LENGTH] for tokens in told]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8, top_p=0.9, seed=6)])
+def test_a_text_does_not_depend_on_what_is_proposed(sampling: SamplingParams) -> None:
+    plain = texts(sampling)
+    assert len({tuple(text) for text in plain}) == len(PROMPTS)
+    assert texts(sampling, plain) == plain

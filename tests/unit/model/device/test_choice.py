@@ -1,0 +1,142 @@
+"""Choices made where the logits are, interpreted where there is no GPU, are those made from whole rows."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.model.device.choice import choose
+from specinfer.model.sampling.choices import ChoiceTask
+from specinfer.model.sampling.noise import Noise
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
+from specinfer.tree.topology import depths
+from tests.unit.model.device.passes import DEVICE
+from verifier_svc.acceptance import RequestRandomness, Target, drawable, find_rule
+from verifier_svc.target import BrokenModelError, ChosenTarget, LogitsTarget
+
+V = 300
+CASES = [
+    GREEDY,
+    SamplingParams(temperature=0.8, seed=2**64 - 1),
+    SamplingParams(temperature=1e-5, seed=5),
+    SamplingParams(temperature=1.5, top_k=7, seed=1),
+    SamplingParams(temperature=1.0, top_p=0.6, seed=2),
+    SamplingParams(temperature=1.3, top_k=30, top_p=0.9, seed=3),
+]
+
+
+def rows(count: int, seed: int, size: int = V, scale: float = 3.0) -> torch.Tensor:
+    """[count, size] logits; some are -infinity, some equal, and one row is flat."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, size, generator=generator) * scale
+    logits = (logits * 4).round() / 4  # so that there are equals
+    logits[0, ::3] = -torch.inf
+    logits[-1] = 0.25
+    return logits
+
+
+def task(logits: torch.Tensor, sampling: SamplingParams, start: int = 40, **lists: object) -> ChoiceTask:
+    positions = np.arange(start, start + len(logits), dtype=np.int32)
+    return ChoiceTask(logits.to(DEVICE), sampling, positions, **lists)  # type: ignore[arg-type]
+
+
+def test_tokens_are_those_of_the_reference_for_requests_side_by_side() -> None:
+    logits = [rows(4, seed) for seed in range(len(CASES))]
+    tasks = [task(x, sampling, 100 * i) for i, (x, sampling) in enumerate(zip(logits, CASES, strict=True))]
+    for found, asked, x in zip(choose(tasks), tasks, logits, strict=True):
+        target = LogitsTarget(x, asked.sampling)
+        noises = [Noise(asked.sampling.seed, position) for position in asked.positions.tolist()]
+        pick: Callable[[int], int] = target.best if asked.sampling.greedy else _by_noise(target, noises)
+        assert found.tokens == [pick(row) for row in range(len(x))]
+
+
+def _by_noise(target: LogitsTarget, noises: list[Noise]) -> Callable[[int], int]:
+    return lambda row: target.choose(row, noises[row])
+
+
+def test_long_rows_are_joined_from_blocks() -> None:
+    logits, sampling = rows(3, 1, size=5000), SamplingParams(temperature=0.9, seed=8)
+    (found,), (best,) = choose([task(logits, sampling)]), choose([task(logits, GREEDY)])
+    target = LogitsTarget(logits, sampling)
+    assert found.tokens == [target.choose(row, Noise(8, 40 + row)) for row in range(3)]
+    assert len({token // 2048 for token in found.tokens}) > 1, "winners of several blocks"
+    assert best.tokens == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("sampling", CASES[1:])
+def test_excerpts_hold_the_probabilities_of_the_reference(sampling: SamplingParams) -> None:
+    """Also the sum of all others, and which of them wins."""
+    logits = rows(4, 9)
+    lists = {row: np.unique(np.random.default_rng(row).integers(0, V, 70)).astype(np.int32) for row in (0, 2)}
+    (found,) = choose([task(logits, sampling, excerpts=lists)])
+    target = LogitsTarget(logits, sampling)
+    assert sorted(found.excerpts) == [0, 2]
+    for row, ids in lists.items():
+        p, excerpt = target.probabilities(row), found.excerpts[row]
+        np.testing.assert_allclose(excerpt[ids], p[ids], rtol=1e-5, atol=1e-12)
+        assert excerpt.sum() == pytest.approx(1, abs=1e-12)
+        noise = Noise(sampling.seed, 40 + row)
+        assert noise.choose(excerpt) == noise.choose(p)
+        excerpt[ids], p[ids] = 0.0, 0.0
+        assert excerpt.sum() == pytest.approx(p.sum(), rel=1e-5, abs=1e-12)
+        if p.sum() > 0:
+            assert noise.choose(excerpt) == noise.choose(p)
+        else:
+            with pytest.raises(ValueError, match="no token has any probability"):
+                noise.choose(excerpt)
+
+
+def test_rows_that_are_not_finite_are_refused_and_no_others() -> None:
+    logits = rows(5, 2)
+    logits[1, 7], logits[2, 8], logits[3] = torch.nan, torch.inf, -torch.inf
+    for sampling in (CASES[0], CASES[1], CASES[5]):
+        (found,) = choose([task(logits, sampling)])
+        assert [token < 0 for token in found.tokens] == [False, True, True, True, False]
+        target = ChosenTarget(found)
+        for row in (1, 2, 3):
+            with pytest.raises(BrokenModelError):
+                target.best(row)
+        assert target.best(4) >= 0
+
+
+def random_tree(rng: np.random.Generator, logits: torch.Tensor) -> TokenTree:
+    """Points and draws of every kind; of the tokens that the target likes."""
+    builder = TreeBuilder(int(rng.integers(V)))
+    for node in range(len(logits)):
+        if node >= len(builder):
+            break
+        likely = logits[node].topk(5).indices.numpy()
+        for speculator in range(int(rng.integers(1, 3))):
+            kind = list(ProposalKind)[int(rng.integers(3))]
+            if len(builder) + 3 > len(logits):
+                return builder.build()
+            tokens = rng.choice(likely, 2, replace=False).tolist()
+            if kind is ProposalKind.POINT:
+                builder.propose_points(node, tokens, [0.4, 0.3])
+                continue
+            q = rng.dirichlet(np.full(len(likely), 0.5)).astype(np.float32) + np.float32(1e-4)
+            order = np.argsort(likely, kind="stable") if speculator else slice(None)
+            builder.propose_samples(node, kind, tokens, (likely[order].astype(np.int32), q / q.sum()))
+    return builder.build()
+
+
+@pytest.mark.parametrize("rule", ["multi_step", "naive"])
+def test_verdicts_on_trees_with_draws_are_those_from_whole_rows(rule: str) -> None:
+    """The same random streams. P differs in its last bits, which no verdict here hangs on."""
+    rng, accepted, rejected = np.random.default_rng(3), 0, 0
+    for number in range(12):
+        logits = rows(12, 50 + number, scale=1.5)
+        sampling = CASES[1 + number % (len(CASES) - 1)]
+        tree = random_tree(rng, logits)
+        positions = 40 + depths(tree.parents)
+        asked = ChoiceTask(logits[: len(tree)].to(DEVICE), sampling, positions, drawable(tree))
+        randomness = RequestRandomness(sampling, 40)
+        targets: list[Target] = [ChosenTarget(choose([asked])[0]), LogitsTarget(logits, sampling)]
+        found, expected = (find_rule(rule)(tree, target, randomness) for target in targets)
+        assert found == expected
+        accepted += len(found.accepted)
+        rejected += not found.accepted
+    assert accepted > 5
+    assert rejected > 3

@@ -1,0 +1,147 @@
+"""Trees grown in one sequence on the device, interpreted where there is no GPU, are the reference's."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.device import growth
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.runner import ModelRunner
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from tests.tiny_models import runner_of, tiny_transformers
+from tests.unit.model.device.passes import DEVICE
+
+MODEL = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4)).to(torch.int32)
+"""Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
+LIMITS = [TreeLimits(12, 4), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3)]
+NOISY = SamplingParams(temperature=0.8, seed=11)
+CUT = SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=2**64 - 1)
+NUCLEUS = SamplingParams(temperature=1.0, top_p=0.7, seed=3)
+
+
+def make(executor: str) -> ModelRunner:
+    device = DEVICE if executor == "device" else "cpu"
+    return runner_of(MODEL, executor=executor, device=device, kv_tokens=1024)
+
+
+def tasks_for(
+    sequences: list[KVSequence],
+    round_: int,
+    limits: list[TreeLimits],
+    samplings: list[SamplingParams],
+    blind: float | None = None,
+) -> list[GrowthTask]:
+    """What is new in each request; the second round continues the first."""
+    rng = np.random.default_rng(round_)
+    return [
+        GrowthTask(sequence, rng.integers(0, 97, n).tolist(), x, sampling, blind)
+        for sequence, n, x, sampling in zip(sequences, (1, 7, 33, 16), limits, samplings, strict=False)
+    ]
+
+
+def grow_both(
+    shape: GrowthShape,
+    limits: list[TreeLimits],
+    samplings: list[SamplingParams],
+    blind: float | None = None,
+    rounds: int = 1,
+) -> list[tuple[TokenTree, TokenTree]]:
+    """(device, reference) trees, on two caches of the same model."""
+    device, other = make("device"), make("torch")
+    reference = ReferenceGrowth(other.forward, shape, VOCABULARY)
+    ours, theirs = [device.open() for _ in limits], [other.open() for _ in limits]
+    pairs: list[tuple[TokenTree, TokenTree]] = []
+    for round_ in range(rounds):
+        tasks = tasks_for(ours, round_, limits, samplings, blind)
+        for task in tasks:
+            device.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
+        grown = device.grow(tasks, shape, VOCABULARY)
+        device.cache.check()
+        expected = reference.grow(tasks_for(theirs, round_, limits, samplings, blind))
+        for sequence in theirs:
+            other.cache.commit(sequence, ())
+        pairs += zip(grown, expected, strict=True)
+    return pairs
+
+
+def assert_same(found: TokenTree, expected: TokenTree) -> None:
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.parents.tolist() == expected.parents.tolist()
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    for a, b in zip(found.proposals, expected.proposals, strict=True):
+        assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
+
+
+@pytest.fixture
+def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device cannot grow, the trees would be equal without proving anything. Narrow, for speed."""
+    monkeypatch.setattr(growth, "LEAST_WIDTH", 8)
+
+    def refuse(self: ModelRunner, *arguments: Any) -> bool:
+        assert growth.can_grow(*arguments[1:])
+        return True
+
+    monkeypatch.setattr(ModelRunner, "_grows", refuse)
+
+
+@pytest.mark.usefixtures("_no_reference")
+@pytest.mark.parametrize("beam", [1, 3])
+def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
+    """Of different sizes side by side, one of them empty; the second round goes on with the cache."""
+    pairs = grow_both(GrowthShape(beam=beam), LIMITS, [GREEDY] * 4, rounds=1 if beam == 1 else 2)
+    for found, expected in pairs:
+        assert_same(found, expected)
+    assert [len(found) for found, _ in pairs[:4]] == [13, 2, 1, 31]
+    assert len(pairs) == 8 or beam == 1
+
+
+@pytest.mark.usefixtures("_no_reference")
+def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
+    """Noise, top-k and top-p beside a greedy request; and without a look at the noise."""
+    limits = [TreeLimits(9, 3), TreeLimits(20, 3), TreeLimits(5, 5), TreeLimits(6, 2)]
+    for found, expected in grow_both(GrowthShape(beam=2), limits, [NOISY, CUT, NUCLEUS, GREEDY]):
+        assert_same(found, expected)
+    for found, expected in grow_both(GrowthShape(beam=2), limits[:2], [GREEDY] * 2, blind=1.2):
+        assert_same(found, expected)
+
+
+@pytest.mark.usefixtures("_no_reference")
+def test_trees_that_stop_at_improbable_paths_and_chains_are_those_of_the_reference() -> None:
+    limits = [TreeLimits(12, 4, least_reach=0.3), TreeLimits(30, 3, least_reach=0.02), TreeLimits(9, 2)]
+    shape = GrowthShape(beam=2, least_reach=0.03)
+    pairs = grow_both(shape, limits, [GREEDY, NOISY, GREEDY])
+    chains = grow_both(shape, [TreeLimits(n, n, width=1) for n in (1, 4, 2)], [GREEDY, NOISY, GREEDY])
+    for found, expected in [*pairs, *chains]:
+        assert_same(found, expected)
+    free = grow_both(GrowthShape(beam=2), [TreeLimits(12, 4)], [GREEDY])
+    assert free[0][0].parents.tolist() != pairs[0][0].parents.tolist(), "the least path says something"
+
+
+def test_draws_and_expansion_vectors_are_the_references_and_it_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drawn = GrowthShape(beam=2, kind=ProposalKind.WITHOUT_REPLACEMENT, q_support=8)
+    vector = GrowthShape(ExpansionVector((2, 1)))
+    for shape, wanted in ((drawn, "without_replacement"), (vector, "widths=(2, 1)")):
+        with caplog.at_level(logging.WARNING):
+            pairs = grow_both(shape, [TreeLimits(5, 2)], [NOISY])
+        assert_same(*pairs[0])
+        assert "device executor does not grow such trees" in caplog.text
+        assert wanted in caplog.text
+
+
+def test_what_does_not_fit_one_program_is_left_to_the_reference() -> None:
+    def fits(beam: int, nodes: int, depth: int) -> bool:
+        task = GrowthTask(KVSequence(), [1], TreeLimits(nodes, depth), GREEDY)
+        return growth.can_grow([task], GrowthShape(beam=beam))
+
+    assert fits(4, 256, 8)
+    assert fits(8, 64, 33)
+    assert not fits(8, 64, 34), "more nodes than a mask has bits"
+    assert not fits(32, 256, 3), "more candidates than a program holds"

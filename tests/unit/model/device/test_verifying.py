@@ -1,0 +1,117 @@
+"""The verifier's engine on the device executor says what it says on the torch executor, and copies little."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
+from specinfer.tree.token_tree import distribution
+from tests.tiny_models import runner_of, tiny_transformers
+from tests.unit.model.device.passes import DEVICE
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
+
+V = 97
+PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7], [9, 8, 7, 6])
+
+
+def engine(executor: str) -> VerifierEngine:
+    model = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    device = DEVICE if executor == "device" else "cpu"
+    return VerifierEngine(runner_of(model, executor=executor, device=device, kv_tokens=512))
+
+
+def drawn_tree(root: int, tokens: list[int]) -> TokenTree:
+    """Draws of two speculators, then a point."""
+    builder = TreeBuilder(root)
+    q = distribution([*tokens, 50], [0.5, 0.3, 0.2])
+    builder.propose_samples(0, ProposalKind.WITH_REPLACEMENT, [tokens[0], tokens[0], tokens[1]], q)
+    builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, [tokens[1], 50], q)
+    builder.propose_points(1, [tokens[1]], [0.5])
+    return builder.build()
+
+
+def jobs(best: list[list[int]], **wanted: Any) -> list[VerifyJob]:
+    """Greedy, noise and draws in one step; each tree has what a greedy target says."""
+    samplings = (GREEDY, SamplingParams(temperature=0.5, seed=3), SamplingParams(temperature=1.5, seed=4))
+    trees = []
+    for prompt, tokens in zip(PROMPTS[:2], best, strict=False):
+        builder = TreeBuilder(prompt[-1])
+        (first,) = builder.propose_points(0, [tokens[0]], [0.9])
+        builder.propose_points(first, [(tokens[1] + 1) % V, tokens[1]], [0.4, 0.3])
+        trees.append(builder.build())
+    trees.append(drawn_tree(PROMPTS[2][-1], best[2]))
+    return [
+        VerifyJob(str(i), 0, prompt, tree, sampling, **wanted)
+        for i, (prompt, tree, sampling) in enumerate(zip(PROMPTS, trees, samplings, strict=True))
+    ]
+
+
+def greedy_tokens(torch_engine: VerifierEngine) -> list[list[int]]:
+    """The first two greedy tokens behind each prompt."""
+    told = []
+    for prompt in PROMPTS:
+        tokens: list[int] = []
+        for _ in range(2):
+            context = [*prompt, *tokens]
+            job = VerifyJob("x", 0, context, TokenTree.root_only(context[-1]), GREEDY)
+            (outcome,) = torch_engine.verify([job])
+            assert outcome.verdict is not None
+            tokens.append(outcome.verdict.bonus)
+        told.append(tokens)
+    torch_engine.release(["x"])
+    return told
+
+
+def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_device, on_torch = engine("device"), engine("torch")
+    best = greedy_tokens(on_torch)
+    expected = on_torch.verify(jobs(best))
+    copied, cpu = [], torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        copied.append(tensor.numel())
+        return cpu(tensor, *arguments, **options)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    found = on_device.verify(jobs(best))
+    monkeypatch.undo()
+    assert found == expected
+    assert [outcome.status for outcome in found] == [EntryStatus.OK] * 3
+    assert found[0].verdict is not None
+    assert len(found[0].verdict.accepted) == 2, "nodes are accepted"
+    rows = sum(len(job.tree) for job in jobs(best) if job.tree is not None)
+    assert copied == [3 * rows + 3], "once per step: three numbers per node, one per token of q"
+    assert on_device.passes[0][1] > 0
+
+
+def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
+    on_device, on_torch = engine("device"), engine("torch")
+    best = greedy_tokens(on_torch)
+    asked = jobs(best, logprobs=True, top_k=4)
+    for found, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
+        assert (found.verdict, found.top_k) == (expected.verdict, expected.top_k)
+        assert found.logprobs == pytest.approx(expected.logprobs, rel=1e-4)
+
+
+def test_a_request_whose_choice_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device, on_torch = engine("device"), engine("torch")
+    best = greedy_tokens(on_torch)
+    executor: Any = on_device.runner.chooser
+    choose = executor.choose
+
+    def fails(tasks: Any) -> Any:
+        if any(task.sampling.seed == 3 for task in tasks):
+            raise RuntimeError("no memory for this")
+        return choose(tasks)
+
+    monkeypatch.setattr(executor, "choose", fails)
+    outcomes: list[VerifyOutcome] = on_device.verify(jobs(best))
+    statuses = [outcome.status for outcome in outcomes]
+    assert statuses == [EntryStatus.OK, EntryStatus.ERROR, EntryStatus.OK]
+    assert outcomes[1].message.startswith("the model failed: RuntimeError")

@@ -1,0 +1,86 @@
+"""How the device executor holds weights."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
+from specinfer.model.device.weights import ShownWeights
+from specinfer.model.runner import ModelRunner, RunnerOptions, check_options
+from tests.tiny_models import runner_of, tiny_transformers
+from tests.unit.model.device.passes import DEVICE
+
+SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+TOKENS = [5, 17, 2, 80, 33]
+
+
+def logits(runner: ModelRunner) -> torch.Tensor:
+    (rows,) = runner.forward([Segment(runner.open(), TOKENS, [7], [-1], want_last=True)])
+    return rows.float().cpu()
+
+
+def dequantised(model: Any, runner: ModelRunner) -> Any:
+    """The same `transformers` model with the weights that the runner really multiplies with."""
+    held: Any = runner._executor
+    for ours, theirs in zip(held._model._layers, model.model.layers, strict=True):
+        q, k, v = ours._qkv.weight.dequantize().split([16, 8, 8])
+        gate, up = ours._up.weight.dequantize().chunk(2)
+        attention, mlp = theirs.self_attn, theirs.mlp
+        for module, weight in (
+            *((attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v)),
+            *((attention.o_proj, ours._out.weight.dequantize()), (mlp.gate_proj, gate), (mlp.up_proj, up)),
+            (mlp.down_proj, ours._down.weight.dequantize()),
+        ):
+            module.weight.data = weight.cpu().clone()
+    return model
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
+def test_quantised_matrices_are_multiplied_as_what_they_stand_for(kind: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("torchao")
+    model = tiny_transformers("llama", **SHAPE)
+    exact = logits(runner_of(model))
+    runner = runner_of(model, executor="device", device=DEVICE, weights=kind, kv_tokens=512)
+    found = logits(runner)
+    held: Any = runner._executor
+    assert held._model._layers[1]._down.weight.qdata.dtype is dtype, "eight bits each"
+    torch.testing.assert_close(found, logits(runner_of(dequantised(model, runner))), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, exact, atol=1e-3), "another model, as it must be"
+    assert torch.nn.functional.cosine_similarity(found, exact).min() > 0.9
+
+
+def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**options: str) -> str:
+        with pytest.raises(SettingError) as error:
+            check_options(RunnerOptions(**options))
+        return str(error.value)
+
+    assert "weights = 'w8a8': the device executor holds converted, int8, fp8" in refused(
+        executor="device", weights="w8a8"
+    )
+    assert "weights = 'fp8': needs the device executor" in refused(weights="fp8")
+    check_options(RunnerOptions(executor="device", weights="fp8"))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(SettingError, match="weights = 'int8': needs the extra `gpu`"):
+        runner_of(tiny_transformers("llama", **SHAPE), executor="device", device=DEVICE, weights="int8")
+
+
+def test_reading_is_shown_and_nothing_is_read_twice() -> None:
+    class Counted(dict[str, torch.Tensor]):
+        reads = 0
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            self.reads += 1
+            return super().__getitem__(name)
+
+    weights = Counted(a=torch.ones(1), b=torch.zeros(1))
+    with ShownWeights(weights) as shown:
+        assert "a" in shown
+        assert "c" not in shown
+        assert weights.reads == 0
+        assert [shown[name].item() for name in shown] == [1, 0]
+        (task,) = shown._progress.tasks
+        assert (task.completed, task.total) == (2, 2)
