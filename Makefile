@@ -8,7 +8,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-fast test-images lint types proto bench bench-acceptance chaos clean
+# The first Python whose torch sees a GPU. Nothing is installed for it: such machines have theirs.
+SEES_GPU   := import sys, torch, triton; sys.exit(not torch.cuda.is_available())
+GPU_PYTHON ?= $(shell for name in $(BIN)/python python3 $(CANDIDATES); do "$$name" -c "$(SEES_GPU)" 2>/dev/null && echo "$$name" && break; done)
+PROMPTS    ?= tests/data/prompts.jsonl
+
+.PHONY: help demo test test-fast test-images lint types proto bench bench-acceptance bench-figures bench-gpu chaos clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +56,17 @@ bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.acceptance
 	$(BIN)/python -m benchmarks.end_to_end
+
+bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{json,md,png} (PROMPTS=FILE)
+	$(BIN)/specinfer models pull smollm2-135m
+	$(BIN)/specinfer models widen smollm2-135m --factor 16
+	$(BIN)/python -m benchmarks.figure7 --prompts $(PROMPTS)
+	$(BIN)/python -m benchmarks.figure11 --prompts $(PROMPTS)
+	$(BIN)/python -m benchmarks.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened
+	$(BIN)/python -m benchmarks.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
+
+bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.{json,md} (GPU_PYTHON=...)
+	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu
 
 CHAOS_FAULTS ?= 100
 CHAOS_SEED   ?=

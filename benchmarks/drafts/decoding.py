@@ -1,6 +1,7 @@
 """Speculative decoding without services: drafters, merge, cut, verifier, in one process and in batches."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ class Result:
     per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
     """(source, steps, tokens) of every prompt."""
     seconds: float = 0.0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """Steps by the drafted tokens that they accepted."""
 
     def tokens_per_step(self, source: str | None = None) -> float:
         """Acceptance length, of one source or of all."""
@@ -68,6 +71,7 @@ class _Request:
     context: list[int]
     held: int = 0
     steps: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
     ended: bool = False
     """Whether the target has ended the answer."""
 
@@ -81,6 +85,7 @@ class _Request:
         self.ended = end is not None
         self.context += tokens if end is None else tokens[: end + 1]
         self.steps += 1
+        self.accepted[len(tokens) - 1] += 1
 
 
 class Decoding:
@@ -110,6 +115,7 @@ class Decoding:
                 for name in names:
                     drafter.release(name)
             result.per_prompt += [(r.prompt.source, r.steps, r.new_tokens) for r in requests]
+            result.accepted += sum((r.accepted for r in requests), Counter())
         return result
 
     def _step(self, requests: Sequence[_Request]) -> None:

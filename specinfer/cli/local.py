@@ -226,14 +226,20 @@ class LocalSystem:
         wait_for_port(child, port, START_TIMEOUT_S)
         return f"redis://127.0.0.1:{port}/0"
 
+    def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
+        """The command that starts a service, and what it wants in its environment; a benchmark may start
+        another program that serves the same."""
+        return [sys.executable, "-m", module], {}
+
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
-        command = [sys.executable, "-m", module]
+        command, wanted_by_program = self.program(module)
         for key, value in flags.items():
             command += _arguments(key, value)
         wanted = dict(SERVICE_ENVIRONMENT)
         if module != "gateway" or not self._options.metrics:
             wanted |= NO_METRICS[module]
         environment = {key: text for key, text in wanted.items() if key not in os.environ}
+        environment |= wanted_by_program
         environment[INSTANCE_VARIABLE] = self.instance
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 

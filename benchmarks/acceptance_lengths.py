@@ -1,0 +1,72 @@
+"""How many drafted tokens a step accepts, by node budget: what `benchmarks.synthetic` draws from.
+
+Writes `benchmarks/results/acceptance-lengths.json` and `.md`: the shipped SSM and n-grams, merged, as the
+gateway corrects them; one process, no services, so nothing hangs on the machine's speed.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.acceptance import KINDS, ROOT, Bench
+from benchmarks.drafts.decoding import Plan, Result
+from benchmarks.drafts.prompts import load_prompts
+from benchmarks.publish import RESULTS, publish, write
+from benchmarks.tables import head, line, opening
+from specinfer.cli.about import about_this_run
+from specinfer.cli.show import console
+
+NODES = (8, 16, 32, 64)
+DEPTH = 8
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
+    / "tests/data/prompts.jsonl",
+    ssm: Annotated[str, typer.Option(help="The SSM.")] = "ssm-smollm2-135m",
+    per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
+    new_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS
+    / "acceptance-lengths",
+) -> None:
+    """Measure the lengths of accepted paths."""
+    torch.set_num_threads(2)
+    found = load_prompts(prompts, per_source)
+    histograms: dict[str, list[int]] = {}
+    report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report["histograms"] = histograms
+    with console.status("loading") as spinner:
+        bench = Bench(ssm, found, new_tokens)
+        for kind, temperature in KINDS.items():
+            for nodes in NODES:
+                spinner.update(f"{kind}, {nodes} nodes")
+                plan = Plan(nodes, DEPTH, temperature, new_tokens, calibrated=True)
+                histograms[f"{kind}, {nodes} nodes"] = counts(bench.run(["ngram", "ssm"], plan))
+                write(out, report, markdown(report))
+    publish(out, report, markdown(report))
+
+
+def counts(result: Result) -> list[int]:
+    """[i] steps that accepted i drafted tokens."""
+    return [result.accepted[i] for i in range(max(result.accepted) + 1)]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """All of it."""
+    rest = " at most, bfloat16; n-grams and the shipped SSM, merged, trees at most 8 deep."
+    lines = opening("Lengths of accepted paths", report, rest)
+    lines += head(
+        [f"{i}" for i in range(DEPTH + 1)] + ["steps", "tokens per step"], "steps by tokens accepted, %"
+    )
+    for name, found in report["histograms"].items():
+        steps = sum(found)
+        shares = [f"{100 * count / steps:.1f}" for count in found] + ["0.0"] * (DEPTH + 1 - len(found))
+        mean = 1 + sum(i * count for i, count in enumerate(found)) / steps
+        lines.append(line(name, [*shares, str(steps), f"{mean:.2f}"]))
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,111 @@
+"""Steps of the verifier's engine in this process: pass, acceptance, compaction; no gateway, no wire."""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.passes import random_tree
+from benchmarks.gpu.scale import AIM_NODES, Shape
+from benchmarks.gpu.section import Context, Rows
+from benchmarks.gpu.shapes import random_runner
+from benchmarks.synthetic.histogram import mark, measured
+from benchmarks.synthetic.rule import RULE_NAME, synthetic_rules
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeBuilder
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob
+from verifier_svc.limits import EngineLimits
+
+HISTOGRAM = "greedy, 32 nodes"
+_WARM_UP = 2
+"""Steps that do not count: the first reads the contexts."""
+_LONGEST_PATH = 10
+"""About: tokens by which a step lengthens a context at most."""
+
+
+def measure_engine(context: Context, rows: Rows) -> None:
+    """Per batch, plain and with trees: seconds of a step, and the share in which the device does not work."""
+    scale, shape = context.scale, context.scale.shapes[0]
+    histogram = measured(HISTOGRAM)
+    context.say(f"engine: {shape.name}, loading and capturing")
+    room = max(scale.batches) * (
+        scale.context + (_WARM_UP + scale.steps) * _LONGEST_PATH + 2 * max(scale.nodes)
+    )
+    runner = random_runner(shape, scale.dtype, context.device, scale.positions, room)
+    limits = EngineLimits(max_step_tokens=max(scale.batches) * (scale.context + tree_nodes(context)))
+    with synthetic_rules(histogram):
+        engine = VerifierEngine(runner, RULE_NAME, limits)
+        for batch in scale.batches:
+            for nodes in (1, tree_nodes(context)):
+                if context.budget.left <= 0:
+                    return
+                context.say(f"engine: {shape.name}, batch {batch}, {nodes} nodes")
+                rows.append(
+                    _steps(engine, shape, batch, nodes, context) | {"synthetic_acceptance": mark(histogram)}
+                )
+
+
+def tree_nodes(context: Context) -> int:
+    """Nodes of a tree in these steps, root included: as many as the aims speak of."""
+    return min(AIM_NODES, max(context.scale.nodes))
+
+
+def _steps(engine: VerifierEngine, shape: Shape, batch: int, nodes: int, context: Context) -> dict[str, Any]:
+    rng, vocabulary = np.random.default_rng(batch), engine.runner.config.vocab_size
+    contexts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]
+    held, times, tokens = [0] * batch, list[float](), 0
+    for step in range(_WARM_UP + context.scale.steps):
+        jobs = [
+            VerifyJob(
+                f"r{i}",
+                held[i],
+                contexts[i][held[i] :],
+                _tree(contexts[i][-1], nodes, vocabulary, step),
+                GREEDY,
+            )
+            for i in range(batch)
+        ]
+        started = time.perf_counter()
+        outcomes = engine.verify(jobs)
+        engine.settle()
+        if step >= _WARM_UP:
+            times.append(time.perf_counter() - started)
+        for i, (job, outcome) in enumerate(zip(jobs, outcomes, strict=True)):
+            assert outcome.verdict is not None, outcome.message
+            assert job.tree is not None
+            accepted = [int(job.tree.token_ids[node]) for node in outcome.verdict.accepted]
+            contexts[i] += [*accepted, outcome.verdict.bonus]
+            held[i] = outcome.held_len
+            tokens += (1 + len(accepted)) * (step >= _WARM_UP)
+    engine.release([f"r{i}" for i in range(batch)])
+    device_s = pass_seconds(context, shape.name, batch, nodes)
+    row = {"shape": shape.name, "batch": batch, "nodes": nodes, "step_s": median(times)}
+    row |= {"tokens_per_step": tokens / (batch * context.scale.steps), "tokens_per_s": tokens / sum(times)}
+    return row | {"device_s": device_s, "beside_device": share_beside(device_s, row["step_s"])}
+
+
+def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
+    builder = TreeBuilder(root)
+    tokens, parents = random_tree(vocabulary, nodes, seed)
+    made = {0: 0}
+    for parent in range(nodes):
+        children = [node for node in range(1, nodes) if parents[node] == parent]
+        guesses = [tokens[node] for node in children]
+        found = builder.propose_points(made[parent], guesses, [1 / nodes] * len(guesses))
+        made.update(zip(children, found, strict=True))
+    return builder.build()
+
+
+def pass_seconds(context: Context, shape: str, batch: int, nodes: int) -> float | None:
+    """The device's time of such a pass, as measured before; None if it was not."""
+    key = {"shape": shape, "batch": batch, "nodes": nodes}
+    found: Sequence[dict[str, Any]] = context.results.get("passes", [])
+    return next((row["queued_s"] for row in found if key.items() <= row.items() and "queued_s" in row), None)
+
+
+def share_beside(device_s: float | None, step_s: float) -> float | None:
+    """Of a step, what is not the device's pass: 1 - pass / step."""
+    return None if device_s is None else 1 - device_s / step_s

@@ -1,0 +1,172 @@
+"""The report in Markdown."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.gpu.aims import aims
+from benchmarks.synthetic.histogram import WARNING
+from benchmarks.tables import head, line, origin
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Aims first, then a table per section; what was left out, and why."""
+    results: Mapping[str, Rows] = report["results"]
+    lines = ["# A GPU: kernels, passes and steps", "", _opening(report), ""]
+    if report["scale"] != "full":
+        lines += [f"**Scale {report['scale']}: a test of this benchmark. Its figures mean nothing.**", ""]
+    if report["ended"] != "complete":
+        lines += [f"**Not complete: {report['ended']}.**", ""]
+    lines += [*_aims(results), *_left_out(report)]
+    for name, table in TABLES.items():
+        if measured := [row for row in results.get(name, ()) if "skipped" not in row]:
+            lines += [*table(measured), ""]
+    return "\n".join(lines)
+
+
+def _opening(report: Mapping[str, Any]) -> str:
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{origin(report['about'])}; {machine['device']}; {versions}. {report['seconds']:.0f} s."
+
+
+def _aims(results: Mapping[str, Rows]) -> list[str]:
+    lines = ["## Aims", "", *head(["formula", "aim", "measured", ""])]
+    for aim in aims(results):
+        value = "-" if aim.value is None else f"{aim.value:.3f}"
+        sign = "at least" if aim.at_least else "at most"
+        lines.append(line(aim.what, [aim.formula, f"{sign} {aim.target:g}", value, aim.verdict]))
+    return [*lines, ""]
+
+
+def _left_out(report: Mapping[str, Any]) -> list[str]:
+    found = [f"- {name}: {reason}" for name, reason in report["skipped"].items()]
+    for name, rows in report["results"].items():
+        for row in rows:
+            if "skipped" in row:
+                cell = ", ".join(f"{key} {value}" for key, value in row.items() if key != "skipped")
+                found.append(f"- {name}, {cell}: {row['skipped']}")
+    libraries = {
+        (name, each["skipped"])
+        for row in report["results"].get("attention", ())
+        for name, each in row.get("libraries", {}).items()
+        if "skipped" in each
+    }
+    found += [f"- {name} in some or all cells: {reason}" for name, reason in sorted(libraries)]
+    return ["## Left out", "", *found, ""] if found else []
+
+
+def _check(rows: Rows) -> list[str]:
+    lines = ["## Kernels against float64", "", *head(["error", "cache"], "cell")]
+    return lines + [
+        line(
+            f"{row['kernel']} {row['cell']}",
+            [f"{row['error']:.1e}", "exact" if row["cache_exact"] else "wrong"],
+        )
+        for row in rows
+    ]
+
+
+def _bandwidth(rows: Rows) -> list[str]:
+    best = max(row["bytes_per_s"] for row in rows)
+    return [
+        "## Copy bandwidth",
+        "",
+        f"{best / 1e12:.2f} TB/s, bytes read and written (the better of {len(rows)} sizes).",
+    ]
+
+
+def _attention(rows: Rows) -> list[str]:
+    names = list(rows[0]["libraries"])
+    columns = [
+        "batch",
+        "context",
+        "nodes",
+        "bound, us",
+        "kernel, us",
+        "of the bound",
+        *names,
+        "best library / kernel",
+    ]
+    lines = ["## Tree attention, one layer: microseconds", "", *head(columns, "heads")]
+    for row in rows:
+        libraries = [_us(row["libraries"][name].get("seconds")) for name in names]
+        ratio = "-" if row["over_best_library"] is None else f"{row['over_best_library']:.2f}x"
+        cells = [str(row[key]) for key in ("batch", "context", "nodes")]
+        cells += [_us(row["bound_s"]), _us(row["kernel_s"]), f"{row['of_bound']:.2f}", *libraries, ratio]
+        lines.append(line(row["heads"], cells))
+    return [
+        *lines,
+        "",
+        "Bound: keys and values read once, queries read, results written, at the bandwidth of a copy.",
+    ]
+
+
+def _passes(rows: Rows) -> list[str]:
+    columns = [
+        "batch",
+        "nodes",
+        "pass, ms",
+        "device, ms",
+        "over one node",
+        "pass / reading weights and cache",
+    ]
+    lines = ["## Verify passes on random weights", "", *head(columns, "shape")]
+    for row in rows:
+        cells = [str(row["batch"]), str(row["nodes"]), _ms(row["pass_s"]), _ms(row["queued_s"])]
+        cells += [f"{row['over_one_node']:.3f}x", f"{row['pass_s'] / row['plain_bound_s']:.2f}x"]
+        lines.append(line(row["shape"], cells))
+    return lines
+
+
+def _engine(rows: Rows) -> list[str]:
+    columns = ["batch", "nodes", "step, ms", "device's pass, ms", "beside it", "tokens per step", "tokens/s"]
+    lines = ["## Steps of the verifier's engine", "", f"**{WARNING}**", "", *head(columns, "shape")]
+    for row in rows:
+        cells = [str(row["batch"]), str(row["nodes"]), _ms(row["step_s"]), _ms(row["device_s"])]
+        cells += [_share(row["beside_device"]), f"{row['tokens_per_step']:.2f}", f"{row['tokens_per_s']:.0f}"]
+        lines.append(line(row["shape"], cells))
+    return lines
+
+
+def _services(rows: Rows) -> list[str]:
+    phases = list(rows[0]["phases_s"])
+    columns = [
+        "batch",
+        "step, ms",
+        *phases,
+        "device's pass, ms",
+        "beside it and drafts",
+        "drafted",
+        "tokens per step",
+    ]
+    lines = ["## Steps through the services", "", f"**{WARNING}**", "", *head([*columns, "tokens/s"], "mode")]
+    for row in rows:
+        cells = [str(row["batch"]), _ms(row["step_s"]), *(_ms(row["phases_s"][name]) for name in phases)]
+        cells += [_ms(row["device_s"]), _share(row["beside_device"]), f"{row['drafted_per_step']:.1f}"]
+        cells += [f"{row['tokens_per_step']:.2f}", f"{row['tokens_per_s']:.0f}"]
+        lines.append(line(f"{row['mode']}, {row['shape']}", cells))
+    return lines
+
+
+TABLES: Mapping[str, Callable[[Rows], list[str]]] = {
+    "check": _check,
+    "bandwidth": _bandwidth,
+    "attention": _attention,
+    "passes": _passes,
+    "engine": _engine,
+    "services": _services,
+}
+
+
+def _us(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e6 * seconds:.1f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,129 @@
+"""What is measured: at full size, and at sizes that Triton's interpreter runs in seconds."""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one attention layer."""
+
+    query: int
+    kv: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One launch: requests of equal context, each with so many rows (tree nodes, root included)."""
+
+    heads: Heads
+    batch: int
+    context: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama model without weights."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: Heads
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of all sections."""
+
+    name: str
+    dtype: str
+    copy_bytes: int
+    checks: tuple[Cell, ...]
+    cells: tuple[Cell, ...]
+    """Most important first; those that do not fit the time or the memory are left out by name."""
+    distinct_bytes: int
+    """Of the buffers that launches go through: nothing is found in the chip's cache (60 MB on an H200)."""
+    compiled: int
+    """Of the first cells, so many are measured with libraries that compile for every shape."""
+    shapes: tuple[Shape, ...]
+    drafter: Shape
+    """Of the speculator that the services ask."""
+    positions: int
+    context: int
+    """Tokens of every request in front of a pass."""
+    nodes: tuple[int, ...]
+    batches: tuple[int, ...]
+    steps: int
+    """Of the engine, for every figure."""
+    new_tokens: int
+    """Of a request through the services."""
+
+
+SEVEN, EIGHT = Heads(32, 32, 128), Heads(32, 8, 128)
+"""Heads of Llama 2 7B, and of Llama 3 8B: four query heads share a key."""
+AIM_CELL = Cell(SEVEN, 1, 4096, 64)
+AIM_SHAPE, AIM_NODES = "Llama 7B", 32
+
+
+def _cells() -> tuple[Cell, ...]:
+    first = [Cell(heads, batch, 4096, 64) for batch in (1, 8) for heads in (SEVEN, EIGHT)]
+    by_context = [Cell(EIGHT, batch, context, 64) for context in (512, 32768) for batch in (1, 8, 32)]
+    by_nodes = [Cell(EIGHT, batch, 4096, nodes) for nodes in (1, 16, 32, 128) for batch in (1, 8)]
+    rest = [
+        Cell(EIGHT, batch, context, nodes)
+        for batch in (1, 4, 32)
+        for context in (512, 4096, 32768)
+        for nodes in (1, 16, 64, 128)
+    ]
+    return tuple(dict.fromkeys([*first, *by_nodes, *by_context, *rest]))
+
+
+FULL = Scale(
+    name="full",
+    dtype="bfloat16",
+    copy_bytes=4 * GIB,
+    checks=(
+        *(Cell(heads, 3, 300, nodes) for heads in (SEVEN, EIGHT) for nodes in (1, 33, 128)),
+        *(Cell(EIGHT, 2, 5000, nodes) for nodes in (16, 64)),
+        Cell(Heads(9, 3, 64), 4, 1000, 40),
+    ),
+    cells=_cells(),
+    distinct_bytes=GIB // 4,
+    compiled=6,
+    shapes=(
+        Shape(AIM_SHAPE, 4096, 11008, 32, SEVEN, 32000),
+        Shape("Llama 13B", 5120, 13824, 40, Heads(40, 40, 128), 32000),
+        Shape("Llama 1B", 2048, 8192, 16, Heads(32, 8, 64), 128256),
+    ),
+    # LLaMA-68M, but for heads of 128, whose kernels are compiled by then
+    drafter=Shape("Llama 68M", 768, 3072, 2, Heads(6, 6, 128), 32000),
+    positions=4096,
+    context=1024,
+    nodes=(1, 2, 4, 8, 16, 32, 64),
+    batches=(1, 8),
+    steps=24,
+    new_tokens=128,
+)
+_SMALL = Heads(4, 2, 16)
+TINY = Scale(
+    name="tiny",
+    dtype="float16",
+    copy_bytes=2**20,
+    checks=(Cell(_SMALL, 2, 40, 5),),
+    cells=(Cell(_SMALL, 1, 40, 4), Cell(_SMALL, 2, 20, 1), Cell(_SMALL, 1, 20, 4)),
+    distinct_bytes=0,
+    compiled=0,
+    shapes=(Shape("tiny", 64, 96, 2, _SMALL, 97),),
+    drafter=Shape("tinier", 64, 64, 1, _SMALL, 97),
+    positions=256,
+    context=24,
+    nodes=(1, 4),
+    batches=(1, 2),
+    steps=2,
+    new_tokens=12,
+)
