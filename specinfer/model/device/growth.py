@@ -171,7 +171,7 @@ class DeviceGrowth:
         scores, ids = self._candidates(levels, parameters, level, logits)
         extend[requests,](
             *(scores, ids, self._vocabulary),
-            *(parameters[name] for name in ("nodes", "depths", "widths", "least")),
+            *(parameters[name] for name in ("depths", "widths", "least")),
             *(state.paths, state.scores, state.tokens, state.parents),
             *(state.frontier_paths, state.frontier_cells),
             *(masks, sections.get("masks", masks), sections.get("token_ids", masks)),

@@ -20,7 +20,7 @@ from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.model.sampling.noise import noise_keys
 
 _DOUBLES = ("temperatures", "score_temperatures", "least", "top_p")
-_WHOLE = ("nodes", "depths", "widths", "greedy", "top_k")
+_WHOLE = ("depths", "widths", "greedy", "top_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +149,4 @@ def _whole(task: GrowthTask, vocabulary_size: int) -> tuple[int, ...]:
     sampling, limits = task.sampling, task.limits
     top_k = vocabulary_size if sampling.greedy or not sampling.top_k else min(sampling.top_k, vocabulary_size)
     width = limits.nodes if limits.width is None else min(limits.nodes, limits.width)
-    return limits.nodes, limits.depth, width, int(sampling.greedy), top_k
+    return limits.depth, width, int(sampling.greedy), top_k

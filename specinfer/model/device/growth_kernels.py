@@ -5,6 +5,9 @@ of those that are expanded next. The rules are those of `specinfer.model.draftin
     extend      one program per tree: enters the candidates below its frontier, finds the next frontier, and
                 writes the tokens and masks of the pass that scores it
 
+The reference does not expand nodes that are too improbable for the tree. Here they are expanded: their rows
+are part of the pass in any case, and their children are no more probable, so the tree is the same.
+
 Candidates lie in cells: cell (level * BEAM + f) * WIDTH + w is the w-th best token below node f of the
 level's frontier. A cell's number grows with the order in which the reference adds nodes, so that equals are
 told apart as there.
@@ -53,7 +56,6 @@ def extend(
     scores: tl.tensor,
     ids: tl.tensor,
     vocabulary: tl.tensor,
-    nodes: tl.tensor,
     depths: tl.tensor,
     widths: tl.tensor,
     least: tl.tensor,
@@ -82,7 +84,7 @@ def extend(
     Args:
         scores, ids: [tasks * front, columns] float32 and int64: the best candidates below the frontier, as
             columns of the vocabulary, best first.
-        nodes, depths, widths: [tasks] int32, the most that a tree may have, and children of a node.
+        depths, widths: [tasks] int32, the most levels of a tree and children of a node.
         least: [tasks] float64, probability of the least path that is followed.
         paths, cell_scores, tokens, parents: [tasks, cells] float64, float32, int32, int32: the tree so far.
         frontier_paths, frontier_cells: [levels + 1, tasks, BEAM] float64 and int32; a path of 0: no node.
@@ -114,17 +116,11 @@ def extend(
         open_ = tl.reshape(below, FRONT * WIDTH)
         token = tl.reshape(token, FRONT * WIDTH)
         i, word = tl.arange(0, FRONT * WIDTH), tl.arange(0, WORDS)
-        most_above, followed = tl.load(nodes + task), tl.load(least + task)
+        followed = tl.load(least + task)
         for k in range(BEAM):
             top = tl.max(open_, 0)
             pick = tl.min(tl.where(open_ == top, i, FRONT * WIDTH), 0)
-            # a node that is not among the best of all so far cannot be among the tree's
-            above = tl.sum((tl.reshape(below, FRONT * WIDTH) > top).to(tl.int32), 0)
-            for start in range(0, level * BEAM * WIDTH, FRONT * WIDTH):
-                earlier = (start + i) < level * BEAM * WIDTH
-                known = tl.load(paths + task * cells + start + i, mask=earlier, other=0.0)
-                above += tl.sum((known > top).to(tl.int32), 0)
-            top = tl.where((above < most_above) & (top >= followed), top, 0.0)
+            top = tl.where(top >= followed, top, 0.0)
             node, own = task * BEAM + k, level * BEAM + k
             tl.store(frontier_paths + here + tasks * BEAM + k, top)
             tl.store(frontier_cells + here + tasks * BEAM + k, level * BEAM * WIDTH + pick)

@@ -89,7 +89,7 @@ def growth_cases() -> Iterator[Case]:
     yield Case("favour", growth_kernels.favour, favoured, {"BLOCK": growth.BLOCK}, {})
     types = dict.fromkeys(("scores", "cell_scores"), "*fp32") | {"ids": "*i64"}
     types |= dict.fromkeys(("least", "paths", "frontier_paths"), "*fp64")
-    types |= dict.fromkeys(("vocabulary", "nodes", "depths", "widths", "tokens", "parents"), "*i32")
+    types |= dict.fromkeys(("vocabulary", "depths", "widths", "tokens", "parents"), "*i32")
     types |= dict.fromkeys(("frontier_cells", "masks", "next_masks", "next_tokens"), "*i32")
     for beam, width in ((4, 64), (16, 256)):
         constants = {"BEAM": beam, "WIDTH": width, "FRONT": beam, "WORDS": 8, "LAST": False}
