@@ -115,13 +115,14 @@ async def fairness(setup: Setup, new_tokens: int, with_keys: bool) -> dict[str, 
         with_keys: each caller has an API key; without keys all are one caller to the gateway.
     """
     with tempfile.TemporaryDirectory(prefix="specinfer-load-keys-") as directory:
-        keys = _callers(Path(directory) / "keys") if with_keys else [""] * (1 + _MODEST_CALLERS)
-        flags = {**setup.flags, "key-file": str(Path(directory) / "keys")} if with_keys else setup.flags
+        keys = [""] * (1 + _MODEST_CALLERS)
+        if with_keys:
+            setup, keys = with_callers(setup, Path(directory) / "keys", len(keys))
         orders = [
             Order(MANY, new_tokens, key=keys[0]),
             *(Order(FEW, new_tokens, key=key, delay_s=_HEAD_START_S) for key in keys[1:]),
         ]
-        async with ServingSystem(replace(setup, flags=flags)) as system:
+        async with ServingSystem(setup) as system:
             greedy, *modest = await system.run(orders)
     few = [outcome for outcomes in modest for outcome in outcomes]
     return {
@@ -131,11 +132,11 @@ async def fairness(setup: Setup, new_tokens: int, with_keys: bool) -> dict[str, 
     }
 
 
-def _callers(file: Path) -> list[str]:
-    """Keys of the greedy caller and of the modest ones, which a gateway knows by the file."""
-    made = [make_key(f"caller-{number}") for number in range(1 + _MODEST_CALLERS)]
+def with_callers(setup: Setup, file: Path, count: int) -> tuple[Setup, list[str]]:
+    """A gateway that knows so many callers by a file that is written here, and their keys."""
+    made = [make_key(f"caller-{number}") for number in range(count)]
     write_keys(file, [key for _, key in made])
-    return [secret for secret, _ in made]
+    return replace(setup, flags={**setup.flags, "api-keys": str(file)}), [secret for secret, _ in made]
 
 
 async def soak(setup: Setup, streams: int, new_tokens: int, seconds: float) -> dict[str, Any]:

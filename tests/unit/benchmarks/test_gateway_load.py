@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.gateway_load import main
 from benchmarks.serving.report import markdown
+from benchmarks.serving.scenarios import with_callers
 from benchmarks.serving.steps import FixedStep, added_ms, read_steps, slope, spread
 from benchmarks.serving.streams import Order
 from benchmarks.serving.system import GATEWAY_WITHOUT_STORE, ServingSystem, Setup
@@ -43,6 +44,14 @@ async def test_the_gateway_that_writes_nothing_answers_all_the_same(setup: Setup
     async with ServingSystem(replace(setup, module=GATEWAY_WITHOUT_STORE)) as system:
         (outcomes,) = await system.run([Order(3, 12)])
     assert [(outcome.error, outcome.replies > 0) for outcome in outcomes] == [("", True)] * 3
+
+
+async def test_callers_have_keys_that_the_gateway_knows(setup: Setup, tmp_path: Path) -> None:
+    keyed, keys = with_callers(setup, tmp_path / "keys", 2)
+    async with ServingSystem(keyed) as system:
+        first, second, nobody = await system.run([*(Order(1, 4, key=key) for key in keys), Order(1, 4)])
+    assert [outcome.error for outcome in (*first, *second)] == ["", ""]
+    assert nobody[0].error.startswith("UNAUTHENTICATED")
 
 
 def test_steps_come_back_from_their_file(tmp_path: Path) -> None:
