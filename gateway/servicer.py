@@ -180,4 +180,5 @@ def _stats(ending: Ending) -> generation_pb2.SpeculationStats:
             generation_pb2.SpeculatorStats(name=name, drafted=drafted, accepted=accepted, wins=wins)
             for name, (drafted, accepted, wins) in ending.speculators.items()
         ],
+        lossy=ending.lossy,
     )

@@ -32,6 +32,11 @@ class SamplingParams:
     """Keep the smallest set of most probable tokens whose probability reaches this."""
     seed: int = 0
     """Key of the counter-based random stream."""
+    typical_epsilon: float = 0.0
+    """Hard threshold of typical acceptance (Medusa), which is not lossless; 0: lossless. Greedy requests stay
+    lossless: of their distribution only the most probable token is above any threshold."""
+    typical_delta: float = 0.0
+    """Factor of its threshold by entropy; 0: the square root of the hard one."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -42,6 +47,20 @@ class SamplingParams:
             raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
+
+        for name in ("typical_epsilon", "typical_delta"):
+            if not 0 <= getattr(self, name) <= 1:  # also refuses NaN
+                raise InvalidInputError(name, getattr(self, name), "must be in [0, 1]")
+
+    @property
+    def lossless(self) -> bool:
+        """Whether speculation leaves the target's distribution as it is."""
+        return self.greedy or not self.typical_epsilon
+
+    @property
+    def entropy_factor(self) -> float:
+        """delta of typical acceptance."""
+        return self.typical_delta or math.sqrt(self.typical_epsilon)
 
     @property
     def greedy(self) -> bool:

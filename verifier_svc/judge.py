@@ -7,8 +7,10 @@ import torch
 
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.model.sampling.choices import Chooser
+from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
-from verifier_svc.acceptance import RequestRandomness, Target, Verdict, find_rule
+from verifier_svc.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
+from verifier_svc.acceptance.typical import TypicalAcceptance
 from verifier_svc.jobs import VerifyJob
 from verifier_svc.target import BrokenModelError, Rows, targets_of
 
@@ -44,7 +46,7 @@ class Judge:
             return BrokenModelError(FaultError("the model failed", target).for_logs)
         if job.tree is None or target is None or isinstance(rows, RuntimeError):
             return Ruling()
-        rule = self._greedy if job.sampling.greedy else self._stochastic
+        rule = self._rule(job.sampling)
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
         try:
             verdict = rule(job.tree, target, randomness)
@@ -52,6 +54,13 @@ class Judge:
             return error
         logprobs = _logprobs(job.tree, verdict, rows) if job.logprobs else ()
         return Ruling(verdict, logprobs, _top_k(rows, job.top_k))
+
+    def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
+        if sampling.greedy:
+            return self._greedy
+        if sampling.lossless:
+            return self._stochastic
+        return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
 
 
 def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[float, ...]:

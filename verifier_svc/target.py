@@ -113,11 +113,13 @@ def targets_of(
     found: dict[int, Target | RuntimeError | None] = {
         index: rows for index, rows in enumerate(logits) if isinstance(rows, RuntimeError)
     }
-    if chooser is None:
-        found |= {i: LogitsTarget(_tensor(logits[i]), jobs[i].sampling) for i in judged}
-    elif judged:
-        tasks = [_task(jobs[i], _tensor(logits[i])) for i in judged]
-        found |= dict(zip(judged, _chosen(chooser, tasks), strict=True))
+    # what is not lossless looks at whole distributions
+    here = [i for i in judged if chooser is None or not jobs[i].sampling.lossless]
+    found |= {i: LogitsTarget(_tensor(logits[i]), jobs[i].sampling) for i in here}
+    there = [i for i in judged if i not in here]
+    if chooser is not None and there:
+        tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
+        found |= dict(zip(there, _chosen(chooser, tasks), strict=True))
     return [found.get(index) for index in range(len(jobs))]
 
 

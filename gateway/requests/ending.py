@@ -29,6 +29,8 @@ class Ending:
     histogram: list[int] = field(default_factory=list)
     speculators: dict[str, list[int]] = field(default_factory=dict)
     """Nodes drafted, nodes accepted and steps won, by the speculator's name."""
+    lossy: bool = False
+    """Whether its text need not follow the target's distribution."""
 
     @classmethod
     def of(cls, state: RequestState, names: Sequence[str]) -> "Ending":
@@ -50,6 +52,7 @@ class Ending:
             accepted=stats.accepted,
             histogram=list(stats.histogram),
             speculators=_by_name(stats, names),
+            lossy=not state.request.sampling.lossless,
         )
 
     def to_json(self) -> str:

@@ -65,6 +65,13 @@ def generate(
     speculation: Annotated[
         SpeculationChoice, typer.Option(help="How to speculate.")
     ] = SpeculationChoice.TREE,
+    typical_epsilon: Annotated[
+        float,
+        typer.Option(
+            help="Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not "
+            "lossless; 0: lossless."
+        ),
+    ] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
     raw: Raw = False,
     ignore_eos: Annotated[
@@ -116,6 +123,7 @@ def generate(
         logprobs=logprobs,
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
+        typical_epsilon=typical_epsilon,
     )
     traceparent = os.environ.get(TRACE_VARIABLE, "")
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), traceparent)

@@ -153,6 +153,7 @@ def answer_line(answer: Answer) -> str:
         f"{acceptance_length(steps, accepted):.2f} tokens/step",
         *(f"{speculator.name} won {speculator.wins}" for speculator in summary.stats.speculators),
         result["finish_reason"],
+        *(["typical acceptance: not lossless"] if summary.stats.lossy else []),
     ]
     return ", ".join(parts)
 

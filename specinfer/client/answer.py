@@ -43,6 +43,7 @@ class Answer:
             "accepted": s.stats.accepted,
             "acceptance_length": acceptance_length(s.stats.steps, s.stats.accepted),
             "acceptance_histogram": list(s.stats.acceptance_histogram),
+            **({"lossy": True} if s.stats.lossy else {}),
             "speculators": {
                 x.name: {"drafted": x.drafted, "accepted": x.accepted, "wins": x.wins}
                 for x in s.stats.speculators

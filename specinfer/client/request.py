@@ -31,6 +31,7 @@ def make_request(
     logprobs: bool = False,
     request_id: str = "",
     deadline_seconds: float | None = None,
+    typical_epsilon: float = 0.0,
 ) -> generation_pb2.GenerateRequest:
     """The message of a request; the gateway checks the values.
 
@@ -40,11 +41,14 @@ def make_request(
         seed: None: drawn at random by the gateway.
         request_id: empty: chosen by the client.
         deadline_seconds: after which the request ends with the tokens it has.
+        typical_epsilon: threshold of typical acceptance, which is not lossless; 0: lossless.
     """
     request = generation_pb2.GenerateRequest(
         request_id=request_id,
         max_new_tokens=max_new_tokens,
-        sampling=common_pb2.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p),
+        sampling=common_pb2.SamplingParams(
+            temperature=temperature, top_k=top_k, top_p=top_p, typical_epsilon=typical_epsilon
+        ),
         stop_strings=stop or [],
         ignore_eos=ignore_eos,
         speculation=SPECULATION[speculation],

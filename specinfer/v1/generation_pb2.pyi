@@ -131,18 +131,20 @@ class Summary(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., ttft_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("steps", "drafted", "accepted", "acceptance_histogram", "speculators")
+    __slots__ = ("steps", "drafted", "accepted", "acceptance_histogram", "speculators", "lossy")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
     steps: int
     drafted: int
     accepted: int
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorStats]
-    def __init__(self, steps: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., speculators: _Optional[_Iterable[_Union[SpeculatorStats, _Mapping]]] = ...) -> None: ...
+    lossy: bool
+    def __init__(self, steps: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., speculators: _Optional[_Iterable[_Union[SpeculatorStats, _Mapping]]] = ..., lossy: bool = ...) -> None: ...
 
 class SpeculatorStats(_message.Message):
     __slots__ = ("name", "drafted", "accepted", "wins")

@@ -11,6 +11,8 @@ def encode_sampling(sampling: SamplingParams, with_seed: bool = True) -> common_
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=sampling.seed if with_seed else None,
+        typical_epsilon=sampling.typical_epsilon,
+        typical_delta=sampling.typical_delta,
     )
 
 
@@ -25,4 +27,6 @@ def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -
         top_k=message.top_k,
         top_p=message.top_p if message.HasField("top_p") else 1.0,
         seed=message.seed if message.HasField("seed") else default_seed,
+        typical_epsilon=message.typical_epsilon,
+        typical_delta=message.typical_delta,
     )

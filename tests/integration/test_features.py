@@ -156,7 +156,7 @@ async def test_an_eagle_speculator_drafts_and_changes_nothing(redis_url: str, ki
         assert drafted > 8, "it drafts in every step but the first"
         if kind is ProposalKind.POINT:
             sampled = {"temperature": 1.0, "seed": 3}
-            plain = await system.tokens(PROMPT, speculation=1, **sampled)
+            plain = await system.tokens(PROMPT, speculation=3, **sampled)
             assert await system.tokens(PROMPT, **sampled) == plain
     await until(lambda: not drafter._held)
     runner.cache.check()

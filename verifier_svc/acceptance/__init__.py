@@ -1,7 +1,8 @@
 """Acceptance rules: (tree, target distribution, randomness) -> verdict. Pure functions.
 
-Every rule is lossless: whatever the tree proposes, the tokens it returns follow the target's own
-distribution (greedy: are the target's own choices). A rule is one file plus one line in `RULES`.
+Every rule in `RULES` is lossless: whatever the tree proposes, the tokens it returns follow the target's own
+distribution (greedy: are the target's own choices). A rule is one file plus one line there. The one that is
+not, `typical`, is none that a service is started with: a request asks for it, with its thresholds.
 """
 
 from dataclasses import dataclass
