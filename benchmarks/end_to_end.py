@@ -15,6 +15,7 @@ from benchmarks.drafts.prompts import load_prompts
 from benchmarks.drafts.report import services_report
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
+from specinfer.cli.options import read_numbers
 from specinfer.cli.show import console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,14 +28,15 @@ def main(
     / "tests/data/prompts.jsonl",
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
+    sequences: Annotated[str, typer.Option(help="Lengths of sequences, with commas between.")] = "4,5,6,7,8",
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "end-to-end",
 ) -> None:
     """Measure the default pool through the services."""
-    found = load_prompts(prompts, per_source)
+    found, lengths = load_prompts(prompts, per_source), read_numbers("sequences", sequences)
     report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
     with console.status("starting") as spinner:
         report["services"] = {
-            kind: end_to_end(found, BATCHES, temperature, new_tokens, spinner.update)
+            kind: end_to_end(found, BATCHES, temperature, new_tokens, lengths, spinner.update)
             for kind, temperature in KINDS.items()
         }
     publish(out, report, services_report(report))

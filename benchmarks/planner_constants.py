@@ -18,29 +18,14 @@ import typer
 from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
-from gateway.planning import (
-    acceptance,
-    averages,
-    calibration,
-    node_threshold,
-    pass_times,
-    planner,
-)
+from gateway.planning import acceptance, calibration, latency, pass_times, planner
 from specinfer.cli.about import about_this_run
 
 CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
-    *(
-        (acceptance, name)
-        for name in ("_FIRST", "_USUAL_MEMORY", "_REQUEST_MEMORY", "_PRIOR", "_RECORDS", "_REFRESH")
-    ),
-    (averages, "_SMOOTHING"),
-    (averages, "_OUTLIER"),
+    *((acceptance, name) for name in ("_FIRST", "_USUAL_MEMORY", "_REQUEST_MEMORY", "_PRIOR", "_RECORDS")),
     *((calibration, name) for name in ("_TRUST", "_MEMORY")),
-    (node_threshold, "_DECAY"),
-    *(
-        (pass_times, name)
-        for name in ("_NOISE", "_DRIFT", "_OWN_DRIFT", "_FIRST_DOUBT", "_OUTLIER", "_LEAST_SLOPE")
-    ),
+    *((latency, name) for name in ("_SMOOTHING", "_OUTLIER")),
+    *((pass_times, name) for name in ("_NOISE", "_DRIFT", "_OWN_DRIFT", "_OUTLIER")),
     *((planner, name) for name in ("_FIRST_OUTCOMES", "_MARGIN", "_PROBE_SHARE")),
 )
 BATCHES = (1, 4, 12)
@@ -72,7 +57,7 @@ def main(
 
 def variants(name: str, value: float) -> tuple[float, float]:
     """Half and twice of it; of what lies near 1, half and twice of how far it is from 1."""
-    if name in ("_DECAY", "_MARGIN"):
+    if name == "_MARGIN":
         return 1 - (1 - value) / 2, 1 - 2 * (1 - value)
     if isinstance(value, int):
         return max(value // 2, 1), 2 * value
@@ -82,17 +67,12 @@ def variants(name: str, value: float) -> tuple[float, float]:
 @contextmanager
 def changed(module: ModuleType, name: str, value: float) -> Iterator[None]:
     """A module with another constant."""
-    before, defaults = getattr(module, name), averages.Average.__init__.__defaults__
+    before = getattr(module, name)
     setattr(module, name, value)
-    if (module, name) == (averages, "_SMOOTHING"):  # the default of an argument
-        averages.Average.__init__.__defaults__ = (value, None)
-    node_threshold._sums.cache_clear()
     try:
         yield
     finally:
         setattr(module, name, before)
-        averages.Average.__init__.__defaults__ = defaults
-        node_threshold._sums.cache_clear()
 
 
 def speeds(run: int, steps: int, speculates: bool = True) -> list[float]:

@@ -17,9 +17,9 @@ from gateway.clients.verifier import VerifierClient
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
-from gateway.planning.node_threshold import NO_NODES
 from gateway.planning.planner import PLAIN, Planner
 from gateway.planning.trees import trees_to_verify
+from gateway.releases import Releases
 from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
@@ -29,8 +29,6 @@ from specinfer.speculators.calibration import Calibration
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
-_LAST_RELEASES_S = 0.5
-"""Time for the last releases: what is lost is covered by the services' own time-to-live."""
 
 
 class GenerationLoop:
@@ -54,8 +52,8 @@ class GenerationLoop:
         self._metrics = journal.metrics.steps
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
-        self.deliveries = deliveries(self._learn, self._release)
-        self._background: set[asyncio.Task[None]] = set()
+        self._releases = Releases(verifier, pool)
+        self.deliveries = deliveries(self._learn, self._releases.begin)
         self._unreleased: list[str] = []
         """Preempted requests that the verifier may still hold."""
         self._outage = Outage("the verifier")
@@ -137,7 +135,7 @@ class GenerationLoop:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(Step(PLAIN, NO_NODES, [entry]))
+                await self._iterate(Step(PLAIN, [entry]))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
@@ -193,7 +191,7 @@ class GenerationLoop:
         started = time.perf_counter()
         drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
         drafted = time.perf_counter()
-        trees = trees_to_verify(entries, drafts, self._calibration, step.threshold)
+        trees = trees_to_verify(entries, drafts, self._calibration, step.choice.keeps)
         merged = time.perf_counter()
         wish = self.pool.wish(entries)
         verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wish)
@@ -225,29 +223,11 @@ class GenerationLoop:
 
     async def close(self) -> None:
         """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
-        background = list(self._background)
-        if background:
-            await asyncio.wait(background, timeout=_LAST_RELEASES_S)
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
         self._journal.step(step, self.pool)
         learn(step, self._planner, self._calibration)
-
-    def _release(self, request_ids: list[str]) -> None:
-        """Lets the services forget finished requests, without waiting for them."""
-        task = asyncio.get_running_loop().create_task(self._release_everywhere(request_ids))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _release_everywhere(self, request_ids: list[str]) -> None:
-        try:
-            await self.verifier.release(request_ids)
-        except UnavailableError as error:
-            log.warning("could not release %d requests: %s", len(request_ids), error)
-        await self.pool.release(request_ids)
 
     async def _bear_with_verifier(self, error: UnavailableError) -> None:
         """Waits a little for the verifier; after its patience this loop gives it up.

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from gateway.clients.outage import LogPace
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.journal import Journal
-from gateway.planning.node_threshold import NO_NODES, NodeThreshold
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import StepEntry
@@ -18,7 +17,6 @@ class Step(NamedTuple):
     """What is to be done in one iteration."""
 
     choice: Choice
-    threshold: NodeThreshold
     entries: list[StepEntry]
     """Empty if there is nothing to do."""
 
@@ -35,19 +33,18 @@ class StepPlanner:
     def plan(self, now: float) -> Step:
         """The next step, at this time in seconds."""
         running, wanting = self._scheduler.admit(now)
-        choice, threshold = self._choose(running, wanting, now)
-        entries = self._scheduler.plan(now, choice.nodes, threshold.least_reach)
+        choice = self._choose(running, wanting, now)
+        entries = self._scheduler.plan(now, choice.nodes, choice.node_threshold)
         self._journal.admitted(self._scheduler.take_admitted())
-        return Step(choice, threshold, entries)
+        return Step(choice, entries)
 
-    def _choose(self, running: int, wanting: list[str], now: float) -> tuple[Choice, NodeThreshold]:
+    def _choose(self, running: int, wanting: list[str], now: float) -> Choice:
         """What the planner chooses; a fault of ours in it costs the step its drafts."""
         try:
             self._planner.enrol(self._pool.groups)
-            choice = self._planner.choose(running, wanting)
-            return choice, self._planner.threshold(running, choice)
+            return self._planner.choose(running, wanting)
         except Exception:
             if self._pace.due(now):
                 log.exception("nothing can be chosen for steps, so they decode plainly")
             self._journal.metrics.steps.failed_steps.inc()
-            return PLAIN, NO_NODES
+            return PLAIN

@@ -23,7 +23,7 @@ from gateway.settings import GatewaySettings
 from gateway.store.requests import RequestStore
 from specinfer.cli.processes import free_ports
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.service.channel import channel_options
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer

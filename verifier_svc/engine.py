@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.service.log_context import about
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, check_tree
 from verifier_svc.acceptance import Target
 from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
@@ -167,7 +167,7 @@ class VerifierEngine:
             raise InvalidInputError("return_top_k", job.top_k, f"at most {most}")
         nodes = 0
         if job.tree is not None:
-            job.tree.validate(vocab_size, limits.max_nodes)
+            check_tree(job.tree, vocab_size, limits.max_nodes)
             nodes = len(job.tree) - 1
             if job.tree.root_token_id != job.delta[-1]:
                 raise InvalidInputError(

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.model.cache.feature_store import FeatureStore
-from specinfer.model.cache.kv_cache import KVSequence, PagedKVCache
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import KVSequence
 
 MESSAGE_BYTES = 2**23
 """Most features in one message, of 16 MiB at most: half of it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 
 log = logging.getLogger(__name__)

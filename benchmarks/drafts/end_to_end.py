@@ -1,4 +1,4 @@
-"""Tokens per second through the real services: plain, sequences of 4 to 8, trees; by batch and source.
+"""Tokens per second through the real services: plain, sequences, trees; by batch and source.
 
 The machine's speed drifts by a fifth within seconds. So the modes take turns over parts of the prompts,
 and a mode is compared with the plain decoding of its own system in the same turns.
@@ -17,7 +17,6 @@ from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.client import Answer, GatewayClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
-SEQUENCES = range(4, 9)
 TURNS = 5
 FIRST_TOKENS = 24
 """Of one batch, before the clock starts."""
@@ -76,14 +75,18 @@ def end_to_end(
     batches: Sequence[int],
     temperature: float,
     new_tokens: int,
+    sequences: Sequence[int],
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """Per mode and batch: speed, gain over plain decoding, tokens per step, and by source."""
+    """Per mode and batch: speed, gain over plain decoding, tokens per step, and by source.
+
+    Every length of sequences runs in a system of its own, the first one beside trees.
+    """
     found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for length in SEQUENCES:
+    for length in sequences:
         modes = {
             PLAIN: generation_pb2.SPECULATION_OFF,
-            **({TREE: generation_pb2.SPECULATION_TREE} if length == SEQUENCES[0] else {}),
+            **({TREE: generation_pb2.SPECULATION_TREE} if length == sequences[0] else {}),
             f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE,
         }
         flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}

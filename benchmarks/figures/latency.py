@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.drafts.end_to_end import part_of
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
-from specinfer.cli.local import Flags, LocalOptions, LocalSystem
+from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.speculators import Flags
 from specinfer.client import GatewayClient, acceptance_length
 from specinfer.v1 import generation_pb2
 

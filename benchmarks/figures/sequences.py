@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.drafts.prompts import Prompt
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits

@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.check import visible
 from benchmarks.gpu.timers import Call
 from benchmarks.gpu.workload import Buffers, Workload, slots
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 
 Launcher = Callable[[Buffers], Call]
 """Prepares a launch over buffers; what it returns gives [T, H, D] when called."""

@@ -11,7 +11,7 @@ from benchmarks.gpu.section import Context, Rows, give_back_memory
 from benchmarks.gpu.shapes import RandomWeights, random_runner
 from benchmarks.gpu.workload import random_paths
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import DTYPES, ModelRunner
 
 _LOADING_S = 40

@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping
 
 from benchmarks.offload.throttled_verifier import BANDWIDTH
-from specinfer.cli.local import NO_METRICS, Flags, LocalOptions, LocalSystem, default_speculators
+from specinfer.cli.local import NO_METRICS, LocalOptions, LocalSystem
+from specinfer.cli.speculators import Flags, default_speculators
 
 _MODULE = "benchmarks.offload.throttled_verifier"
 

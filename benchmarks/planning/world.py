@@ -73,11 +73,10 @@ class World:
 
     def _step(self) -> tuple[int, float]:
         choice = self._planner.choose(self._batch, [text.name for text in self._texts])
-        threshold = self._planner.threshold(self._batch, choice)
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
-        trees = cut_trees(merged, [choice.nodes + 1] * self._batch, worth=threshold)
+        trees = cut_trees(merged, [choice.nodes + 1] * self._batch, keeps=choice.keeps)
         outcomes = {
             text.name: (tree, self._accepted(text, tree))
             for text, tree in zip(self._texts, trees, strict=True)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.peers.measure import Recorder
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 
 NODES = (1, 4, 8, 16, 32, 64)

@@ -11,7 +11,7 @@ from gateway.requests.step import StepEntry
 from specinfer.errors import MalformedTreeError
 from specinfer.speculators.drafts import sound_draft
 from specinfer.tree import TokenTree
-from specinfer.tree.token_tree import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
+from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import tree_pb2
 from specinfer.wire.tree_codec import most_bytes
 

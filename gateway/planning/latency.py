@@ -13,10 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.planning.averages import Average, BySize
 from gateway.planning.pass_times import PassCurve, PassTimes
 
 SpeculatorSet = frozenset[int]
+
+_SMOOTHING = 0.08
+"""Weight of the newest time in an average: it settles within a dozen steps."""
+_OUTLIER = 3.0
+"""A time counts as at most this multiple of the average: a pause is no cost of a step."""
 
 
 class DraftTime(NamedTuple):
@@ -35,39 +39,52 @@ class DraftTime(NamedTuple):
         return self.wire_s + sum(self.own_s.values())
 
 
+class Average:
+    """Exponential moving average; the first observations count equally."""
+
+    __slots__ = ("_count", "value")
+
+    def __init__(self) -> None:
+        self.value, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        """Counts an observation."""
+        if self._count:
+            value = min(value, _OUTLIER * self.value)
+        self._count += 1
+        self.value += (value - self.value) * max(_SMOOTHING, 1 / self._count)
+
+
 class LatencyModel:
     """Learns what the phases of a step take."""
 
     def __init__(self, curve: PassCurve) -> None:
         self.passes = PassTimes(curve)
-        self._plain_before = True
-        """Whether the last pass had no trees."""
+        self._trees_before = False
         self._overhead = {False: Average(), True: Average()}  # without and with drafts
-        self._drafts: BySize[dict[object, Average]] = BySize(dict)
-        """By speculator its own time, by service the time of its messages."""
+        self._drafts: dict[object, dict[int, Average]] = {}
+        """Of a speculator its own time, of a service its messages'; by the batch size in powers of two."""
 
     def observe(
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
     ) -> None:
         """Counts one step; `drafts` is empty for plain decoding."""
-        telling = self.observe_pass(batch, tokens, pass_s)
-        pace = self.passes.pace
-        overhead = self._overhead[bool(drafts)]
-        if drafts or telling or not overhead.known:
-            overhead.add(overhead_s / pace)
+        cold = self.observe_pass(batch, tokens, pass_s)
+        if drafts or not cold:
+            self._overhead[bool(drafts)].add(overhead_s / self.passes.pace)
         for draft in drafts:
-            self._average(batch, draft.service).add(draft.wire_s / pace)
-            for speculator, seconds in draft.own_s.items():
-                self._average(batch, speculator).add(seconds / pace)
+            for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
+                sizes = self._drafts.setdefault(key, {})
+                sizes.setdefault(_size(batch), Average()).add(seconds / self.passes.pace)
 
     def observe_pass(self, batch: int, tokens: int, seconds: float) -> bool:
-        """Counts a pass, unless it is the first plain one after trees: drafts leave it cold caches."""
-        trees = tokens > batch
-        telling = trees or self._plain_before
-        if telling:
+        """Counts a pass, unless it is the first plain one after trees; says whether it is. Drafts leave it
+        cold caches: a tenth slower than those behind it (docs/findings.md#cold-pass)."""
+        cold = self._trees_before and tokens == batch
+        if not cold:
             self.passes.observe(batch, tokens, seconds)
-        self._plain_before = not trees
-        return telling
+        self._trees_before = tokens > batch
+        return cold
 
     def step_seconds(
         self, batch: int, asked: SpeculatorSet, services: Iterable[SpeculatorSet], most_nodes: int
@@ -84,13 +101,13 @@ class LatencyModel:
             return 0.0
         return self.passes.pace * sum(self._expected(batch, key) for key in (service, *asked))
 
-    def _average(self, batch: int, key: object) -> Average:
-        averages = self._drafts[batch]
-        if key not in averages:
-            averages[key] = Average(start=self._expected(batch, key) or None)
-        return averages[key]
-
     def _expected(self, batch: int, key: object) -> float:
-        """Of this batch size, or of the nearest one that was measured."""
-        found = self._drafts.nearest(batch, lambda averages: averages.get(key))
-        return found.value if found is not None else 0.0
+        """Of this batch size, or of the nearest one that was measured; 0 if none was."""
+        sizes = self._drafts.get(key)
+        if not sizes:
+            return 0.0
+        return sizes[min(sizes, key=lambda size: (abs(size - _size(batch)), size))].value
+
+
+def _size(batch: int) -> int:
+    return (batch - 1).bit_length()

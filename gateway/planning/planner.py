@@ -4,9 +4,14 @@
     seconds(S, n) = overhead + slowest service of S + pass(n)       the latency model (`latency`)
     choice        = the speculator set S and the n with the most tokens per second
 
-Plain decoding is the empty set. The rest of a step follows from the speed of its choice: which single nodes
-are kept (`node_threshold`). What is not chosen teaches nothing, so now and then a step probes the whole pool
-or plain decoding, as often as that costs one per cent of the time.
+    node threshold = tokens(S, n) / seconds(S, n) * (pass(n) - pass(0)) / n
+
+Plain decoding is the empty set. Of all that is drafted, at most n nodes are verified, the most probable ones
+of the whole batch, as long as they bring tokens at least as fast as the step does: a node whose path
+probability is below the threshold costs more time than its chance is worth. (A price of its own for every
+node, in passes that grow in stairs, brings nothing: docs/findings.md#flat-price.) What is not chosen teaches
+nothing, so now and then a step probes the whole pool or plain decoding, as often as that costs one per cent
+of the time.
 
 What is chosen depends on earlier steps and on time only, so it never biases the output.
 """
@@ -19,9 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.planning.acceptance import AcceptanceModel, Outcomes
-from gateway.planning.averages import BySize
 from gateway.planning.latency import DraftTime, LatencyModel, SpeculatorSet
-from gateway.planning.node_threshold import NO_NODES, NodeThreshold, node_threshold
 from gateway.planning.pass_times import PassCurve
 from gateway.requests.budget import NodeBudget
 
@@ -49,12 +52,23 @@ class Choice:
     """Expected."""
     plain_speed: float = 0.0
     """Tokens per second expected of plain decoding."""
+    node_seconds: float = 0.0
+    """What a node adds to the pass, on average."""
     reason: str = "no speculators"
 
     @property
     def speed(self) -> float:
         """Expected tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def node_threshold(self) -> float:
+        """Least path probability at which a node pays; speculators need not go on below it either."""
+        return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
+
+    def keeps(self, kept: int, path_probability: float) -> bool:
+        """Whether one more node is verified, given how many are and its path probability."""
+        return kept < self.step_nodes and path_probability >= self.node_threshold
 
 
 PLAIN = Choice()
@@ -79,27 +93,6 @@ class StepReport:
     """Of the requests that had one speculator's chain."""
 
 
-@dataclass(slots=True)
-class _Probes:
-    """At one batch size: seconds since the last probe of each kind."""
-
-    since_s: dict[str, float] = field(default_factory=lambda: {"probe all": 0.0, "probe plain": 0.0})
-    settling: bool = False
-    """A probe of plain decoding takes two steps: the first one's caches are cold from drafts."""
-
-    def due(self, kind: str, cost_s: float) -> bool:
-        """Whether a probe that loses this much time is due; counts it if so."""
-        if _PROBE_SHARE * self.since_s[kind] < cost_s:
-            return False
-        self.since_s[kind] = 0.0
-        return True
-
-    def count(self, seconds: float) -> None:
-        """Counts a step."""
-        for kind in self.since_s:
-            self.since_s[kind] += seconds
-
-
 class Planner:
     """Chooses, and learns from what came of it."""
 
@@ -107,7 +100,10 @@ class Planner:
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
-        self._probes: BySize[_Probes] = BySize(_Probes)
+        self._left_out_s = {"probe all": 0.0, "probe plain": 0.0}
+        """Time in which the whole pool, and plain decoding, were not tried."""
+        self._plain_again = False
+        """A probe of plain decoding takes two steps: the first one's caches are cold from drafts."""
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """From now on the pool has these speculators, by service: those of one draft one after another."""
@@ -117,22 +113,18 @@ class Planner:
 
     def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
         """What the next step does for a batch of this size, of which these requests want drafts."""
-        everybody = self.acceptance.everybody
-        if not everybody or not wanting:
-            return replace(PLAIN, reason="no speculators" if not everybody else "no request wants drafts")
+        if not self._services or not wanting:
+            return replace(PLAIN, reason="no request wants drafts" if self._services else "no speculators")
         if not self._adaptive:
             return self._fixed(batch, len(wanting))
         self.acceptance.follow(wanting)
-        plain, pool = (
-            self._expect(batch, len(wanting), frozenset()),
-            self._expect(batch, len(wanting), everybody),
-        )
-        if self.acceptance.outcomes < _FIRST_OUTCOMES:
-            return replace(pool, plain_speed=plain.speed, reason="first trees")
+        plain = self._expect(batch, len(wanting), frozenset())
         sets = [self._expect(batch, len(wanting), asked) for asked in self.acceptance.sets]
+        if self.acceptance.outcomes < _FIRST_OUTCOMES:
+            return replace(sets[-1], plain_speed=plain.speed, reason="first trees")
         best = max(sets, key=lambda choice: choice.speed)
         best = best if best.speed > _MARGIN * plain.speed else plain
-        return replace(self._probed(batch, best, pool, plain), plain_speed=plain.speed)
+        return replace(self._best_or_probe(best, sets[-1], plain), plain_speed=plain.speed)
 
     def observe(self, report: StepReport) -> None:
         """Learns from a step."""
@@ -148,15 +140,6 @@ class Planner:
             self.acceptance.observe(asked, nodes, report.outcomes)
             self.acceptance.observe(asked, nodes, report.chains, merged=False)
 
-    def threshold(self, batch: int, choice: Choice) -> NodeThreshold:
-        """Which nodes are kept in a step of this choice."""
-        if not choice.speculators:
-            return NO_NODES
-        if not self._adaptive:
-            return NodeThreshold([0.0] * choice.step_nodes)
-        seconds = self.latency.passes.seconds_by_nodes(batch, choice.step_nodes)
-        return node_threshold(seconds, max(choice.speed, choice.plain_speed), batch)
-
     def _fixed(self, batch: int, requests: int) -> Choice:
         """Everybody, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
@@ -171,21 +154,28 @@ class Planner:
         total = int(np.argmax(tokens[1:] / seconds[1:])) + 1 if most else 0
         # a batch shares its nodes unevenly: a predictable text gets up to twice its share
         nodes = min(self._budget.per_request, total, max(1, -(-2 * total // requests)))
-        reason = "fastest" if asked else "plain is faster"
-        return Choice(asked, nodes, total, float(tokens[total]), float(seconds[total]), reason=reason)
+        return Choice(
+            asked,
+            nodes,
+            total,
+            float(tokens[total]),
+            float(seconds[total]),
+            node_seconds=float(seconds[total] - seconds[0]) / max(total, 1),
+            reason="fastest" if asked else "plain is faster",
+        )
 
-    def _probed(self, batch: int, best: Choice, pool: Choice, plain: Choice) -> Choice:
-        """The best choice, or a probe of another if one is due."""
-        probes = self._probes[batch]
-        probes.count(best.seconds)
-        if probes.settling:
-            probes.settling = False
+    def _best_or_probe(self, best: Choice, pool: Choice, plain: Choice) -> Choice:
+        """The best choice, or one that was left out for so long that trying it costs little of that time."""
+        if self._plain_again:
+            self._plain_again = False
             return replace(plain, reason="probe plain")
-        for kind, probe in (("probe all", pool), ("probe plain", plain)):
-            told = best.speculators == probe.speculators  # the step tells about it anyway
-            cost_s = probe.seconds - probe.tokens / best.speed
-            if not told and probes.due(kind, cost_s if probe.speculators else 2 * cost_s):
-                probes.settling = not probe.speculators
+        for kind, probe, steps in (("probe all", pool, 1), ("probe plain", plain, 2)):
+            if probe.speculators == best.speculators:
+                continue  # the step tells about it anyway
+            self._left_out_s[kind] += best.seconds
+            if _PROBE_SHARE * self._left_out_s[kind] >= steps * (probe.seconds - probe.tokens / best.speed):
+                self._left_out_s[kind] = 0.0
+                self._plain_again = steps > 1
                 return replace(probe, reason=kind)
         return best
 

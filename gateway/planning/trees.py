@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from gateway.planning.feedback import Drafts
-from gateway.planning.node_threshold import NodeThreshold
 from gateway.requests.request import Speculation
 from gateway.requests.step import StepEntry
 from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, cut_trees, merge_trees
+from specinfer.tree.cut import Keeps
 
 
 def trees_to_verify(
-    entries: Sequence[StepEntry], drafts: Drafts, calibration: Calibration, threshold: NodeThreshold
+    entries: Sequence[StepEntry], drafts: Drafts, calibration: Calibration, keeps: Keeps
 ) -> dict[str, TokenTree]:
     """By request; only a root where nothing was drafted, and nothing for prompts that are still being read.
 
@@ -31,5 +31,5 @@ def trees_to_verify(
         trees[entry.request_id] = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
     limits = [entry.limits.nodes + 1 for entry in merged]
     whole = [trees[entry.request_id] for entry in merged]
-    cut = cut_trees(whole, limits, calibration.beliefs(), threshold)
+    cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
     return trees | {entry.request_id: tree for entry, tree in zip(merged, cut, strict=True)}

@@ -5,7 +5,7 @@ Prompts are read in chunks, so that a long one delays the others by at most one 
 to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from gateway.requests.budget import fair_shares, split_budget
@@ -33,6 +33,18 @@ def plan_entries(
         free -= nodes
         entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, least_reach)))
     return entries
+
+
+def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
+    """Requests that no step could be planned with even if they were alone, and why: faults of ours."""
+    found = list[tuple[RequestState, Exception]]()
+    for state in states:
+        try:
+            room.to_admit(state.request, len(state.tokens))
+            plan_entries([state], room, None, 0.0)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+            found.append((state, error))
+    return found
 
 
 def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:

@@ -67,6 +67,11 @@ class WaitingQueue:
         caller = self._callers.first()
         return None if caller is None else self._head(caller)
 
+    def last(self, most: int) -> list[str]:
+        """Ids of up to so many requests that would be admitted last: lowest priority, then latest arrival."""
+        ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
+        return [state.request.request_id for state in ranked[:most]]
+
     def admit(self, state: RequestState) -> None:
         """A waiting request runs from now on."""
         caller = state.request.caller

@@ -8,9 +8,9 @@
 Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
 while there is room (`gateway.requests.queue` says in which order), and gives prompts at most one chunk of
 prefill per step. Room is counted in cache blocks of what requests hold now, not of the worst case; when the
-running ones outgrow the cache, one of the lowest priority goes back to waiting and is computed again later
-(mostly from shared blocks). Invariant: what a step needs fits into the verifier's cache, and of the running
-requests the earliest of the highest priority is never preempted, so that it finishes.
+running ones outgrow the cache, one of the lowest priority waits again and is computed again later.
+Invariant: what a step needs fits into the verifier's cache, and of the running requests the earliest of the
+highest priority is never preempted, so that it finishes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from gateway.requests.batch import Batch
 from gateway.requests.budget import NodeBudget
-from gateway.requests.entries import plan_entries
+from gateway.requests.entries import plan_entries, unplannable
 from gateway.requests.finish_rate import FinishRate
 from gateway.requests.limits import SchedulerLimits
 from gateway.requests.ranking import Ranking
@@ -72,10 +72,8 @@ class Scheduler:
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
     ) -> RequestState:
-        """Queues a request: a new one, or one that another gateway began.
-
-        If the generated tokens end it already, the state that is returned has its `finish` set, and the
-        scheduler does not hold it.
+        """Queues a request: a new one, or one that another gateway began. If its generated tokens end it, it
+        is not queued, and the state that is returned has its `finish` set.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
@@ -131,10 +129,8 @@ class Scheduler:
         return state
 
     def last_waiting(self, most: int) -> list[str]:
-        """Up to so many waiting requests that would be admitted last: lowest priority, then latest
-        arrival."""
-        ranked = sorted(self._batch.queue, key=lambda state: (state.request.priority, *_later_first(state)))
-        return [state.request.request_id for state in ranked[:most]]
+        """Up to so many waiting requests that would be admitted last."""
+        return self._batch.queue.last(most)
 
     def reap(self, now: float) -> list[Progress]:
         """Finishes requests that were cancelled or whose time is over; call before each plan."""
@@ -166,15 +162,8 @@ class Scheduler:
         return plan_entries(list(self._batch.running.values()), self._room, most_nodes, least_reach)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
-        """Requests that no step could be planned with even if they were alone, and why: faults of ours."""
-        found = list[tuple[RequestState, Exception]]()
-        for state in self._states.values():
-            try:
-                self._room.to_admit(state.request, len(state.tokens))
-                plan_entries([state], self._room, None, 0.0)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
-                found.append((state, error))
-        return found
+        """Requests that no step could be planned with, and why."""
+        return unplannable(self._states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
@@ -206,10 +195,7 @@ class Scheduler:
 
     def cut(self, progress: Progress, keep: int, now: float) -> None:
         """A stop string ended the request after `keep` of its newest tokens."""
-        drop = len(progress.tokens) - keep
-        if drop:
-            del progress.state.tokens[-drop:]
-            del progress.tokens[keep:], progress.logprobs[keep:]
+        progress.cut(keep)
         progress.final = True
         self.finish(progress.state, FinishReason.STOP_STRING, now)
 
@@ -227,7 +213,7 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Says why a request ended, and takes it out of the schedule if it is still in it."""
+        """Says why a request ended, and takes it out if it still holds it."""
         state.end(reason, now)
         if self._holds(state):
             self._finished(state, now)
@@ -265,8 +251,3 @@ class Scheduler:
         del self._states[request_id]
         self._deadlines.remove(request_id)
         self._batch.remove(state)
-
-
-def _later_first(state: RequestState) -> tuple[float, int]:
-    came, number = state.place
-    return -came, -number

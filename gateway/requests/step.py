@@ -69,3 +69,10 @@ class Progress:
     def request_id(self) -> str:
         """The request's id."""
         return self.state.request.request_id
+
+    def cut(self, keep: int) -> None:
+        """Takes back all but the first `keep` of its tokens, from the request, too."""
+        drop = len(self.tokens) - keep
+        if drop:
+            del self.state.tokens[-drop:]
+            del self.tokens[keep:], self.logprobs[keep:]

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.requests.ending import Ending
 from gateway.requests.request import GenerationRequest, Speculation
+from gateway.requests.step import Progress
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.sampling import SamplingParams
@@ -82,6 +83,23 @@ def encode_logprobs(logprobs: Sequence[float]) -> str:
 def decode_logprobs(text: str) -> list[float]:
     """What `encode_logprobs` wrote."""
     return [float(word) for word in text.split()]
+
+
+def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
+    """One request's part of a write, as `append.lua` reads it; `names` are speculators, by number."""
+    ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
+    logprobs = item.logprobs if item.state.request.logprobs else []
+    return [
+        item.request_id,
+        adoption,
+        item.start * TOKEN_WIDTH,
+        encode_tokens(item.tokens),
+        item.start * LOGPROB_WIDTH,
+        encode_logprobs(logprobs),
+        len(item.tokens),
+        str(int(item.state.drawn_for)),
+        ending,
+    ]
 
 
 _DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)

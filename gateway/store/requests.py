@@ -30,6 +30,7 @@ from gateway.store.records import (
     Record,
     encode_content,
     encode_logprobs,
+    encode_progress,
     encode_tokens,
     read_glimpse,
     read_record,
@@ -121,7 +122,7 @@ class RequestStore:
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        items = [_item(item, names, adoptions.get(item.request_id, 0)) for item in progress]
+        items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in progress]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
         found: dict[str, Written] = {}
@@ -273,20 +274,3 @@ class RequestStore:
 
 def _deadline(request: GenerationRequest) -> float | str:
     return "" if request.deadline_s is None else request.deadline_s
-
-
-def _item(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
-    """One request's part of a write, as `append.lua` reads it."""
-    ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
-    logprobs = item.logprobs if item.state.request.logprobs else []
-    return [
-        item.request_id,
-        adoption,
-        item.start * TOKEN_WIDTH,
-        encode_tokens(item.tokens),
-        item.start * LOGPROB_WIDTH,
-        encode_logprobs(logprobs),
-        len(item.tokens),
-        str(int(item.state.drawn_for)),
-        ending,
-    ]

@@ -11,7 +11,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import Advance, BenchPlan, Run, run_bench, write_runs
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.demo import print_demo, run_demo
-from specinfer.cli.local import LocalOptions, read_speculators
+from specinfer.cli.local import LocalOptions
 from specinfer.cli.options import (
     GATEWAY_OPTIONS,
     LOCAL_OPTIONS,
@@ -34,6 +34,7 @@ from specinfer.cli.options import (
 )
 from specinfer.cli.running import gateway, local_system, pull
 from specinfer.cli.show import print_runs, progress_bar
+from specinfer.cli.speculators import read_speculators
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.prompts import read_prompts

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,11 @@ from specinfer.cli.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.errors import InvalidInputError, SettingError, SpecInferError, UnavailableError
+from specinfer.cli.speculators import Flags, default_speculators
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.hub.widen import original_of
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
-Flags = Mapping[str, str]
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
 SERVICE_ENVIRONMENT = {
@@ -49,54 +48,6 @@ NO_METRICS = {
 
 DEFAULT_METRICS_PORT = 9464
 """Of a gateway."""
-
-# Trained SSMs that ship with the project (models/), by target.
-TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
-
-
-LARGE_TREES = {"beam": "16", "depth": "12", "least-reach": "0"}
-"""Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
-for one: tokens a step on training prompts are in docs/findings/2026-11-24.md."""
-
-
-def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
-    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it.
-
-    Both in one service: on a small machine another message to another process costs as much as it brings.
-    Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
-    """
-    ssm = TRAINED_SSMS.get(model) or TRAINED_SSMS.get(_original_of(model) or "")
-    if ssm is None:
-        return {"ngram": {"drafter": "ngram"}}
-    flags = {"drafter": "ngram+ssm", "model": ssm}
-    return {"ngram+ssm": flags | LARGE_TREES if offload else flags}
-
-
-def _original_of(model: str) -> str | None:
-    """The model that this one was widened from: the same drafts suit it. None if it was not widened."""
-    try:
-        return original_of(resolve_model(model))
-    except SettingError:
-        return None  # it is not there, which is said when the system starts
-
-
-def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
-    """Flags of speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
-
-    Raises:
-        InvalidInputError: naming what cannot be read.
-    """
-    if not texts:
-        return None
-    pool: dict[str, Flags] = {}
-    for text in texts:
-        drafter, *pairs = (part.strip() for part in text.split(","))
-        flags = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        if not drafter or len(flags) < len(pairs):
-            raise InvalidInputError("speculator", text, "must be DRAFTER[+DRAFTER...][,FLAG=VALUE...]")
-        name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
-        pool[name] = {"drafter": drafter, **flags}
-    return pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from specinfer.cli.compare import bench, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.generate import generate
 from specinfer.cli.keys import keys_app
-from specinfer.cli.local import LocalOptions, read_speculators
+from specinfer.cli.local import LocalOptions
 from specinfer.cli.models import models_app
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
@@ -29,6 +29,7 @@ from specinfer.cli.options import (
 from specinfer.cli.plan import plan
 from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
+from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError

@@ -12,15 +12,11 @@ import torch
 from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
 from specinfer.model.batch import Features, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
-from specinfer.model.cache.kv_cache import (
-    BLOCK_TOKENS,
-    CACHE_TOKENS,
-    KVSequence,
-    KVWindow,
-    PagedKVCache,
-    blocks_for,
-)
-from specinfer.model.drafting.expansion import Grower, GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.cache.kv_cache import CACHE_TOKENS, PagedKVCache
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, blocks_for
+from specinfer.model.cache.window import KVWindow
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
 from specinfer.model.layers.transformer import Weights
 from specinfer.model.offload.stores import OFFLOADS, open_store

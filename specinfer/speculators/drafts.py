@@ -2,7 +2,7 @@
 
 from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.tree.topology import depths
 from specinfer.v1 import speculator_pb2, tree_pb2
 from specinfer.wire.tree_codec import decode_tree
@@ -52,7 +52,7 @@ def sound_draft(
         MalformedTreeError: naming the first broken invariant.
     """
     tree = decode_tree(message, speculator)
-    tree.validate(vocab_size, limits.nodes + 1)
+    check_tree(tree, vocab_size, limits.nodes + 1)
     if tree.root_token_id != root:  # the state may have moved on since
         raise MalformedTreeError("tree.token_ids[0]", tree.root_token_id, "not the last committed token")
     depth = int(depths(tree.parents).max())

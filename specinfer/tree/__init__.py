@@ -1,6 +1,7 @@
 """Token trees: plain data in numpy arrays, and pure functions on it (paper, section 3)."""
 
 from specinfer.tree.builder import TreeBuilder
+from specinfer.tree.check import check_tree
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
 from specinfer.tree.merge import merge_trees
@@ -16,6 +17,7 @@ __all__ = [
     "TokenTree",
     "TreeBuilder",
     "TreeLimits",
+    "check_tree",
     "cut_trees",
     "keep",
     "merge_trees",

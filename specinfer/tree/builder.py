@@ -101,3 +101,19 @@ class TreeBuilder:
             np.array([self.scores[node] for node in nodes], np.float32),
             tuple(order),
         )
+
+
+def point_tree(
+    tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
+) -> TokenTree:
+    """The tree of some deterministically chosen nodes, given in ascending order, parents before children."""
+    builder, place = TreeBuilder(tokens[0]), {0: 0}
+    kids: dict[int, list[int]] = {}
+    for node in nodes:
+        kids.setdefault(parents[node], []).append(node)
+    for parent, children in kids.items():
+        placed = builder.propose_points(
+            place[parent], [tokens[node] for node in children], [scores[node] for node in children]
+        )
+        place.update(zip(children, placed, strict=True))
+    return builder.build()

@@ -32,7 +32,8 @@ from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTr
 Beliefs = Mapping[int, Belief]
 """Speculator -> what to believe of its draws, for those that were measured."""
 
-Worth = Callable[[int, float], bool]
+Keeps = Callable[[int, float], bool]
+"""(nodes kept so far in all trees, priority of the next) -> whether it is kept, too."""
 
 _Offer = tuple[float, Candidate]
 """A candidate that may be kept next, behind its priority."""
@@ -47,10 +48,10 @@ def cut_trees(
     trees: Sequence[TokenTree],
     max_nodes: Sequence[int],
     beliefs: Beliefs = MappingProxyType({}),
-    worth: Worth = lambda kept, priority: True,
+    keeps: Keeps = lambda kept, priority: True,
 ) -> list[TokenTree]:
-    """The best parts of several merged trees: one ranking over all, so that nodes go where they are worth
-    most.
+    """The best parts of several merged trees: one ranking over all, so that nodes go where they are
+    likeliest to be accepted.
 
     A candidate's priority is the product along its path (Sequoia, EAGLE-2) of the scores of points and of the
     chances of draws, which are known before a draw's token is and are corrected by `beliefs`.
@@ -58,14 +59,13 @@ def cut_trees(
     Args:
         trees: each merged from trees that were not merged before.
         max_nodes: per tree, most nodes kept, root included.
-        worth: called as `worth(nodes kept so far in all trees, priority of the next)`; the first no ends
-            the cut.
+        keeps: asked about one node after another, best first; the first no ends the cut.
     """
     cuts = [_Cut(tree, most, beliefs) for tree, most in zip(trees, max_nodes, strict=True)]
     heap = [(-priority, i, candidate) for i, cut in enumerate(cuts) for priority, candidate in cut.first()]
     heapq.heapify(heap)
     kept = 0
-    while heap and worth(kept, -heap[0][0]):
+    while heap and keeps(kept, -heap[0][0]):
         negated, i, candidate = heapq.heappop(heap)
         if cuts[i].full:
             continue

@@ -18,18 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.errors import MalformedTreeError
-
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
-_SUM_TOLERANCE = 1e-3
-CANDIDATES_PER_NODE, SUPPORT_PER_NODE = 8, 1024
-"""Most candidates, and most tokens of all q, for every node that a tree may have: repeated draws, several
-speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does not."""
-
 
 Candidate = tuple[int, int]
 """One child of one proposal: (index of the proposal, place among its children)."""
@@ -160,119 +153,6 @@ class TokenTree:
     def sequence_of(self, node: int) -> tuple[int, ...]:
         """S_u of Definition 3.1: the tokens from the root to `node`."""
         return (self.root_token_id, *(int(self.token_ids[v]) for v in self.path_to(node)))
-
-    def validate(self, vocab_size: int, max_nodes: int) -> None:
-        """Checks a tree that came from outside.
-
-        Args:
-            vocab_size: token ids must be smaller.
-            max_nodes: most nodes allowed, root included.
-
-        Raises:
-            MalformedTreeError: naming the first broken invariant.
-        """
-        _check_nodes(self, vocab_size, max_nodes)
-        _check_sizes(self, max_nodes)
-        parents = self.parents.tolist()
-        proposed: set[int] = set()
-        for index, proposal in enumerate(self.proposals):
-            _check_proposal(self, parents, index, vocab_size)
-            proposed.update(proposal.children)
-        if len(proposed) < len(self) - 1:
-            orphan = min(set(range(1, len(self))) - proposed)
-            raise MalformedTreeError("tree.proposals", orphan, "node is in no proposal")
-        if self.order or self.has_draws:
-            _check_order(self)
-
-
-def _check_nodes(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
-    n = len(tree)
-    if n == 0 or len(tree.parents) != n or len(tree.scores) not in (0, n):
-        sizes = (n, len(tree.parents), len(tree.scores))
-        raise MalformedTreeError("tree.(token_ids, parents, scores)", sizes, "lengths must agree and be > 0")
-    if n > max_nodes:
-        raise MalformedTreeError("tree.nodes", n, f"more than the {max_nodes} allowed")
-    token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()  # short: quicker than arrays
-    for node, token in enumerate(token_ids):
-        if not 0 <= token < vocab_size:
-            raise MalformedTreeError(
-                f"tree.token_ids[{node}]", token, f"not in the vocabulary of {vocab_size}"
-            )
-    if parents[0] != -1:
-        raise MalformedTreeError("tree.parents[0]", parents[0], "the root has no parent (-1)")
-    for node, parent in enumerate(parents[1:], 1):
-        if not 0 <= parent < node:
-            raise MalformedTreeError(f"tree.parents[{node}]", parent, "parents come before children")
-    if len(set(zip(parents, token_ids, strict=True))) != n:
-        raise MalformedTreeError("tree.token_ids", token_ids, "two siblings have the same token")
-    for node, score in enumerate(tree.scores.tolist()):
-        if not 0 <= score <= 1:  # a NaN makes this false
-            raise MalformedTreeError(f"tree.scores[{node}]", score, "must be in [0, 1]")
-
-
-def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
-    candidates = sum([len(proposal.children) for proposal in tree.proposals])
-    support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
-    for name, found, most in (
-        ("candidates", max(candidates, len(tree.proposals)), CANDIDATES_PER_NODE * max_nodes),
-        ("q_token_ids", support, SUPPORT_PER_NODE * max_nodes),
-    ):
-        if found > most:
-            raise MalformedTreeError(
-                f"tree.{name}", found, f"more than the {most} allowed for {max_nodes} nodes"
-            )
-
-
-def _check_order(tree: TokenTree) -> None:
-    """Every candidate stands in it once, behind one that leads to its parent."""
-    counts = [0] * len(tree.proposals)
-    for index in tree.order:
-        if not 0 <= index < len(counts):
-            raise MalformedTreeError("tree.order", index, f"there are {len(counts)} proposals")
-        counts[index] += 1
-    if tree.order and counts != [len(proposal.children) for proposal in tree.proposals]:
-        raise MalformedTreeError("tree.order", tree.order, "every child of every proposal stands in it once")
-    reached = {0}
-    for index, place in tree.candidates():
-        proposal = tree.proposals[index]
-        if proposal.parent not in reached:
-            raise MalformedTreeError("tree.order", tree.order, f"children before node {proposal.parent}")
-        reached.add(proposal.children[place])
-
-
-def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_size: int) -> None:
-    name, proposal = f"tree.proposals[{index}]", tree.proposals[index]
-    if not proposal.children:
-        raise MalformedTreeError(f"{name}.children", proposal.parent, "proposes nothing below this node")
-    for child in proposal.children:
-        if not 0 < child < len(parents) or parents[child] != proposal.parent:
-            raise MalformedTreeError(f"{name}.children", child, f"not a child of node {proposal.parent}")
-    repeats = len(set(proposal.children)) != len(proposal.children)
-    if repeats and proposal.kind is not ProposalKind.WITH_REPLACEMENT:
-        raise MalformedTreeError(
-            f"{name}.children", proposal.children, "repeats need drawing with replacement"
-        )
-    if proposal.kind is ProposalKind.POINT:
-        if len(proposal.q_token_ids) or len(proposal.q_probabilities):
-            raise MalformedTreeError(
-                f"{name}.q_token_ids", len(proposal.q_token_ids), "a point proposal has no q"
-            )
-        return
-    drawn = [int(tree.token_ids[child]) for child in proposal.children]
-    _check_distribution(name, proposal, drawn, vocab_size)
-
-
-def _check_distribution(name: str, proposal: Proposal, drawn: Sequence[int], vocab_size: int) -> None:
-    """In plain Python: q is too short for arrays to be quicker."""
-    ids, q = proposal.q_token_ids.tolist(), proposal.q_probabilities.tolist()
-    if len(ids) == 0 or len(ids) != len(q):
-        raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")
-    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
-        raise MalformedTreeError(f"{name}.q_token_ids", ids, "must be distinct ids of the vocabulary")
-    if not abs(sum(q) - 1) <= _SUM_TOLERANCE or min(q) < 0:  # a NaN makes the first comparison false
-        raise MalformedTreeError(f"{name}.q_probabilities", q, "must be >= 0 and sum to one")
-    if not all(token in ids and q[ids.index(token)] > 0 for token in drawn):
-        raise MalformedTreeError(f"{name}.children", drawn, "a child has no probability under q")
 
 
 def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:

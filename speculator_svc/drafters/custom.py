@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
@@ -72,7 +72,7 @@ class CustomDrafter:
         if not isinstance(tree, TokenTree):
             return SpecInferError(f"{self._name} returned {type(tree).__name__}, not a TokenTree")
         try:
-            tree.validate(_ANY_TOKEN, job.limits.nodes + 1)
+            check_tree(tree, _ANY_TOKEN, job.limits.nodes + 1)
             if tree.has_draws and not self._draws and not job.sampling.greedy:
                 raise MalformedTreeError("tree.proposals", "drawn", "a function that draws needs --proposal")
         except MalformedTreeError as error:

@@ -14,9 +14,9 @@ import torch
 
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleRunner, EagleTask, EagleWeights
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import DTYPES
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of

@@ -10,8 +10,8 @@ import torch
 
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
-from specinfer.model.cache.kv_cache import KVSequence
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.runner import ModelRunner, RunnerOptions, holds_blocks
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from speculator_svc.training.corpus import Continuation, Labels
 

@@ -5,7 +5,7 @@ from random import Random
 
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY, SamplingParams
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import decode_tree, encode_tree
@@ -152,7 +152,7 @@ class SpeculatorClient:
         assert result.held_len == self._asked, f"{self.name}: held {result.held_len}, not {self._asked}"
         for draft in result.drafts:
             if draft.status == int(EntryStatus.OK):
-                decode_tree(draft.tree, draft.speculator).validate(VOCABULARY, _LIMITS.nodes + 1)
+                check_tree(decode_tree(draft.tree, draft.speculator), VOCABULARY, _LIMITS.nodes + 1)
         found = [draft.tree for draft in result.drafts if draft.speculator == 0]
         assert found == self._ngram_trees(), f"{self.name}: {found}"
         self._context.held = self._asked

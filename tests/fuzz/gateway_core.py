@@ -92,15 +92,14 @@ class GatewayCore:
         now = float(next(self._clock))
         running, wanting = self.scheduler.admit(now)
         choice = self._planner.choose(running, wanting)
-        threshold = self._planner.threshold(running, choice)
-        entries = self.scheduler.plan(now, choice.nodes, threshold.least_reach)
+        entries = self.scheduler.plan(now, choice.nodes, choice.node_threshold)
         if not entries:
             return []
         started = time.perf_counter()
         drafts, draft_times = await self.pool.draft(entries, choice.speculators)
         self._raise_failures()
         drafted = time.perf_counter()
-        trees = trees_to_verify(entries, drafts, self.calibration, threshold)
+        trees = trees_to_verify(entries, drafts, self.calibration, choice.keeps)
         merged = time.perf_counter()
         try:
             verdicts, pass_s = await self._verifier.verify(entries, trees)

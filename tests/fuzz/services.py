@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from speculator_svc.__main__ import describe
 from speculator_svc.drafters import Drafter

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import AttentionRows, Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots, blocks_for
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams

@@ -8,7 +8,8 @@ import torch
 
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.device.buckets import bucket_for
-from specinfer.model.drafting.expansion import GrowthShape, ReferenceGrowth
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import GREEDY

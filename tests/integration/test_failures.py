@@ -490,7 +490,7 @@ async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
     assert any("request poison failed" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("where", ["enrol", "choose", "threshold"])
+@pytest.mark.parametrize("where", ["enrol", "choose"])
 async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:

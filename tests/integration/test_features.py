@@ -13,7 +13,7 @@ import torch
 from gateway.clients.speculator import Asked, SpeculatorService
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.eagle import EagleRunner, EagleWeights
-from specinfer.model.drafting.expansion import GrowthShape
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind
 from specinfer.v1 import speculator_pb2

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.model.cache.kv_cache import KVStorage, Slots
+from specinfer.model.cache.kv_cache import KVStorage
+from specinfer.model.cache.sequence import Slots
 
 Bfloat16 = NDArray[np.int16]
 """Numbers of 16 bits by their bits; numpy has no type for them."""

@@ -24,66 +24,16 @@ exactly the blocks its tokens need.
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from specinfer.errors import ExhaustedError, InvalidInputError, SettingError
+from specinfer.errors import ExhaustedError, InvalidInputError
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
+from specinfer.model.cache.window import KVWindow
 
-BLOCK_TOKENS = 16
 CACHE_TOKENS = 32768
 """Context tokens that a cache holds unless told otherwise."""
-
-Slots = Seq[int]
-
-
-class KVSequence:
-    """What the cache holds for one request. Only `PagedKVCache` changes it."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        """Committed context."""
-        self.blocks: list[int] = []
-        self.node_tokens: list[int] = []
-        self.node_parents: list[int] = []
-        """Parent of each tentative node; -1 for the last context token."""
-        self.node_depths: list[int] = []
-        self.chain: list[int] = []
-        """Hash of every full block of context, each covering those before it."""
-        self.evicted = 0
-        """Context tokens dropped behind the sinks."""
-        self.shift = 0
-        """Rotary position of a token minus its position in the cache."""
-        self.released = False
-
-    @property
-    def length(self) -> int:
-        """Committed context tokens, dropped ones included."""
-        return len(self.tokens)
-
-    @property
-    def cached(self) -> int:
-        """Context tokens whose keys and values are held."""
-        return len(self.tokens) - self.evicted
-
-    @property
-    def nodes(self) -> int:
-        """Tentative tree nodes."""
-        return len(self.node_parents)
-
-    def slots(self, start: int, stop: int) -> list[int]:
-        """Physical slots of positions [start, stop) in the cache."""
-        table = self.blocks
-        return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
-
-    def node_path(self, node: int) -> list[int]:
-        """Tentative nodes from the root's child down to `node` itself."""
-        path: list[int] = []
-        while node >= 0:
-            path.append(node)
-            node = self.node_parents[node]
-        return path[::-1]
 
 
 class KVStorage(Protocol):
@@ -94,28 +44,6 @@ class KVStorage(Protocol):
 
     def rotate(self, slots: Slots, delta: int) -> None:
         """Turns the keys of slots by `delta` rotary positions."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVWindow:
-    """What a windowed cache keeps of a request. Lossy."""
-
-    tokens: int
-    """Context tokens kept, sinks included; up to a block more."""
-    sinks: int
-    """First tokens that are never dropped, rounded up to whole blocks."""
-    max_positions: int
-    """Rotary positions the model knows."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:
-            least = (self.sink_blocks + 1) * BLOCK_TOKENS
-            raise SettingError("kv_window", self.tokens, f"must be at least {least} with {self.sinks} sinks")
-
-    @property
-    def sink_blocks(self) -> int:
-        """Blocks that are never dropped."""
-        return blocks_for(self.sinks)
 
 
 class PagedKVCache:
@@ -312,8 +240,3 @@ def _chain(before: Seq[int], tokens: Seq[int]) -> int:
     digest.update((before[-1] if before else 0).to_bytes(16, "little"))
     digest.update(np.asarray(tokens, np.int32).tobytes())
     return int.from_bytes(digest.digest(), "little")
-
-
-def blocks_for(tokens: int) -> int:
-    """Blocks that hold this many tokens."""
-    return -(-tokens // BLOCK_TOKENS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.device.description import LEAST_TILE, MOST_TILE, Bucket, power_above
 from specinfer.model.device.tree_kernels import attend, reduce_parts
 

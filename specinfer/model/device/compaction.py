@@ -7,7 +7,7 @@ after    ... the   cat ran
 import torch
 import triton.language as tl
 
-from specinfer.model.cache.kv_cache import Slots
+from specinfer.model.cache.sequence import Slots
 from specinfer.model.device.description import power_above
 from specinfer.model.device.launch import unspecialised
 

@@ -18,15 +18,16 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.kv_cache import blocks_for
+from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.device.choice import cut_rows
 from specinfer.model.device.description import LEAST_WORDS, WORD_BITS, Bucket, power_above, tile_size
 from specinfer.model.device.graphs import Graphs
 from specinfer.model.device.growth_description import GrowthNumbers, Levels, describe_levels
 from specinfer.model.device.growth_kernels import extend, favour
 from specinfer.model.device.inputs import Inputs
-from specinfer.model.drafting.expansion import NOISY_RIVALS, GrowthShape, GrowthTask, point_tree
+from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.tree import TokenTree
+from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
 LEAST_WIDTH = 32

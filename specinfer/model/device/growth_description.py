@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.device.choice import NO_CUT
 from specinfer.model.device.description import Bucket, Int32
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.model.sampling.noise import noise_keys
 

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, PagedKVCache, Slots, blocks_for
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.layers.attention import make_attention
 from specinfer.model.layers.linear import make_linear
 from specinfer.model.layers.transformer import Layer, Parts, rotary_tables

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.model.drafting.expansion import NOISY_RIVALS, GrowthShape, GrowthTask, point_tree
+from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.model.native.bindings import PLACES, Growth, GrowthJob
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
+from specinfer.tree.builder import point_tree
 from specinfer.tree.draws import AGREEMENT
 
 _JOB = np.dtype(GrowthJob)

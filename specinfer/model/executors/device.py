@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from specinfer.model.batch import Batch, Features
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots, blocks_for
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.device.attention import Plan, splits_for, tree_attention
 from specinfer.model.device.buckets import MOST_ROWS, bucket_for, bucket_grid, largest
 from specinfer.model.device.choice import choose
@@ -22,7 +22,7 @@ from specinfer.model.device.growth import DeviceGrowth, GrowthModel, can_grow
 from specinfer.model.device.inputs import Inputs
 from specinfer.model.device.launch import check_device, processors
 from specinfer.model.device.weights import quantiser
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.layers.transformer import Weights, rotate
 from specinfer.model.sampling.choices import Choices, ChoiceTask
 from specinfer.model.weights.config import ModelConfig

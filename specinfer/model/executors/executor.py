@@ -13,7 +13,7 @@ import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.layers.attention import make_attention
 from specinfer.model.layers.transformer import Surgery, Transformer, Weights, rotate
 from specinfer.model.offload.stores import LayerStore

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.layers.attention import AttentionBackend, make_attention
 from specinfer.model.weights.config import ModelConfig, eos_token_ids, max_positions
 

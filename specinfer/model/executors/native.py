@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.model.batch import Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.native import CacheMemory, NativeGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.executors.native_stream import StreamedMatrices
 from specinfer.model.layers.transformer import Weights, rotary_tables
 from specinfer.model.native.bindings import (

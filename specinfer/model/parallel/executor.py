@@ -19,7 +19,7 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, Features
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, Slots
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.executors.executor import TorchExecutor
 from specinfer.model.layers.transformer import Weights
 from specinfer.model.parallel.layout import check_layout

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import AttentionRows, Batch, Features
-from specinfer.model.cache.kv_cache import Slots, blocks_for
+from specinfer.model.cache.sequence import Slots, blocks_for
 from specinfer.model.parallel.microbatches import StageCost, cut, stage_features
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig

@@ -11,7 +11,7 @@ from benchmarks.figure11 import mixed
 from benchmarks.figures.latency import INCREMENTAL, SEQUENCE, TREE, Turns
 from benchmarks.figures.report import latency_report, plot_latency, plot_sequences, sequences_report
 from benchmarks.figures.sequences import Comparison, Measured, accepted_of_sequences, accepted_of_tree, paths
-from specinfer.model.drafting.expansion import GrowthShape
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector, TreeBuilder, TreeLimits
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.ssm import SsmDrafter

@@ -18,7 +18,7 @@ from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
 from benchmarks.runtime_cpu import pass_cells
 from specinfer.client import Answer
-from specinfer.model.drafting.expansion import GrowthShape
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DrafterDescription

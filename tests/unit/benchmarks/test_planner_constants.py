@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.planner_constants import CONSTANTS, as_markdown, changed, compared, variants
 from benchmarks.planning.world import World
-from gateway.planning import acceptance, averages
+from gateway.planning import acceptance
 
 
 @pytest.mark.parametrize(("batch", "least"), [(1, 1.4), (4, 1.05), (12, 0.97)])
@@ -31,9 +31,6 @@ def test_constants_exist_are_changed_and_put_back() -> None:
             with changed(module, name, value):
                 assert getattr(module, name) == value
         assert getattr(module, name) == before
-    with changed(averages, "_SMOOTHING", 0.5):
-        assert averages.Average()._smoothing == 0.5
-    assert averages.Average()._smoothing == averages._SMOOTHING
     assert variants("_MARGIN", 1.02) == pytest.approx((1.01, 1.04))
     assert variants("_RECORDS", acceptance._RECORDS) == (128, 512)
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from specinfer.cli import local
-from specinfer.cli.local import LocalOptions, LocalSystem, _arguments, default_speculators, read_speculators
+from specinfer.cli.local import LocalOptions, LocalSystem, _arguments
+from specinfer.cli.speculators import default_speculators, read_speculators
 from specinfer.errors import InvalidInputError
 
 

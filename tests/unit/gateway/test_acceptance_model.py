@@ -70,6 +70,14 @@ def test_what_is_forgotten_starts_as_usual() -> None:
     assert hopeless < fresh, "a text of its own may be better than the last one was"
 
 
+def test_old_trees_fade_when_a_text_changes() -> None:
+    model = model_of(1, "r")
+    for accepted in ([], [1, 2, 3]):
+        for _ in range(300):
+            model.observe(FIRST, 7, {"r": (chain(ROOT, range(7)), accepted)})
+    assert model.per_doubling(FIRST) == pytest.approx(1.0, rel=0.02)
+
+
 def test_sizes_of_trees_do_not_matter_if_each_doubling_brings_as_much() -> None:
     small, large = model_of(1, "r"), model_of(1, "r")
     for _ in range(200):

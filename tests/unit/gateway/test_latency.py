@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from gateway.planning.averages import Average, BySize, Ratio
-from gateway.planning.latency import DraftTime, LatencyModel
+from gateway.planning.latency import Average, DraftTime, LatencyModel
 from gateway.planning.pass_times import PassCurve
 
 ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
@@ -20,23 +19,6 @@ def test_one_outlier_moves_an_average_little() -> None:
         average.add(1.0)
     average.add(1000.0)
     assert 1.0 < average.value < 1.2
-
-
-def test_old_observations_of_a_ratio_fade() -> None:
-    ratio = Ratio(1.0, 2.0)
-    for _ in range(1000):
-        ratio.add(3.0, 4.0, memory=20)
-    assert ratio.value == pytest.approx(0.75)
-    assert ratio.denominator == pytest.approx(80)
-
-
-def test_sizes_are_told_apart_by_powers_of_two_and_lend_to_each_other() -> None:
-    known: BySize[list[int]] = BySize(list)
-    known[3].append(7)
-    assert known[4] == [7]
-    assert known[5] == []
-    assert known.nearest(16, lambda item: item[0] if item else None) == 7
-    assert known.nearest(1, lambda item: None) is None
 
 
 def test_a_step_latency_its_pass_the_slowest_draft_and_the_rest() -> None:
@@ -67,6 +49,9 @@ def test_drafts_of_a_new_batch_size_are_thought_to_take_what_the_nearest_one_doe
     latency.observe(16, 48, 0.030, [DraftTime(ONE, {0: 0.009}, 0)], 0.002)
     assert latency.draft_seconds(2, ONE, ONE) == pytest.approx(0.004, rel=0.6)
     assert latency.draft_seconds(2, ONE, ONE) < latency.draft_seconds(8, ONE, ONE)
+    assert latency.draft_seconds(9, ONE, ONE) == latency.draft_seconds(16, ONE, ONE), "one power of two"
+    assert latency.draft_seconds(64, ONE, ONE) == latency.draft_seconds(16, ONE, ONE), "the nearest"
+    assert latency.draft_seconds(64, OTHER, OTHER) == 0, "never measured"
 
 
 def test_trees_that_cost_more_or_less_than_was_said_are_found_out() -> None:

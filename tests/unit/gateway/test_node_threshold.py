@@ -1,62 +1,51 @@
-"""Which nodes pay, by the stairs in which a pass grows."""
+"""Which nodes pay: those that bring tokens as fast as the step does."""
 
 import pytest
 
-from gateway.planning.node_threshold import NO_NODES, node_threshold
+from gateway.planning.acceptance import AcceptanceModel
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import PLAIN, Choice, Planner
+from gateway.requests.budget import NodeBudget
 
-SPEED = 200.0
-"""Tokens per second: a millisecond is threshold 0.2."""
-
-
-def stairs(*milliseconds: float) -> list[float]:
-    return [ms / 1000 for ms in milliseconds]
+ALONE = frozenset({0})
 
 
 def test_a_node_must_promise_what_it_costs() -> None:
-    threshold = node_threshold(stairs(8, 8.5, 9, 9.5), SPEED, 1)
-    assert threshold.least == pytest.approx([0.1, 0.1, 0.1])
-    assert threshold(2, 0.1001)
-    assert not threshold(2, 0.0999)
-    assert not threshold(3, 1.0), "no more than the pass was priced for"
-    assert threshold.least_reach == pytest.approx(0.1)
+    """Two tokens in ten milliseconds: half a millisecond is worth a tenth of a token."""
+    choice = Choice(ALONE, 3, 3, tokens=2.0, seconds=0.010, node_seconds=0.0005)
+    assert choice.node_threshold == pytest.approx(0.1)
+    assert choice.keeps(2, 0.1001)
+    assert not choice.keeps(2, 0.0999)
+    assert not choice.keeps(3, 1.0), "no more than the pass was priced for"
 
 
-def test_a_stair_is_climbed_if_those_behind_it_pay_together() -> None:
-    """Three nodes are free, the fourth takes 4 ms, and the three behind it are free again."""
-    threshold = node_threshold(stairs(8, 8, 8, 8, 12, 12, 12, 12), SPEED, 1)
-    together = 1 + 0.85 + 0.85**2 + 0.85**3
-    assert threshold.least == pytest.approx([0, 0, 0, 0.8 / together, 0, 0, 0])
-    assert threshold.least_reach == pytest.approx(0.8 / 6), "what a node costs on average"
+def test_a_probe_of_slow_drafts_keeps_no_node_that_plain_decoding_would_not_wait_for() -> None:
+    slow = Choice(ALONE, 3, 3, tokens=2.0, seconds=0.1, plain_speed=200.0, node_seconds=0.0005)
+    assert slow.node_threshold == pytest.approx(0.1)
 
 
-def test_chances_of_a_large_batch_fall_more_slowly() -> None:
-    """Its requests' candidates are ranked together, so more of them are about as good."""
-    climb = stairs(8, *[12] * 8)
-    assert node_threshold(climb, SPEED, 4).least[0] == pytest.approx(
-        0.8 / sum(0.85 ** (n / 4) for n in range(8))
-    )
+def test_what_drafters_are_told_is_a_probability() -> None:
+    assert Choice(ALONE, 3, 3, tokens=2.0, seconds=0.001, node_seconds=0.01).node_threshold == 1.0
+    assert not PLAIN.keeps(0, 1.0)
+    assert PLAIN.node_threshold == 0.0
 
 
-def test_what_drafters_are_told_is_a_chance() -> None:
-    assert node_threshold(stairs(8, 8, 20), SPEED, 1).least_reach == 1.0
-    assert node_threshold(stairs(9, 8, 8), SPEED, 1).least_reach == 0.0
-    assert node_threshold(stairs(8, 9), SPEED, 1).least_reach == 0.0, "one node: any draft is one level"
-    assert node_threshold(stairs(8), SPEED, 1).least_reach == 0.0
-    assert not NO_NODES(0, 1.0)
+@pytest.mark.parametrize("stairs", [False, True])
+def test_a_node_costs_its_part_of_what_all_chosen_ones_add_to_the_pass(stairs: bool) -> None:
+    """Seven nodes add 4 ms, whether the first brings all of it or each its part; the eighth adds 28 more."""
+    points = [(1, 8), (2, 12), (8, 12), (9, 40)] if stairs else [(1, 8), (8, 12), (9, 40)]
+    planner = Planner(PassCurve([(tokens, ms / 1000) for tokens, ms in points]), NodeBudget(8, 8))
+    planner.enrol([ALONE])
+    planner.acceptance.outcomes = 100
+    predictable(planner.acceptance)
+    choice = planner.choose(1, ["r"])
+    assert choice.step_nodes == 7
+    assert choice.node_seconds == pytest.approx(0.004 / 7)
+    assert choice.node_threshold == pytest.approx(choice.speed * 0.004 / 7)
 
 
-def test_trees_that_make_a_pass_quicker_cost_nothing() -> None:
-    """Noise, or the factor of passes with trees: a first node may seem to bring time."""
-    threshold = node_threshold(stairs(9, 8, 8.5), SPEED, 1)
-    assert threshold(0, 0.0)
-    assert not threshold(1, 0.05)
-
-
-def test_thresholds_of_large_steps_are_those_of_the_next_fewer_nodes() -> None:
-    """Two thousand free nodes, then dear ones: computed at 64 counts, kept to the right size."""
-    seconds = [0.01] * 1001 + [0.01 + 0.001 * n for n in range(1, 1001)]
-    threshold = node_threshold(seconds, SPEED, 32)
-    assert len(threshold.least) == 2000
-    assert threshold(900, 0.001)
-    assert not threshold(1500, 0.15)
-    assert not threshold(2000, 1.0)
+def predictable(model: AcceptanceModel) -> None:
+    """Every doubling brings two tokens."""
+    model.follow(["r"])
+    model.observe = lambda *_, **__: None  # type: ignore[method-assign]
+    model.per_doubling = lambda asked: 2.0 * bool(asked)  # type: ignore[method-assign]

@@ -9,7 +9,6 @@ import pytest
 
 from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
-from gateway.planning.node_threshold import NO_NODES
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from gateway.requests.budget import NodeBudget
@@ -52,10 +51,10 @@ def simulate(
     for _ in range(steps):
         choice = planner.choose(batch, names)
         choices.append(choice)
-        threshold = planner.threshold(batch, choice)
         drafts = [_draft(choice, accepts) for _ in range(batch)]
         outcomes = [
-            (tree, _accepted(tree)) for tree in cut_trees(drafts, [choice.nodes + 1] * batch, worth=threshold)
+            (tree, _accepted(tree))
+            for tree in cut_trees(drafts, [choice.nodes + 1] * batch, keeps=choice.keeps)
         ]
         in_pass = sum(len(tree) for tree, _ in outcomes)
         verify_ms = 5.0 + node_ms * (in_pass - batch)
@@ -116,7 +115,7 @@ def test_good_and_cheap_speculators_are_used_with_hardly_more_nodes_than_pay() -
     choice = usual(choices)
     assert choice.speculators == ALONE
     assert choice.nodes >= 4
-    (tree,) = cut_trees([_draft(choice, {0: 4})], [17], worth=planner.threshold(1, choice))
+    (tree,) = cut_trees([_draft(choice, {0: 4})], [17], keeps=choice.keeps)
     assert len(tree) == 5, "the four that are accepted, none of the wrong ones"
 
 
@@ -255,10 +254,10 @@ def test_without_adaptation_everybody_is_asked_always() -> None:
     choice = planner.choose(32, ["r"] * 32)
     assert (choice.speculators, choice.nodes) == (both, 2), "its share of the step"
     assert choice.reason == "not adaptive"
-    threshold = planner.threshold(8, planner.choose(8, ["r"] * 8))
-    assert threshold(63, 0.0)
-    assert not threshold(64, 1.0)
-    assert threshold.least_reach == 0
+    choice = planner.choose(8, ["r"] * 8)
+    assert choice.keeps(63, 0.0)
+    assert not choice.keeps(64, 1.0)
+    assert choice.node_threshold == 0
     assert planner_of(0, adaptive=False).choose(3, ["r"]).reason == "no speculators"
 
 
@@ -267,7 +266,7 @@ def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     for _ in range(500):
         choice = planner.choose(2, [])
         assert (choice.nodes, choice.reason) == (0, "no request wants drafts")
-        assert planner.threshold(2, choice) is NO_NODES
+        assert not choice.keeps(0, 1.0)
     choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
     assert usual(choices).speculators == ALONE
 
@@ -303,7 +302,7 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
             choice = planner.choose(1, [f"r{number}"])
             spent[good].append(bool(choice.speculators))
             tree = _draft(choice, {0: 4 if good else 0})
-            (tree,) = cut_trees([tree], [choice.nodes + 1], worth=planner.threshold(1, choice))
+            (tree,) = cut_trees([tree], [choice.nodes + 1], keeps=choice.keeps)
             seconds = 0.005 + 0.0001 * (len(tree) - 1)
             drafts = _seconds(choice, 0.004)
             outcomes = {f"r{number}": (tree, _accepted(tree))}
@@ -384,7 +383,6 @@ def test_where_nodes_are_free_trees_are_as_large_as_the_verifier_takes(batch: in
         if choice.reason == "fastest":
             assert choice.nodes >= 120, choice
             assert choice.step_nodes >= 120 * batch, choice
-            worth = planner.threshold(batch, choice)
-            assert worth(100 * batch, 0.01), "an unlikely node that costs nothing is kept"
-            assert worth.least_reach < 0.005, "and followed"
+            assert choice.keeps(100 * batch, 0.01), "an unlikely node that costs nothing is kept"
+            assert choice.node_threshold < 0.005, "and followed"
     assert choice.speculators == ALONE

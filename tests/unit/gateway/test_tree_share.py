@@ -6,8 +6,8 @@ import pytest
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.tree_share import TreeShare
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import Proposal, ProposalKind, TokenTree, merge_trees
-from specinfer.tree.token_tree import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
+from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
+from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2
 from specinfer.wire.tree_codec import encode_tree, most_bytes
 
@@ -38,13 +38,13 @@ def test_the_largest_trees_of_everybody_fit(requests: int, speculators: int) -> 
         support += 1
     trees = [(s, fan(s, nodes, nodes + support)) for s in range(speculators)]
     for _, tree in trees:
-        tree.validate(LARGEST_TOKEN + 1, 64)
+        check_tree(tree, LARGEST_TOKEN + 1, 64)
         share.check(tree)
     merged = encode_tree(merge_trees(trees))
     request = verifier_pb2.VerifyRequest(entries=[verifier_pb2.VerifyEntry(tree=merged)] * requests)
     assert request.ByteSize() <= step_bytes
     assert request.ByteSize() > step_bytes / 10, "the bound is not idle"
-    merge_trees(trees).validate(LARGEST_TOKEN + 1, 128)
+    check_tree(merge_trees(trees), LARGEST_TOKEN + 1, 128)
 
 
 def test_the_default_leaves_room_for_contexts() -> None:

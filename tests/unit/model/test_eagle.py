@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.eagle import EagleModel, EagleRunner, EagleTask, EagleWeights
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.sampling import GREEDY, SamplingParams

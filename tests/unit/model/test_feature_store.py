@@ -6,7 +6,7 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_generic, tiny_transformers
 from verifier_svc.features import features_of

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specinfer.errors import ExhaustedError, InvalidInputError
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, KVSequence, PagedKVCache, Slots, blocks_for
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, blocks_for
 
 
 class Marks:

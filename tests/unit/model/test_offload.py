@@ -10,7 +10,7 @@ import torch
 
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.executors.executor import TorchExecutor
 from specinfer.model.offload.buffers import DeviceBuffer, HostBuffer
 from specinfer.model.offload.stores import PAGE, DiskStore, HostStore, LayerStore, open_store

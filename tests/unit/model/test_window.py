@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 

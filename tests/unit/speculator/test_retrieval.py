@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.sampling import SamplingParams
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 from speculator_svc.drafters.retrieval import (
     LearntTexts,
@@ -31,7 +31,7 @@ def make(learn: bool = False, texts: list[list[int]] | None = None, least: int =
 def draft(drafter: RetrievalDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:
     (tree,) = drafter.draft([DraftJob(name, context, limits, SamplingParams(temperature=0))])
     assert isinstance(tree, TokenTree)
-    tree.validate(100, limits.nodes + 1)
+    check_tree(tree, 100, limits.nodes + 1)
     return tree
 
 
@@ -78,7 +78,7 @@ def test_trees_keep_their_limits(
 ) -> None:
     limits = TreeLimits(nodes, depth, width)
     tree = likely_tree(0, [c[:depth] for c in continuations], limits, 0.5)
-    tree.validate(10, nodes + 1)
+    check_tree(tree, 10, nodes + 1)
     parents = tree.parents.tolist()
     assert width is None or all(parents.count(node) <= width for node in range(len(tree)))
     known = {()} | {tuple(c[:end]) for c in continuations for end in range(len(c) + 1)}

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
-from specinfer.model.drafting.expansion import GREEDY_SCORE_TEMPERATURE, GrowthShape
+from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams
-from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter, shape_of
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
@@ -30,7 +30,7 @@ def draft(drafter: SsmDrafter, jobs: list[DraftJob]) -> list[TokenTree]:
     drafter._runner.cache.check()
     for tree, job in zip(trees, jobs, strict=True):
         assert isinstance(tree, TokenTree), tree
-        tree.validate(97, job.limits.nodes + 1)
+        check_tree(tree, 97, job.limits.nodes + 1)
     return trees  # type: ignore[return-value]
 
 

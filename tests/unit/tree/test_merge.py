@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder, cut_trees, merge_trees, truncate
+from specinfer.tree import (
+    Proposal,
+    ProposalKind,
+    TokenTree,
+    TreeBuilder,
+    check_tree,
+    cut_trees,
+    merge_trees,
+    truncate,
+)
 from specinfer.tree.token_tree import distribution
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
@@ -21,7 +30,7 @@ def _indexed(found: list[TokenTree]) -> list[tuple[int, TokenTree]]:
 @given(ROOTED)
 def test_merge_holds_exactly_the_paths_of_its_parts(found: list[TokenTree]) -> None:
     merged = merge_trees(_indexed(found))
-    merged.validate(VOCABULARY, max_nodes=1000)
+    check_tree(merged, VOCABULARY, max_nodes=1000)
     assert paths(merged) == set().union(*(paths(tree) for tree in found))
     assert len(paths(merged)) == len(merged), "a path stands in the merge twice"
 
@@ -74,7 +83,7 @@ def test_a_token_proposed_twice_is_one_node_and_two_candidates() -> None:
 @given(trees(), st.integers(1, 30))
 def test_cut_is_a_valid_part_within_the_budget(tree: TokenTree, budget: int) -> None:
     cut = truncate(tree, budget)
-    cut.validate(VOCABULARY, max_nodes=budget)
+    check_tree(cut, VOCABULARY, max_nodes=budget)
     assert paths(cut) <= paths(tree)
     assert len(cut) <= budget
 
@@ -161,11 +170,11 @@ def test_a_batch_is_cut_by_one_ranking() -> None:
     trees = [sure.build(), unsure.build()]
     asked: list[tuple[int, float]] = []
 
-    def worth(kept: int, chance: float) -> bool:
+    def pays(kept: int, chance: float) -> bool:
         asked.append((kept, round(chance, 3)))
         return chance > 0.5
 
-    first, second = cut_trees(trees, [9, 9], worth=worth)
+    first, second = cut_trees(trees, [9, 9], keeps=pays)
     assert (len(first), len(second)) == (4, 2)
     assert asked == [(0, 0.9), (1, 0.81), (2, 0.75), (3, 0.729), (4, 0.1)]
     first, second = cut_trees(trees, [2, 9])
@@ -174,10 +183,10 @@ def test_a_batch_is_cut_by_one_ranking() -> None:
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 30))
 def test_a_batch_cut_keeps_its_budget_and_valid_trees(found: list[TokenTree], budget: int) -> None:
-    cut = cut_trees(found, [12] * len(found), worth=lambda kept, _: kept < budget)
+    cut = cut_trees(found, [12] * len(found), keeps=lambda kept, _: kept < budget)
     assert sum(len(tree) - 1 for tree in cut) <= budget
     for part, whole in zip(cut, found, strict=True):
-        part.validate(VOCABULARY, max_nodes=12)
+        check_tree(part, VOCABULARY, max_nodes=12)
         assert paths(part) <= paths(whole)
 
 

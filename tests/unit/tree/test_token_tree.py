@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree
 from specinfer.tree.token_tree import distribution
 from specinfer.tree.topology import children, depth_first, depths
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
@@ -29,7 +29,7 @@ def test_topology_of_the_example() -> None:
 
 @given(trees())
 def test_built_trees_are_valid_and_depth_first(tree: TokenTree) -> None:
-    tree.validate(VOCABULARY, max_nodes=100)
+    check_tree(tree, VOCABULARY, max_nodes=100)
     assert depth_first(tree.parents.tolist()) == list(range(len(tree)))
 
 
@@ -114,13 +114,13 @@ MALFORMED = {
 def test_malformed_trees_are_refused_with_field_and_value(name: str) -> None:
     tree, message = MALFORMED[name]
     with pytest.raises(MalformedTreeError) as caught:
-        tree.validate(VOCABULARY, max_nodes=5)
+        check_tree(tree, VOCABULARY, max_nodes=5)
     assert message in str(caught.value)
 
 
 def test_more_nodes_than_allowed() -> None:
     with pytest.raises(MalformedTreeError, match="nodes = 5: more than the 4 allowed"):
-        example_tree().validate(VOCABULARY, max_nodes=4)
+        check_tree(example_tree(), VOCABULARY, max_nodes=4)
 
 
 def test_draws_are_tried_in_the_order_of_the_tree_across_proposals() -> None:
@@ -129,6 +129,6 @@ def test_draws_are_tried_in_the_order_of_the_tree_across_proposals() -> None:
     tokens, parents = _ints(THE, CAT, DOG, SAT, RAN), _ints(-1, 0, 0, 0, 0)
     proposals = (cat_dog, sat_ran, Proposal(0, 2, POINT, (1,)))
     tree = TokenTree(tokens, parents, proposals, np.ones(5, np.float32), (0, 1, 2, 1, 0))
-    tree.validate(VOCABULARY, max_nodes=5)
+    check_tree(tree, VOCABULARY, max_nodes=5)
     assert tree.draws_by_parent() == {0: [(0, 0), (1, 0), (1, 1), (0, 1)]}
     assert replace(tree, order=()).draws_by_parent() == {0: [(0, 0), (0, 1), (1, 0), (1, 1)]}

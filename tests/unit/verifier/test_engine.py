@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from specinfer.entry_status import EntryStatus
-from specinfer.model.drafting.expansion import GrowthShape
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import GREEDY, SamplingParams, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from speculator_svc.drafters import DrafterDescription, DraftJob

@@ -2,7 +2,7 @@
 
 The real merge, cut and multi-step rule run over every outcome of the drafts and of the rule's randomness
 (`tests.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three speculators of
-every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and any `worth`.
+every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and any `keeps`.
 The negative controls are the known mistakes; each shows in the same comparison.
 """
 
@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import specinfer.model.sampling.drawing
 import specinfer.tree.cut
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.sampling import SamplingParams
 from specinfer.tree import (
     ExpansionVector,
@@ -27,6 +28,7 @@ from specinfer.tree import (
     TokenTree,
     TreeBuilder,
     TreeLimits,
+    check_tree,
     cut_trees,
     merge_trees,
 )
@@ -145,7 +147,7 @@ def grown(tables: Tables, shape: GrowthShape, limits: TreeLimits) -> Draft:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(specinfer.model.sampling.drawing, "draw", lambda p, _: branches.choose(p))
             (tree,) = growth.grow([GrowthTask(KVSequence(), [ROOT], limits, SamplingParams())])
-        tree.validate(len(tables[0]), limits.nodes + 1)
+        check_tree(tree, len(tables[0]), limits.nodes + 1)
         return tree
 
     return draft
@@ -215,13 +217,13 @@ def _count(widths: Sequence[int]) -> int:
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, object]:
-    """Beliefs by speculator and place, and a `worth`."""
+    """Beliefs by speculator and place, and a `keeps`."""
     shares = st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
     believed = draw(st.dictionaries(st.integers(0, 2), shares, max_size=3))
     budget, least = draw(st.integers(1, 8)), draw(st.floats(0, 0.1))
     return {
         "beliefs": {s: (lambda place, _, found=found: found[min(place, 2)]) for s, found in believed.items()},
-        "worth": lambda kept, chance: kept < budget and chance > least * kept,
+        "keeps": lambda kept, chance: kept < budget and chance > least * kept,
     }
 
 
@@ -375,7 +377,7 @@ HALVES = np.array([0.5, 0.5], np.float32)
 
 def test_negative_control_two_requests_that_share_a_draw_stream() -> None:
     """One request's subtree removes the other's draw just if that has the same token."""
-    cut = to(2, 2, beliefs={0: lambda place, chance: chance}, worth=lambda kept, _: kept < 2)
+    cut = to(2, 2, beliefs={0: lambda place, chance: chance}, keeps=lambda kept, _: kept < 2)
 
     def program(branches: Branches) -> list[TokenTree]:
         first, second = one_stream(branches)
@@ -455,7 +457,7 @@ def test_the_score_of_a_point_does_not_hang_on_a_draw(budget: int, first: bool, 
         return builder.build()
 
     drafts = [shares_a_node(first), blind, draws(A3, WITH, (1,))]
-    for worth in (0.0, 0.2):
-        cut = to(budget, worth=lambda kept, chance, least=worth: chance > least)
+    for price in (0.0, 0.2):
+        cut = to(budget, keeps=lambda kept, chance, least=price: chance > least)
         program = step([drafts[::-1] if swapped else drafts], cut)
         np.testing.assert_allclose(joint(program, [P3], 1), P3[0], atol=EXACT)

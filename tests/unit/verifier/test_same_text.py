@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.cache.kv_cache import KVSequence
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from specinfer.model.batch import AttentionRows, Batch
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS
+from specinfer.model.cache.sequence import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.kv_cache import BLOCK_TOKENS, KVSequence, PagedKVCache, Slots
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
 from specinfer.model.device.attention import Plan
 from specinfer.model.device.description import Bucket, describe
 from specinfer.model.device.launch import interpreted

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.device import growth
-from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits

@@ -1,0 +1,58 @@
+"""The speculator services of a local system, by name: those that suit a model, or those that a user names."""
+
+from collections.abc import Mapping, Sequence
+
+from specinfer.errors import InvalidInputError, SettingError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.hub.widen import original_of
+
+Flags = Mapping[str, str]
+"""Of a service, without dashes."""
+
+# Trained SSMs that ship with the project (models/), by target.
+TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
+
+
+LARGE_TREES = {"beam": "16", "depth": "12", "least-reach": "0"}
+"""Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
+for one: tokens a step on training prompts are in docs/findings/2026-11-24.md."""
+
+
+def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
+    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it.
+
+    Both in one service: on a small machine another message to another process costs as much as it brings.
+    Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
+    """
+    ssm = TRAINED_SSMS.get(model) or TRAINED_SSMS.get(_original_of(model) or "")
+    if ssm is None:
+        return {"ngram": {"drafter": "ngram"}}
+    flags = {"drafter": "ngram+ssm", "model": ssm}
+    return {"ngram+ssm": flags | LARGE_TREES if offload else flags}
+
+
+def _original_of(model: str) -> str | None:
+    """The model that this one was widened from: the same drafts suit it. None if it was not widened."""
+    try:
+        return original_of(resolve_model(model))
+    except SettingError:
+        return None  # it is not there, which is said when the system starts
+
+
+def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
+    """Flags of speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
+
+    Raises:
+        InvalidInputError: naming what cannot be read.
+    """
+    if not texts:
+        return None
+    pool: dict[str, Flags] = {}
+    for text in texts:
+        drafter, *pairs = (part.strip() for part in text.split(","))
+        flags = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        if not drafter or len(flags) < len(pairs):
+            raise InvalidInputError("speculator", text, "must be DRAFTER[+DRAFTER...][,FLAG=VALUE...]")
+        name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
+        pool[name] = {"drafter": drafter, **flags}
+    return pool

@@ -1,0 +1,60 @@
+"""What the paged cache holds for one request, and in which blocks."""
+
+from collections.abc import Sequence
+
+BLOCK_TOKENS = 16
+
+Slots = Sequence[int]
+
+
+class KVSequence:
+    """What the cache holds for one request. Only `PagedKVCache` changes it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        """Committed context."""
+        self.blocks: list[int] = []
+        self.node_tokens: list[int] = []
+        self.node_parents: list[int] = []
+        """Parent of each tentative node; -1 for the last context token."""
+        self.node_depths: list[int] = []
+        self.chain: list[int] = []
+        """Hash of every full block of context, each covering those before it."""
+        self.evicted = 0
+        """Context tokens dropped behind the sinks."""
+        self.shift = 0
+        """Rotary position of a token minus its position in the cache."""
+        self.released = False
+
+    @property
+    def length(self) -> int:
+        """Committed context tokens, dropped ones included."""
+        return len(self.tokens)
+
+    @property
+    def cached(self) -> int:
+        """Context tokens whose keys and values are held."""
+        return len(self.tokens) - self.evicted
+
+    @property
+    def nodes(self) -> int:
+        """Tentative tree nodes."""
+        return len(self.node_parents)
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Physical slots of positions [start, stop) in the cache."""
+        table = self.blocks
+        return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
+
+    def node_path(self, node: int) -> list[int]:
+        """Tentative nodes from the root's child down to `node` itself."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.node_parents[node]
+        return path[::-1]
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold this many tokens."""
+    return -(-tokens // BLOCK_TOKENS)
