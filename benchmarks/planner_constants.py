@@ -18,8 +18,9 @@ import typer
 from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
-from gateway.planning import acceptance, calibration, latency, pass_times, planner
+from gateway.planning import acceptance, latency, pass_times, planner
 from specinfer.cli.about import about_this_run
+from specinfer.speculators import calibration
 
 CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     *((acceptance, name) for name in ("_FIRST", "_USUAL_MEMORY", "_REQUEST_MEMORY", "_PRIOR", "_RECORDS")),
