@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gateway.clients.verifier import pass_curve
 from gateway.planning.pass_times import PassCurve, PassTimes
-from specinfer.errors import IncompatibleError
 from specinfer.v1 import verifier_pb2
 
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])
@@ -35,9 +34,9 @@ def test_a_pass_takes_as_long_as_the_quickest_that_is_no_smaller(seconds: list[f
     assert ours == pytest.approx([min(seconds[i:]) for i in range(len(seconds))])
 
 
-def test_a_verifier_that_tells_nothing_is_refused_and_one_that_tells_zeros_is_borne() -> None:
-    with pytest.raises(IncompatibleError, match="pass_costs is empty"):
-        pass_curve(verifier_pb2.DescribeVerifierReply())
+def test_a_verifier_that_tells_zeros_is_borne() -> None:
+    with pytest.raises(ValueError, match="needs a point"):
+        pass_curve(verifier_pb2.DescribeVerifierReply())  # refused before: `verifier_check`
     zeros = verifier_pb2.DescribeVerifierReply(pass_costs=[verifier_pb2.PassCost(tokens=1)])
     passes = PassTimes(pass_curve(zeros))
     for tokens in (1, 9, 9, 1, 1):
