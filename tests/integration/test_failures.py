@@ -522,7 +522,7 @@ def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     owner, name, is_poison = {
         "plan": (CacheRoom, "most_nodes", lambda room, request: request.request_id == "poison"),
         "text": (TextStream, "push", lambda stream, *_: stream._stops == ("~",)),
-        "write": (gateway.store.requests, "_item", lambda item, *_: item.request_id == "poison"),
+        "write": (gateway.store.requests, "encode_progress", lambda item, *_: item.request_id == "poison"),
         "publish": (Feed, "extend", lambda feed, *_: feed.request.request_id == "poison"),
     }[where]
     monkeypatch.setattr(owner, name, raises(getattr(owner, name), is_poison))
