@@ -19,7 +19,7 @@ from verifier_svc.identity import Identity
 from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.pass_costs import measure_passes
-from verifier_svc.ranks import follow, join, launch, layout_of, leading, own_rank
+from verifier_svc.ranks import follow, join, layout_of, leading, own_rank
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -110,6 +110,8 @@ async def serve(settings: VerifierSettings) -> None:
     """Serves until signalled; one of several ranks does its part."""
     rank = own_rank()
     if rank is None and layout_of(settings).ranks > 1:
+        from verifier_svc.launcher import launch
+
         launch(settings, PROGRAM)  # nothing else runs in this process
         return
     find_rule(settings.acceptance)  # a bad name should not wait for the weights

@@ -1,0 +1,67 @@
+"""Starts the ranks of a verifier on this machine, by torchrun's own API: `python -m verifier_svc
+--tensor-parallel 2`. Loaded only then.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from specinfer.hub import resolve_model
+from specinfer.model.parallel.layout import check_layout
+from specinfer.model.parallel.ranks import LOST_GROUP
+from specinfer.model.weights.config import load_config
+from verifier_svc.ranks import layout_of
+from verifier_svc.settings import VerifierSettings
+
+log = logging.getLogger(__name__)
+
+
+def launch(settings: VerifierSettings, program: str) -> None:
+    """Starts all ranks on this machine with this process' flags and waits for their end.
+
+    Raises:
+        SettingError: if the model cannot be divided so.
+    """
+    layout = layout_of(settings)
+    check_layout(load_config(resolve_model(settings.model)), layout)  # said once, not by every rank
+    threads = max(1, (os.cpu_count() or 1) // layout.ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # `_explain` says it in a line
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=layout.ranks,
+        run_id=secrets.token_hex(8),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        shutdown_timeout=round(2 * settings.drain_seconds) + 1,
+    )
+    log.info("starting %d ranks: %s", layout.ranks, layout)
+    try:
+        elastic_launch(config, sys.executable)("-m", program, *sys.argv[1:])
+    except SignalException:
+        log.info("all ranks have ended")
+    except ChildFailedError as error:
+        log.critical("%s", _explain(error.failures))
+        sys.exit(1)
+
+
+def _explain(failures: Mapping[int, ProcessFailure]) -> str:
+    """Which rank ended first: those that lost it say so by their exit code."""
+    first = {rank: each for rank, each in failures.items() if each.exitcode != LOST_GROUP}
+    rank, failure = next(iter((first or failures).items()))
+    how = (
+        f"was ended by {signal.Signals(-failure.exitcode).name}"
+        if failure.exitcode < 0
+        else f"ended with code {failure.exitcode}"
+    )
+    return f"rank {rank} (process {failure.pid}) {how}; the verifier ends with all of its ranks"
