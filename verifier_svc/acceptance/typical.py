@@ -30,7 +30,8 @@ class TypicalAcceptance:
         for node, parent in enumerate(tree.parents.tolist()):
             if node:
                 children[parent].append(node)
-        paths, best = {0: ()}, (0, 0.0, 0)  # length, log-probability, node
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        best = (0, 0.0, 0)  # length, log-probability, node
         reached = [(0, 0.0)]
         for node, logp in reached:  # grows while it is walked: parents before children
             if node not in children:
