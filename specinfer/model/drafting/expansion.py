@@ -17,7 +17,8 @@ draws by rank (`specinfer.tree.cut`, rule 3); those of an expansion vector as th
 points may depend on the noise, so for requests for which anybody draws, points are made without it
 (`GrowthTask.blind`).
 
-The compiled kernels do the same in one call (`native/csrc/drafting/growth.h`); this is their reference.
+The compiled kernels do the same in one call (`native/csrc/drafting/growth.h`, rules in `growth_rules.h`);
+this is their reference.
 """
 
 from collections.abc import Callable, Sequence

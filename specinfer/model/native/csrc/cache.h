@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "forward.h"
+#include "bindings.h"
+#include "norms.h"
 
 namespace specinfer {
 

@@ -3,66 +3,14 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "attention/attention.h"
+#include "norms.h"
 #include "products/products.h"
 
 namespace specinfer {
-
-template <class Kind>
-void rms_norm(const float* x, const float* weight, int n, float eps, typename Kind::A* out) {
-  Floats squares = zeros();
-  int i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    const Floats v = load(x + i);
-    squares = fma(v, v, squares);
-  }
-  float total = sum(squares);
-  for (; i < n; ++i) total += x[i] * x[i];
-  const float scale = 1.0f / std::sqrt(total / n + eps);
-  for (i = 0; i + LANES <= n; i += LANES) {
-    const Floats v = mul(load(x + i), spread(scale));
-    Kind::put(out + i, mul(v, load(weight + i)));
-  }
-  for (; i < n; ++i) out[i] = Kind::activation(x[i] * scale * weight[i]);
-}
-
-// By mean and variance, in double precision: of a few families, and a hundredth of their pass.
-template <class Kind>
-void layer_norm(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
-  double total = 0, squares = 0;
-  for (int i = 0; i < n; ++i) total += x[i];
-  const double mean = total / n;
-  for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
-  const double scale = 1.0 / std::sqrt(squares / n + eps);
-  for (int i = 0; i < n; ++i) out[i] = Kind::activation(float((x[i] - mean) * scale) * norm.weight[i] + norm.bias[i]);
-}
-
-template <class Kind>
-void normalise(const float* x, const Norm& norm, int n, float eps, typename Kind::A* out) {
-  if (norm.bias.empty()) return rms_norm<Kind>(x, norm.weight.data(), n, eps, out);
-  layer_norm<Kind>(x, norm, n, eps, out);
-}
-
-// The same on one head, in place and in float32 (Qwen3's query and key norm).
-void norm_head(float* x, const std::vector<float>& weight, float eps) {
-  if (weight.empty()) return;
-  float total = 0;
-  for (size_t i = 0; i < weight.size(); ++i) total += x[i] * x[i];
-  const float scale = 1.0f / std::sqrt(total / weight.size() + eps);
-  for (size_t i = 0; i < weight.size(); ++i) x[i] *= scale * weight[i];
-}
-
-void rotate(float* x, const float* cos, const float* sin, int dim) {
-  for (int i = 0; i < dim / 2; ++i) {
-    const float a = x[i], b = x[i + dim / 2];
-    x[i] = a * cos[i] - b * sin[i];
-    x[i + dim / 2] = b * cos[i] + a * sin[i];
-  }
-}
 
 // Runs one pass; one object per thread, all in step.
 template <class Kind>
@@ -275,19 +223,6 @@ class Worker {
   Scratch scratch_;
   Attention<Kind> attention_;
 };
-
-// Makes the buffers large enough for passes of this many tokens.
-template <class Kind>
-void prepare(Model& m, size_t tokens) {
-  const Shape& s = m.shape;
-  const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
-  m.x.resize(std::max(m.x.size(), tokens * s.hidden));
-  m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
-  m.normed.resize(std::max(m.normed.size(), words(tokens * s.hidden)));
-  m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
-  m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
-  m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
-}
 
 // Runs `work(worker, thread)` on all threads, with workers for the pass that `p` describes at that moment.
 template <class Kind, class Work>

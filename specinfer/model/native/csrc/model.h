@@ -1,5 +1,6 @@
 // A decoder as the kernels hold it, and what one pass over it is.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -71,6 +72,19 @@ void set_dense(Model& m, int layer, int which, const void* data) {
       if (k % LANES == 0) return pack_block_float(to, from, columns, k, vectors, rows);
     pack<Kind>(to, from, columns, k, vectors, rows);
   });
+}
+
+// Makes the buffers large enough for passes of this many tokens.
+template <class Kind>
+void prepare(Model& m, size_t tokens) {
+  const Shape& s = m.shape;
+  const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
+  m.x.resize(std::max(m.x.size(), tokens * s.hidden));
+  m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
+  m.normed.resize(std::max(m.normed.size(), words(tokens * s.hidden)));
+  m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
+  m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
+  m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));
 }
 
 }  // namespace specinfer
