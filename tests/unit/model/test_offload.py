@@ -21,7 +21,7 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.test_native import random_segments
-from verifier_svc.__main__ import build_engine
+from verifier_svc.__main__ import load_runner
 from verifier_svc.settings import VerifierSettings
 
 SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
@@ -160,10 +160,10 @@ def test_the_verifier_takes_it_from_its_settings(tmp_path: Path) -> None:
         offload="disk",
         offload_directory=str(tmp_path / "layers"),
     )
-    engine = build_engine(settings)
+    runner = load_runner(settings)
     assert (tmp_path / "layers").is_dir()
-    whole = build_engine(settings.model_copy(update={"offload": "none"}))
-    found = [e.runner.forward([Segment(e.runner.open(), [5, 6], want_last=True)])[0] for e in (engine, whole)]
+    whole = load_runner(settings.model_copy(update={"offload": "none"}))
+    found = [r.forward([Segment(r.open(), [5, 6], want_last=True)])[0] for r in (runner, whole)]
     assert torch.equal(*found)
 
 
