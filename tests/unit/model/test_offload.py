@@ -316,7 +316,7 @@ def test_host_memory_and_device_buffers_give_the_same_bits() -> None:
     whole = runner_of(model, kv_tokens=8192)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     executor = TorchExecutor(config, weights, torch.float32, 8192 // 16, store=HostStore(pinned=False))
-    offloaded = ModelRunner(config, executor, type(whole.cache)(8192 // 16, executor))
+    offloaded = ModelRunner(config, executor, 8192 // 16)
     for a, b in zip(passes_of(offloaded), passes_of(whole), strict=True):
         assert torch.equal(a, b)
 
