@@ -88,6 +88,8 @@ class VerifierMetrics:
             "Time of all ranks of a pipeline in passes: busy with their layers, or idle (the bubble).",
             "state",
         )
+        for state in ("busy", "idle"):
+            self._stages.labels(state)  # 0 from the start
         self._told = StageSeconds()
         self._model = declare_model_info(registry)
         self._queried = self._shared = 0

@@ -110,7 +110,7 @@ class SpeculatorDirectory:
 
     def _check_features(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
         wanted, told = list(description.feature_layers), self._policy.feature_layers
-        if wanted and (wanted != sorted(set(wanted)) or wanted[-1] > told):
+        if wanted and (not told or wanted != sorted(set(wanted)) or wanted[-1] > told):
             raise IncompatibleError(
                 f"the speculators at {address} read hidden states after layers {wanted}, "
                 f"the verifier tells those after up to {told}"

@@ -78,7 +78,7 @@ Weights = Annotated[
     str,
     typer.Option(
         help="Of a local verifier: converted (as --dtype says); native (the 4- or 8-bit blocks of a GGUF "
-        "model); int8, int4 or w8a8 (quantised while loading, which makes another target)."
+        "model); int8, int4 or w8a8 (quantised while loading, which makes another target); fp8 on a GPU."
     ),
 ]
 Offload = Annotated[

@@ -102,7 +102,7 @@ def table_of(found: Sequence["Plan"], need: "Need", curve: "Curve") -> Table:
     table = Table(box=None, pad_edge=False)
     columns = ["layout", "verifiers", "weights GB", "pass GB", "KV kB/token", "KV tokens", "requests"]
     for name in [*columns, *(["tokens/s plain <=", f"pass of {need.nodes}"] if curve else [])]:
-        table.add_column(name, justify="left" if name == "layout" else "right")
+        table.add_column(name, justify="left" if name == "layout" else "right", no_wrap=name == "layout")
     for each in found:
         row = [
             str(each.layout),

@@ -95,5 +95,5 @@ def table_runner(target: TableTarget, kv_tokens: int = 2048) -> ModelRunner:
     """The real runner and cache around it."""
     num_blocks = blocks_for(kv_tokens)
     executor = TableExecutor(target, num_blocks)
-    config: Any = SimpleNamespace(vocab_size=VOCABULARY)
+    config: Any = SimpleNamespace(vocab_size=VOCABULARY, layers=0, hidden_size=0)
     return ModelRunner(config, executor, num_blocks)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 import gateway.clients.verifier
+import specinfer.speculators.drafts
 from gateway.clients.speculator import SpeculatorService
 from gateway.clients.verdicts import _verdict
 from gateway.requests.request import GenerationRequest
-from specinfer.tree import TokenTree
 from speculator_svc.engine import SpeculatorEngine
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
@@ -42,13 +42,13 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 @pytest.mark.parametrize(
     ("door", "where", "name", "fault"),
     [
-        ("draft-reply", TokenTree, "validate", _nothing),
+        ("draft-reply", specinfer.speculators.drafts, "check_tree", _nothing),
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",
             gateway.clients.verifier,
             "sound_verdicts",
-            lambda entries, trees, answers, size: {answer.request_id: _verdict(answer) for answer in answers},
+            lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
         ),
         ("verify-request", VerifierEngine, "_check", _nothing),
         ("draft-request", SpeculatorEngine, "_check", _nothing),

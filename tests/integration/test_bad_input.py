@@ -120,11 +120,11 @@ async def test_bad_entries_at_the_verifier_fail_alone(redis_url: str) -> None:
             verifier_pb2.VerifyEntry(request_id="empty"),
             verifier_pb2.VerifyEntry(request_id="foreign", delta_token_ids=[5, 999]),
             verifier_pb2.VerifyEntry(request_id="ahead", base_len=7, delta_token_ids=[5]),
-            verifier_pb2.VerifyEntry(request_id="features", delta_token_ids=[5], return_features=True),
+            verifier_pb2.VerifyEntry(request_id="features", delta_token_ids=[5], features_from=0),
         ]
 
         async def messages() -> AsyncIterator[verifier_pb2.VerifyRequest]:
-            yield verifier_pb2.VerifyRequest(step_id=3, entries=entries)
+            yield verifier_pb2.VerifyRequest(step_id=3, entries=entries, feature_layers=[99])
 
         (reply,) = [r async for r in stub.Verify(messages())]
     assert reply.step_id == 3

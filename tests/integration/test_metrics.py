@@ -80,6 +80,8 @@ VERIFIER = [
     "verifier_requests",
     "verifier_failed_steps_total",
     "verifier_fenced_steps_total",
+    "verifier_memory_bytes",
+    "verifier_stage_seconds_total",
     "build_info",
     "model_info",
 ]

@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from specinfer.cli.plan import plan, read_curve
+from specinfer.cli.show import console
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from tests.tiny_models import tiny_transformers
 
@@ -20,10 +21,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which no column is cut; a console takes its width when it is made."""
+    monkeypatch.setattr(console, "width", 200)
+
+
 def run(*arguments: object) -> str:
     app = typer.Typer()
     app.command()(plan)
-    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False, env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
