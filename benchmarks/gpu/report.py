@@ -150,13 +150,46 @@ def _services(rows: Rows) -> list[str]:
     return lines
 
 
+def _drafting(rows: Rows) -> list[str]:
+    columns = ["batch", "nodes", "depth", "captured, ms", "level by level, ms", "captured is faster by"]
+    lines = ["## Growing trees of a small model", "", *head(columns, "shape")]
+    for row in rows:
+        cells = [str(row[key]) for key in ("batch", "nodes", "depth")]
+        cells += [
+            _ms(row["captured_s"]),
+            _ms(row["by_level_s"]),
+            f"{row['by_level_s'] / row['captured_s']:.2f}x",
+        ]
+        lines.append(line(row["shape"], cells))
+    return lines
+
+
+def _tensor_parallel(rows: Rows) -> list[str]:
+    alone = {row["batch"]: row["step_s"] for row in rows if row["ranks"] == 1}
+    lines = ["## Tensor parallelism: plain steps through the services, torch executor", ""]
+    lines += head(["ranks", "batch", "step, ms", "over one rank", "tokens/s"], "shape")
+    for row in rows:
+        ratio = f"{alone[row['batch']] / row['step_s']:.2f}x" if row["batch"] in alone else "-"
+        cells = [
+            str(row["ranks"]),
+            str(row["batch"]),
+            _ms(row["step_s"]),
+            ratio,
+            f"{row['tokens_per_s']:.0f}",
+        ]
+        lines.append(line(row["shape"], cells))
+    return lines
+
+
 TABLES: Mapping[str, Callable[[Rows], list[str]]] = {
     "check": _check,
     "bandwidth": _bandwidth,
     "attention": _attention,
     "passes": _passes,
     "engine": _engine,
+    "drafting": _drafting,
     "services": _services,
+    "tensor parallel": _tensor_parallel,
 }
 
 

@@ -33,6 +33,18 @@ def _engine() -> Measure:
     return measure_engine
 
 
+def _drafting() -> Measure:
+    from benchmarks.gpu.drafting import measure_drafting
+
+    return measure_drafting
+
+
+def _tensor_parallel() -> Measure:
+    from benchmarks.gpu.tensor_parallel import measure_tensor_parallel
+
+    return measure_tensor_parallel
+
+
 def _services() -> Measure:
     from benchmarks.gpu.services import measure_services
 
@@ -42,8 +54,10 @@ def _services() -> Measure:
 SECTIONS = (
     Section("check", _check, 60),
     Section("bandwidth", _bandwidth, 10),
-    Section("attention", _attention, 120),
-    Section("passes", _passes, 140),
+    Section("attention", _attention, 110),
+    Section("passes", _passes, 130),
     Section("engine", _engine, 40),
+    Section("drafting", _drafting, 20),
     Section("services", _services, 110),
+    Section("tensor parallel", _tensor_parallel, 90, devices=2),
 )

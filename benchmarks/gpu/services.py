@@ -48,7 +48,7 @@ def measure_services(context: Context, rows: Rows) -> None:
     scale, histogram = context.scale, measured(HISTOGRAM)
     give_back_memory(context.device)
     size = RandomWeights(scale.shapes[0], DTYPES[scale.dtype], context.device).pass_bytes
-    with tempfile.TemporaryDirectory(prefix="specinfer-gpu-", dir=_room(size)) as folder:
+    with tempfile.TemporaryDirectory(prefix="specinfer-gpu-", dir=roomy_directory(size)) as folder:
         context.say("services: writing random models")
         target = write_model(
             Path(folder) / "target", scale.shapes[0], scale.dtype, context.device, scale.positions
@@ -59,7 +59,7 @@ def measure_services(context: Context, rows: Rows) -> None:
         context.say("services: starting")
         with SyntheticSystem(_options(context, target, drafter), histogram) as system:
             marked = {"synthetic_acceptance": mark(histogram)}
-            asyncio.run(_measure(system.address, context, lambda row: rows.append(row | marked)))
+            asyncio.run(measure_steps(system.address, context, lambda row: rows.append(row | marked)))
 
 
 def executor(device: str) -> str:
@@ -67,7 +67,7 @@ def executor(device: str) -> str:
     return "device" if device.startswith("cuda") else "torch"
 
 
-def _room(size: int) -> str | None:
+def roomy_directory(size: int) -> str | None:
     """A directory in memory if there is one with room for so many bytes; None is the usual one."""
     in_memory = Path("/dev/shm")
     roomy = in_memory.is_dir() and shutil.disk_usage(in_memory).free > _SPARE * size
@@ -100,13 +100,16 @@ def _options(context: Context, target: Path, drafter: Path) -> LocalOptions:
     )
 
 
-async def _measure(address: str, context: Context, keep: Callable[[dict[str, Any]], None]) -> None:
+async def measure_steps(
+    address: str, context: Context, keep: Callable[[dict[str, Any]], None], modes: Mapping[str, Any] = MODES
+) -> None:
+    """Tells `keep` the figures of each mode and batch as soon as they stand."""
     scale, rng = context.scale, np.random.default_rng(0)
     client = GatewayClient(address)
     try:
         for batch in scale.batches:
             prompts = [rng.integers(1, 90, scale.context).tolist() for _ in range(batch)]
-            for mode, speculation in MODES.items():
+            for mode, speculation in modes.items():
                 if context.budget.left <= 0:
                     return
                 context.say(f"services: {mode}, batch {batch}")
