@@ -11,7 +11,7 @@ import typer
 
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.figures.report import plot_sequences, sequences_report
-from benchmarks.figures.sequences import Comparison
+from benchmarks.figures.sequences import Comparison, Measured
 from benchmarks.publish import RESULTS, publish, write
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -25,6 +25,8 @@ BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
 """The paper's tree, and one of our own kind: expansion vector and nodes."""
+LEAST_PROMPTS = 5
+"""Of every batch size, in batches one after another: one of each source."""
 WARM_UP = 2
 """Steps of the first batch that do not count."""
 
@@ -51,11 +53,12 @@ def main(
         for shape, (expansion, nodes) in SHAPES.items():
             options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, least_reach=0.0)
             comparison = Comparison(runner, make_drafter("ssm", options), TreeLimits(nodes, DEPTH))
-            comparison.run(found[: sizes[0]], WARM_UP)
+            comparison.run(found[: sizes[0]], WARM_UP, Measured())
             report["shapes"][shape] = by_batch = {}
             for size in sizes:
                 spinner.update(f"{shape}, batch {size}")
-                by_batch[str(size)] = comparison.run(found[:size], steps).report(size)
+                few = found[: max(size, LEAST_PROMPTS)]
+                by_batch[str(size)] = comparison.measure(few, size, steps).report(size)
                 plot_sequences(picture, report)
                 write(out, report, sequences_report(report, picture.name))
     publish(out, report, sequences_report(report, picture.name))

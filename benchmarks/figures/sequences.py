@@ -108,9 +108,15 @@ class Comparison:
         self._runner, self._drafter, self._limits = runner, drafter, limits
         self._clock = clock or time.perf_counter
 
-    def run(self, prompts: Sequence[Prompt], steps: int) -> Measured:
-        """So many steps of all prompts together."""
+    def measure(self, prompts: Sequence[Prompt], batch: int, steps: int) -> Measured:
+        """So many steps of every full batch of prompts; of one batch where there are too few."""
         found = Measured()
+        for start in range(0, max(1, len(prompts) - batch + 1), batch):
+            self.run(prompts[start : start + batch], steps, found)
+        return found
+
+    def run(self, prompts: Sequence[Prompt], steps: int, found: Measured) -> None:
+        """So many steps of all prompts together."""
         contexts = [list(prompt.tokens) for prompt in prompts]
         held = [self._held(context) for context in contexts]
         for step in range(steps):
@@ -125,7 +131,6 @@ class Comparison:
             self._runner.cache.release(sequence)
             self._drafter.release(f"r{i}")
         self._runner.cache.check()
-        return found
 
     def _held(self, context: Sequence[int]) -> KVSequence:
         """A sequence that holds all of a context but its last token; found in the cache where it is there."""

@@ -50,7 +50,8 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
         runner = runner_of(target)
         shape = GrowthShape(ExpansionVector((2, 2, 1)))
         drafter = SsmDrafter(runner_of(model), DrafterDescription("ssm", 97), shape)
-        found = Comparison(runner, drafter, TreeLimits(10, 3)).run(PROMPTS, 4)
+        found = Measured()
+        Comparison(runner, drafter, TreeLimits(10, 3)).run(PROMPTS, 4, found)
         assert found.sequence_rows == 4 * 3 * 4 * 4, (
             "four leaves of a root and three nodes, by request and step"
         )
@@ -58,6 +59,8 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
         assert found.tokens == (48 if model is target else found.tokens)
         assert len(found.tree_s) == len(found.sequences_s) == len(found.draft_s) == 4
         assert runner.cache.free_tokens == runner.cache.capacity_tokens
+        again = Comparison(runner, drafter, TreeLimits(10, 3)).measure(PROMPTS, 1, 2)
+        assert len(again.tree_s) == 3 * 2, "each prompt is a batch of its own"
 
 
 def test_the_figures_of_a_batch_follow_from_its_times() -> None:
