@@ -79,6 +79,7 @@ def sequences_report(report: dict[str, Any], picture: str) -> str:
         "trees and in one pass with a row per root-to-leaf sequence, in turns; both accept the same tokens, "
         "which is checked. ± is the standard error over steps.",
         "",
+        *([f"**{report['remark']}**", ""] if "remark" in report else []),
     ]
     for shape, batches in report["shapes"].items():
         lines += head([f"batch {batch}" for batch in batches], shape)
