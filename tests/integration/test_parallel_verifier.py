@@ -1,4 +1,4 @@
-"""A verifier of four ranks, TP 2 x PP 2, behind a real gateway: a real request, and a rank that dies."""
+"""A verifier of four ranks, TP 2 x PP 2, behind a real gateway: one dies during a request, one hangs."""
 
 import asyncio
 import os
@@ -6,6 +6,8 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from specinfer.cli.connection import Connection
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.plan import ask_curve
 from specinfer.cli.processes import free_ports
+from specinfer.cli.status import get_status
 from specinfer.client.request import make_request
 from specinfer.model.parallel.layout import Layout, Place
 from specinfer.model.parallel.memory import rank_memory
@@ -27,7 +30,8 @@ from tests.tiny_models import tiny_transformers
 pytestmark = pytest.mark.slow
 SHAPE = {"vocab_size": 100, "seed": 3}
 PROMPT = "abcabcab"
-COUNT = 24
+COUNT, LONG = 24, 400
+"""Tokens; a request of many is still running when a rank dies."""
 KV_TOKENS = 1024
 PATIENCE_S = 120.0
 
@@ -50,24 +54,34 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def system(flags: dict[str, str]) -> Iterator[LocalSystem]:
     ngram = {"ngram": {"drafter": "ngram"}}
-    options = LocalOptions(flags["model"], "float32", verifier=flags, speculators=ngram)
+    gateway = {"verifier-patience-seconds": "300"}
+    options = LocalOptions(flags["model"], "float32", verifier=flags, gateway=gateway, speculators=ngram)
     with LocalSystem(options) as running:
         yield running
-        running.children.pop("verifier", None)
 
 
 def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str, str]) -> None:
-    assert answer(system) == expected(), "by transformers, on one process"
+    assert answer(system, COUNT) == expected(COUNT), "by transformers, on one process"
     check_reports(system, flags)
-
+    with ThreadPoolExecutor() as threads:
+        going = threads.submit(answer, system, LONG)
+        until(lambda: get_status(Connection(system.address)).verifiers[0].running == 1)
+        pids = ranks(system.children["verifier"].pid)
+        os.kill(pids[2], signal.SIGKILL)
+        log = wait_for_the_end(system, pids)
+        assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
+        until(lambda: not get_status(Connection(system.address)).verifiers[0].ready)
+        system._spawn("verifier", "verifier_svc", {"listen": system._verifier, **flags})
+        assert going.result(PATIENCE_S) == expected(LONG), "it went on with the next verifier"
     pids = ranks(system.children["verifier"].pid)
-    os.kill(pids[2], signal.SIGKILL)
+    os.kill(pids[3], signal.SIGSTOP)
     log = wait_for_the_end(system, pids)
-    assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
+    assert re.search(r"CRITICAL .*rank 0: a command \(beat\) failed, the whole group ends: ", log), log
+    assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log) == [("rank 3", "SIGKILL")], log
 
 
-def answer(system: LocalSystem) -> str:
-    request = make_request(PROMPT, chat=False, max_new_tokens=COUNT, ignore_eos=True)
+def answer(system: LocalSystem, count: int) -> str:
+    request = make_request(PROMPT, chat=False, max_new_tokens=count, ignore_eos=True)
 
     async def ask() -> str:
         async with Connection(system.address).client() as client:
@@ -76,11 +90,12 @@ def answer(system: LocalSystem) -> str:
     return asyncio.run(ask())
 
 
-def expected() -> str:
+@cache
+def expected(count: int) -> str:
     shape = {"max_position_embeddings": 512, "head_dim": 16, "vocab_size": SHAPE["vocab_size"]}
     model = tiny_transformers("llama", SHAPE["seed"], **shape)
     tokens = torch.tensor([ascii_tokenizer().encode(PROMPT)])
-    out = model.generate(tokens, max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0)
+    out = model.generate(tokens, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
     return text_of(out[0, tokens.shape[1] :].tolist())
 
 

@@ -31,7 +31,7 @@ class Ranks:
 
     def __init__(self, place: Place, device: str, timeout_s: float) -> None:
         """Every rank makes one, at the same time; `dist` is initialised already."""
-        self.place, self.device = place, device
+        self.place, self.device, self._timeout_s = place, device, timeout_s
         layout, timeout = place.layout, timedelta(seconds=timeout_s)
         self._control = dist.new_group(backend="gloo", timeout=timeout)
         stages = [
@@ -97,9 +97,11 @@ class Ranks:
         return [float(each) for each in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:
-        """Waits for all; rank 0's error names those that do not come in time."""
-        timeout = timedelta(seconds=timeout_s) if timeout_s else None
-        dist.monitored_barrier(self._control, timeout, wait_all_ranks=True)
+        """Waits for all, half the usual time; rank 0's error names one that does not come, which may itself
+        wait for a lost one."""
+        # less than the others wait for rank 0, which else could lose one of them first and blame that one
+        timeout = timedelta(seconds=timeout_s or self._timeout_s / 2)
+        dist.monitored_barrier(self._control, timeout)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of what the ranks of this stage have, in place."""
