@@ -1,6 +1,7 @@
 """Clients that leave, come back, or read one request at several gateways at once."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import pytest
 from gateway.requests.caller import ANYBODY
 from gateway.requests.request import FinishReason
 from specinfer.errors import InvalidInputError
+from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
+from speculator_svc.drafters import DraftJob
 from tests.integration.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
 from tests.oracle import greedy
-from tests.system import request_for, running_system, until
+from tests.system import ScriptedDrafter, request_for, running_system, until
 
 
 def attach(stub: Any, request_id: str, from_token: int = 0) -> Reader:
@@ -34,8 +37,15 @@ async def test_who_comes_back_to_a_gateway_that_only_follows_is_not_cancelled_la
         assert not system.loop.scheduler.running
 
 
+def slow(job: DraftJob) -> TokenTree:
+    """Nothing, a hundredth of a second later: a request of 400 tokens takes four seconds on any machine."""
+    time.sleep(0.01)
+    return TokenTree.root_only(job.context[-1])
+
+
 async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:
-    async with running_system(redis_url, linger_seconds=0.6) as system:
+    drafters = {"slow": ScriptedDrafter(slow)}
+    async with running_system(redis_url, drafters, linger_seconds=0.6) as system:
         request, desk = request_for(PROMPT, max_new_tokens=400), system.gateway.servicer._desk
         reader = await begin(system.stub, request)
         feed = system.gateway.feeds.get(request.request_id)
