@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
-from specinfer.service.parent import end_with_parent
+from specinfer.service.parent import ending_with_us
 
 
 def free_ports(count: int) -> list[int]:
@@ -63,13 +63,12 @@ class Child:
         self.name, self._log = name, log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                ending_with_us(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches us alone; we then end the children in order
-                preexec_fn=end_with_parent,
             )
 
     @property

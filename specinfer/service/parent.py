@@ -1,8 +1,15 @@
-"""Ending with the process that started us, however that ends (Linux)."""
+"""Ending with the process that started us, however that ends (Linux).
+
+As a program it runs another one so: `python -m specinfer.service.parent PARENT COMMAND...`. The kernel keeps
+the signal through the change of programs. So nothing of ours runs between fork and exec in a parent that may
+have threads: with those of gRPC the child can be aborted there.
+"""
 
 import ctypes
+import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -12,3 +19,18 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """From now on this process gets a signal when the thread that started it ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """The command as a child of this process that gets SIGTERM when the thread that starts it ends."""
+    return [sys.executable, "-m", __name__, str(os.getpid()), *command]
+
+
+def _main(parent: str, *command: str) -> None:
+    end_with_parent()
+    if os.getppid() == int(parent):  # else it ended before we could ask for its signal
+        os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -71,24 +71,13 @@ def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str,
         log = wait_for_the_end(system, pids)
         assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
         until(lambda: not get_status(Connection(system.address)).verifiers[0].ready)
-        start_again(system, flags)
+        system._spawn("verifier", "verifier_svc", {"listen": system._verifier, **flags})
         assert going.result(PATIENCE_S) == expected(LONG), "it went on with the next verifier"
     pids = ranks(system.children["verifier"].pid)
     os.kill(pids[3], signal.SIGSTOP)
     log = wait_for_the_end(system, pids)
     assert re.search(r"CRITICAL .*rank 0: a command \(beat\) failed, the whole group ends: ", log), log
     assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log) == [("rank 3", "SIGKILL")], log
-
-
-def start_again(system: LocalSystem, flags: dict[str, str]) -> None:
-    """Another verifier in the place of one that ended. gRPC's threads run in this process meanwhile, so at
-    times the child is aborted between fork and exec: then once more."""
-    for _ in range(5):
-        system._spawn("verifier", "verifier_svc", {"listen": system._verifier, **flags})
-        time.sleep(0.5)
-        if system.children["verifier"]._process.poll() is None:
-            return
-    raise AssertionError("the verifier does not start")
 
 
 def answer(system: LocalSystem, count: int) -> str:
