@@ -16,17 +16,16 @@ from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleRunner, EagleTask, EagleWeights
-from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.runner import DTYPES
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of
 from specinfer.model.weights.eagle_checkpoint import load_eagle
 from specinfer.model.weights.families import open_weights
-from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
-from speculator_svc.drafters.ssm import shape_of
+from speculator_svc.drafters.ssm import growth_task, shape_of
 
 log = logging.getLogger(__name__)
 _EMBEDDING = "model.embed_tokens.weight"
@@ -142,11 +141,7 @@ class EagleDrafter:
         states = torch.from_numpy(np.ascontiguousarray(held.waiting.states[first : first + rows]))
         left = held.waiting.states[first + rows :]
         held.waiting = Features(held.rows + rows, left) if len(left) else None
-        task = GrowthTask(held.sequence, delta, limits, job.sampling, offset=held.start + 1)
-        if self._shape.draws(job.sampling):
-            task = replace(task, sampling=replace(job.sampling, seed=job.draw_seed))
-        elif not job.sees_noise and not job.sampling.greedy:
-            task = replace(task, sampling=GREEDY, blind=job.sampling.temperature)
+        task = growth_task(self._shape, job, held.sequence, delta, limits, offset=held.start + 1)
         return EagleTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _Held | None:

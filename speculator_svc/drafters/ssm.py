@@ -115,11 +115,24 @@ class SsmDrafter:
         complete = sequence.length + len(delta) == len(job.context)
         limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
         self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
-        if self._shape.draws(job.sampling):
-            return GrowthTask(sequence, delta, limits, replace(job.sampling, seed=job.draw_seed))
-        if job.sees_noise or job.sampling.greedy:
-            return GrowthTask(sequence, delta, limits, job.sampling)
-        return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature)
+        return growth_task(self._shape, job, sequence, delta, limits)
+
+
+def growth_task(
+    shape: GrowthShape,
+    job: DraftJob,
+    sequence: KVSequence,
+    delta: Sequence[int],
+    limits: TreeLimits,
+    offset: int = 0,
+) -> GrowthTask:
+    """The task of a job: it draws by the drafter's own seed; points look at the noise only where they may."""
+    if shape.draws(job.sampling):
+        own = replace(job.sampling, seed=job.draw_seed)
+        return GrowthTask(sequence, delta, limits, own, offset=offset)
+    if job.sees_noise or job.sampling.greedy:
+        return GrowthTask(sequence, delta, limits, job.sampling, offset=offset)
+    return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature, offset=offset)
 
 
 def _runner_options(options: DrafterOptions) -> RunnerOptions:

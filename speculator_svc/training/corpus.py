@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from specinfer.errors import InvalidInputError
 
+HELD_OUT = 200
+"""Most continuations that are held out of training."""
+
 
 @dataclass(frozen=True, slots=True)
 class Labels:
@@ -112,6 +115,19 @@ def split_corpus(
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
     return training, [corpus[i] for i in sorted(chosen)]
+
+
+def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[Continuation]]:
+    """What is trained on, by file, and what is held out: some of the first, whose prompts nowhere else count.
+
+    Raises:
+        InvalidInputError: naming file and line, or a first file of which nothing would be left.
+    """
+    whole = read_corpus(paths[0])
+    first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
+    if not first:
+        raise InvalidInputError("corpus", str(paths[0]), "one continuation is not enough: some are held out")
+    return [first, *(without_prompts_of(held_out, read_corpus(path)) for path in paths[1:])], held_out
 
 
 def without_prompts_of(

@@ -1,7 +1,14 @@
 """The console of the training commands: progress on standard error."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from speculator_svc.training.distil import DistilOptions, Material, distil
 
 console = Console(stderr=True)
 
@@ -10,3 +17,24 @@ def progress_bar() -> Progress:
     """A bar with elapsed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
+
+
+def distil_with_bar(
+    student: nn.Module,
+    examples: Material[Any],
+    options: DistilOptions,
+    state: Path,
+    loss_of: Callable[[Any, Any], Tensor],
+) -> int:
+    """`distil`, with a bar that tells the mean loss of the latest fifty steps."""
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=options.minutes)
+        average: list[float] = []
+
+        def report(minutes: float, loss: float, seen: int) -> None:
+            average.append(loss)
+            del average[:-50]
+            mean = sum(average) / len(average)
+            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
+
+        return distil(student, examples, options, state, report, loss_of)

@@ -8,38 +8,42 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from specinfer.errors import InvalidInputError, SettingError
+from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.model.weights.families import open_weights
-from speculator_svc.training.corpus import (
-    Continuation,
-    frequent_tokens,
-    read_corpus,
-    split_corpus,
-    without_prompts_of,
-)
+from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.device import Device, pick_device
-from speculator_svc.training.distil import DistilOptions, distil
+from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import EMBEDDING, EagleStudent, starting_tensors
 from speculator_svc.training.features import Thoughts, think
 from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary
-from speculator_svc.training.progress import console, progress_bar
+from speculator_svc.training.options import (
+    BatchSeed,
+    Checkpoint,
+    Corpora,
+    DraftVocabulary,
+    LearningRate,
+    Overwrite,
+    Target,
+    Threads,
+    layer_numbers,
+)
+from speculator_svc.training.progress import console, distil_with_bar, progress_bar
 from speculator_svc.training.unrolled import UnrolledExamples, evaluate_unrolled, unrolled_loss
 
-HELD_OUT = 200
 CACHE_TOKENS = 8192
 
 
 def train_eagle(
-    corpus: Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")],
-    out: Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")],
+    corpus: Corpora,
+    out: Checkpoint,
     work: Annotated[Path, typer.Option(help="Directory of features and state; a rerun goes on from it.")],
-    model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
+    model: Target = DEFAULT_MODEL,
     layers: Annotated[
         str,
         typer.Option(
@@ -49,15 +53,13 @@ def train_eagle(
     ] = "",
     start: Annotated[Path | None, typer.Option(help="Go on from this EAGLE speculator.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps unrolled on its own outputs.")] = 4,
-    vocabulary: Annotated[int, typer.Option(help="Size of the draft vocabulary.")] = 8192,
+    vocabulary: DraftVocabulary = 8192,
     minutes: Annotated[float, typer.Option(help="Time to train, features not counted.")] = 60.0,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")] = 0,
+    learning_rate: LearningRate = 1e-3,
+    seed: BatchSeed = 0,
+    threads: Threads = 0,
     device: Device = "auto",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
-    ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Distil the target into one decoder layer that reads the target's hidden states (EAGLE-3).
 
@@ -82,7 +84,8 @@ def train_eagle(
     tensors = base.tensors if base is not None else starting_tensors(config, target, len(own), token_ids)
     student = EagleStudent(config, target[EMBEDDING], tensors).to(place)
     state = work / "state.pt"
-    seen = _distil(student, training, DistilOptions(minutes, learning_rate, seed=seed), state)
+    options = DistilOptions(minutes, learning_rate, seed=seed)
+    seen = distil_with_bar(student, training, options, state, unrolled_loss)
     success = evaluate_unrolled(student, held_out, token_ids)
     for step, found in enumerate(success):
         console.print(f"held out, depth {step + 1}: {found}")
@@ -114,10 +117,7 @@ def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
     """
     if not text:
         return tuple(sorted({min(2, config.layers), config.layers // 2, config.layers}))
-    try:
-        numbers = tuple(sorted({int(number) for number in text.split(",") if number}))
-    except ValueError as error:
-        raise SettingError("layers", text, "must be numbers with commas between them") from error
+    numbers = tuple(sorted(set(layer_numbers("layers", text))))
     if not numbers or not all(0 <= number <= config.layers for number in numbers):
         raise SettingError("layers", text, f"must be numbers from 0 to {config.layers}")
     return numbers
@@ -132,14 +132,8 @@ def prepare(
     steps: int,
 ) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
     """What is trained on, what is held out of the first corpus, and the draft vocabulary."""
-    whole = read_corpus(corpora[0])
-    first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
-    if not first:
-        raise InvalidInputError(
-            "corpus", str(corpora[0]), "one continuation is not enough: some are held out"
-        )
-    for path in corpora[1:]:
-        first += without_prompts_of(held_out, read_corpus(path))
+    parts, held_out = read_corpora(corpora)
+    first = [item for part in parts for item in part]
     if isinstance(vocabulary, int):
         vocabulary = torch.from_numpy(frequent_tokens(first, vocabulary))
     training, kept = (
@@ -169,17 +163,3 @@ def _examples(
 ) -> UnrolledExamples:
     labels = [in_draft_vocabulary(thought.labels, vocabulary) for thought in thoughts]
     return UnrolledExamples(corpus, [thought.states for thought in thoughts], labels, steps)
-
-
-def _distil(student: EagleStudent, examples: UnrolledExamples, options: DistilOptions, state: Path) -> int:
-    with progress_bar() as bar:
-        task = bar.add_task("training", total=options.minutes)
-        average: list[float] = []
-
-        def report(minutes: float, loss: float, seen: int) -> None:
-            average.append(loss)
-            del average[:-50]
-            mean = sum(average) / len(average)
-            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
-
-        return distil(student, examples, options, state, report, unrolled_loss)

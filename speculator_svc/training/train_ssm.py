@@ -10,35 +10,38 @@ import numpy as np
 import torch
 import typer
 
-from specinfer.errors import InvalidInputError, SettingError
+from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_draft, save_draft
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.boosting import missed_by_all, pool_report
-from speculator_svc.training.corpus import (
-    Continuation,
-    frequent_tokens,
-    read_corpus,
-    split_corpus,
-    without_prompts_of,
-)
+from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.device import Device, pick_device
-from speculator_svc.training.distil import DistilOptions, Examples, distil, evaluate
+from speculator_svc.training.distil import DistilOptions, Examples, evaluate, ssm_loss
 from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
-from speculator_svc.training.progress import console, progress_bar
+from speculator_svc.training.options import (
+    BatchSeed,
+    Checkpoint,
+    Corpora,
+    DraftVocabulary,
+    LearningRate,
+    Overwrite,
+    Target,
+    Threads,
+    layer_numbers,
+)
+from speculator_svc.training.progress import console, distil_with_bar, progress_bar
 from speculator_svc.training.student import Student
-
-HELD_OUT = 200
 
 
 def train_ssm(
-    corpus: Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")],
-    out: Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")],
+    corpus: Corpora,
+    out: Checkpoint,
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
-    model: Annotated[str, typer.Option(help="The target.")] = DEFAULT_MODEL,
+    model: Target = DEFAULT_MODEL,
     layers: Annotated[
         str,
         typer.Option(
@@ -58,15 +61,13 @@ def train_ssm(
         list[Path] | None,
         typer.Option(help="Boosting: learn only the tokens that these SSMs all miss."),
     ] = None,
-    vocabulary: Annotated[int, typer.Option(help="Size of the draft vocabulary.")] = 8192,
+    vocabulary: DraftVocabulary = 8192,
     minutes: Annotated[float, typer.Option(help="Time to train, labels not counted.")] = 60.0,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Seed of the batches.")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")] = 0,
+    learning_rate: LearningRate = 1e-3,
+    seed: BatchSeed = 0,
+    threads: Threads = 0,
     device: Device = "auto",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
-    ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Distil the target into a small model that drafts for it.
 
@@ -94,7 +95,8 @@ def train_ssm(
     state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
-    seen = _distil(student, examples, DistilOptions(minutes, learning_rate, seed=seed), state)
+    options = DistilOptions(minutes, learning_rate, seed=seed)
+    seen = distil_with_bar(student, examples, options, state, ssm_loss)
     success = evaluate(student, data.held_out, data.token_ids)
     console.print(f"held out: {success}")
     trained = {
@@ -137,10 +139,7 @@ def _student(
 
 def _layers(name: str, text: str, config: ModelConfig) -> list[int]:
     """Numbers of target layers."""
-    try:
-        numbers = [int(number) for number in text.split(",") if number]
-    except ValueError as error:
-        raise SettingError(name, text, "must be numbers with commas between them") from error
+    numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
         raise SettingError(name, text, f"the target has layers 0 to {config.layers - 1}")
     return numbers
@@ -158,27 +157,20 @@ def _prepare(
     runner: ModelRunner, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor
 ) -> _Data:
     """Reads and labels all corpora. Some of the first is held out, and its prompts nowhere trained on."""
-    whole = read_corpus(corpora[0])
-    first, held_out = split_corpus(whole, min(HELD_OUT, -(-len(whole) // 10)))
-    if not first:
-        raise InvalidInputError(
-            "corpus", str(corpora[0]), "one continuation is not enough: some are held out"
-        )
-    more = [without_prompts_of(held_out, read_corpus(path)) for path in corpora[1:]]
+    parts, held_out = read_corpora(corpora)
     if isinstance(vocabulary, int):
-        token_ids = torch.from_numpy(
-            frequent_tokens([item for part in (first, *more) for item in part], vocabulary)
-        )
+        token_ids = torch.from_numpy(frequent_tokens([item for part in parts for item in part], vocabulary))
     else:
         token_ids = vocabulary
-    parts = [
+    labelled = [
         _label(runner, part, token_ids, work, f"labels {number}")
-        for number, part in enumerate((first, *more, held_out), 1)
+        for number, part in enumerate((*parts, held_out), 1)
     ]
     training = Examples(
-        [item for part in parts[:-1] for item in part.corpus], [x for part in parts[:-1] for x in part.labels]
+        [item for part in labelled[:-1] for item in part.corpus],
+        [x for part in labelled[:-1] for x in part.labels],
     )
-    return _Data(training, parts[-1], token_ids)
+    return _Data(training, labelled[-1], token_ids)
 
 
 def _label(
@@ -203,17 +195,3 @@ def _label(
     rest = iter(made)
     labels = [in_draft_vocabulary(x.labels, vocabulary) if x.labels else next(rest) for x in corpus]
     return Examples(corpus, labels)
-
-
-def _distil(student: Student, examples: Examples, options: DistilOptions, state: Path) -> int:
-    with progress_bar() as bar:
-        task = bar.add_task("training", total=options.minutes)
-        average: list[float] = []
-
-        def report(minutes: float, loss: float, seen: int) -> None:
-            average.append(loss)
-            del average[:-50]
-            mean = sum(average) / len(average)
-            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
-
-        return distil(student, examples, options, state, report)
