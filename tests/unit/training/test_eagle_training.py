@@ -1,0 +1,112 @@
+"""`specinfer train eagle`: what it reads of the target, what it learns, and that the checkpoint drafts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterOptions, DraftJob, Features
+from speculator_svc.drafters.eagle import EagleDrafter
+from speculator_svc.training import features as thinking
+from speculator_svc.training.corpus import Continuation, write_continuations
+from speculator_svc.training.features import think
+from speculator_svc.training.train_eagle import train_eagle
+from speculator_svc.training.unrolled import UnrolledExamples
+from tests.system import ascii_tokenizer
+from tests.tiny_models import runner_of, tiny_transformers
+
+LAYERS = (1, 3)
+
+
+def corpus_of(count: int) -> list[Continuation]:
+    """Prompts and outputs of different lengths."""
+    rng = np.random.default_rng(0)
+    sizes = [(3 + i % 4, 3 + i % 5) for i in range(count)]
+    return [
+        Continuation(tuple(rng.integers(3, 97, p).tolist()), tuple(rng.integers(3, 97, n).tolist()))
+        for p, n in sizes
+    ]
+
+
+def test_thoughts_are_the_targets_and_are_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinking, "_TOKENS_PER_PASS", 20)  # several continuations in a pass, several passes
+    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
+    thoughts = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
+    for item, found in zip(corpus, thoughts, strict=True):
+        tokens = (*item.prompt, *item.output)[:-1]
+        rest = tokens[len(item.prompt) :]
+        segment = Segment(runner.open(), item.prompt, rest, range(-1, len(rest) - 1), True)
+        (logits,), (states,) = runner.forward_with_features([segment], LAYERS)
+        read = torch.from_numpy(np.array(found.states)).view(torch.bfloat16)
+        torch.testing.assert_close(read.float(), states.float(), atol=0.02, rtol=0.02)
+        assert found.labels.ids[:, 0].tolist() == logits.argmax(-1).tolist()
+    monkeypatch.setattr(runner, "forward_with_features", None)
+    again = think(runner, corpus, LAYERS, tmp_path, lambda *_: None)
+    assert all(np.array_equal(a.states, b.states) for a, b in zip(thoughts, again, strict=True))
+
+
+def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> None:
+    corpus = corpus_of(3)
+    thoughts = think(runner_of(tiny_transformers("llama")), corpus, LAYERS, tmp_path, lambda *_: None)
+    states, labels = [t.states for t in thoughts], [t.labels for t in thoughts]
+    batch = UnrolledExamples(corpus, states, labels, 3).batch([2, 0])
+    width = batch.token_ids.shape[1]
+    for step, told in enumerate(batch.steps):
+        for row, token, ids in zip(
+            told.rows.tolist(), told.next_tokens.tolist(), told.label_ids, strict=True
+        ):
+            item = corpus[(2, 0)[row // width]]
+            whole, place = item.prompt + item.output, row % width + 2 + step
+            assert whole[place] == token
+            index = place - len(item.prompt)
+            assert ids.tolist() == labels[(2, 0)[row // width]].ids[index].tolist()
+            assert batch.token_ids.flatten()[row] == whole[row % width + 1], "one ahead of the hidden state"
+            known = np.array(states[(2, 0)[row // width]][row % width])
+            read = batch.states[row // width, row % width].view(torch.int16)
+            assert np.array_equal(read.numpy(), known), "the hidden state is the row's own"
+    assert [len(item.prompt) for item in (corpus[2], corpus[0])] == [5, 3]
+    whole = len(corpus[2].output) + len(corpus[0].output)
+    assert [len(told.rows) for told in batch.steps] == [whole, whole, whole - 1], (
+        "no row before the first token"
+    )
+
+
+def test_the_command_trains_a_speculator_that_drafts(tmp_path: Path) -> None:
+    model, target, lines = tiny_transformers("llama"), tmp_path / "target", tmp_path / "corpus.jsonl"
+    model.save_pretrained(target)
+    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    corpus = corpus_of(12)
+    write_continuations(lines, ((str(i), item) for i, item in enumerate(corpus)))
+
+    def train(**options: Any) -> Path:
+        out = tmp_path / "eagle"
+        given = {"corpus": [lines], "model": str(target), "vocabulary": 40, "minutes": 0.01, "device": "cpu"}
+        train_eagle(out=out, work=tmp_path / "work", **(given | options))
+        return out
+
+    with pytest.raises(SettingError, match="layers = '1,9': must be numbers from 0 to 3"):
+        train(layers="1,9")
+    drafter = EagleDrafter.from_options(
+        DrafterOptions(model=str(train(steps=2)), dtype="float32", kv_tokens=512)
+    )
+    assert drafter.description.feature_layers == (1, 2, 3)
+    trained = json.loads((tmp_path / "eagle/config.json").read_text())["trained"]
+    assert "--layers 1,2,3 --steps 2 " in trained["command"]
+    assert len(trained["success_held_out"]) == 2
+    context = [*corpus[0].prompt, 9]
+    states = np.zeros((len(context) - 1, 3, 32), np.int16)
+    job = DraftJob("r", context, TreeLimits(4, 2), GREEDY, features=Features(0, states))
+    (tree,) = drafter.draft([job])
+    assert isinstance(tree, TokenTree)
+    assert len(tree) == 5
+    with pytest.raises(SettingError, match="holds a finished speculator"):
+        train()
