@@ -51,8 +51,6 @@ class VerifierEngine:
         self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
-        self._feature_bytes = MESSAGE_BYTES
-        """Most features of one entry of this step."""
         self.evicted_tokens = 0
         """Context tokens dropped from windowed caches, since the start."""
         self.passes: list[tuple[int, float]] = []
@@ -91,11 +89,12 @@ class VerifierEngine:
             room -= len(job.delta) + len(segments[index].nodes)
             ready.append(index)
         asking = sum([job.features_from is not None for job in jobs])
-        self._feature_bytes = MESSAGE_BYTES // max(asking, 1)
+        most = MESSAGE_BYTES // max(asking, 1)
         logits = self._forward([segments[index] for index in ready])
         targets = self._targets([jobs[index] for index in ready], logits)
         for index, rows, target in zip(ready, logits, targets, strict=True):
-            outcomes[index] = self._conclude(jobs[index], self._judge.rule(jobs[index], rows, target))
+            ruling = self._judge.rule(jobs[index], rows, target)
+            outcomes[index] = self._conclude(jobs[index], ruling, most)
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
@@ -211,7 +210,7 @@ class VerifierEngine:
             self.passes[-1] = tokens, seconds + time.perf_counter() - started
         return targets
 
-    def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError) -> VerifyOutcome:
+    def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError, feature_bytes: int) -> VerifyOutcome:
         if isinstance(ruling, SpecInferError):
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, ruling.for_logs)
@@ -225,21 +224,17 @@ class VerifierEngine:
             logprobs=ruling.logprobs,
             held_len=sequence.length + len(accepted),
             top_k=ruling.top_k,
-            features=self._features(job, sequence, accepted),
+            features=self._features(job, sequence, accepted, feature_bytes),
         )
 
-    def _features(self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int]) -> FeatureSpan:
+    def _features(
+        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], most: int
+    ) -> FeatureSpan:
         if job.features_from is None or not self.runner.features.layers:
             return NO_FEATURES
         nodes = [node - 1 for node in accepted]
-        return features_of(
-            self.runner.features,
-            self.runner.cache,
-            sequence,
-            nodes,
-            job.features_from,
-            self._feature_bytes,
-        )
+        runner = self.runner
+        return features_of(runner.features, runner.cache, sequence, nodes, job.features_from, most)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)

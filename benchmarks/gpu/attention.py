@@ -82,7 +82,7 @@ def _library(
         if error > 2 * TOLERANCE[found.dtype]:
             return {"skipped": f"its results differ from ours: {error:.1e}"}
         return {"seconds": context.timer.launched(calls), "error": error}
-    except Exception as error:
+    except Exception as error:  # libraries raise what they like; the others are measured
         log.exception("a library failed")
         return {"skipped": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 

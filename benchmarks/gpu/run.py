@@ -82,7 +82,7 @@ class Run:
             measure(context, rows)
         except ImportError as error:
             self._skip(section, f"cannot be imported here: {error}")
-        except Exception as error:
+        except Exception as error:  # whatever it is, the other sections are measured
             log.exception("section %s failed", section.name)
             self._skip(section, f"{type(error).__name__}: {error}")
 

@@ -10,11 +10,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-import grpc
-
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator import SpeculatorService
 from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.speculators.drafts import describe_speculators, speculator_keys
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
@@ -47,10 +46,7 @@ class SpeculatorDirectory:
             UnavailableError: if it does not answer.
             IncompatibleError: if its speculators do not fit the target.
         """
-        try:
-            description = await service.stub.Describe(speculator_pb2.DescribeSpeculatorRequest(), timeout=5.0)
-        except grpc.aio.AioRpcError as error:
-            raise UnavailableError(f"{service.address}: {error.details()}") from error
+        description = await describe_speculators(service.address, service.stub)
         self._check(service, description)
         self._compare(service, description)
         self._enrol(service, description)
@@ -103,7 +99,7 @@ class SpeculatorDirectory:
                 what = f"has a name of {len(name)} characters: 1 to {_LONGEST_NAME} may be"
                 raise IncompatibleError(f"a speculator at {service.address} {what}")
         known = {key for key in self._numbers if key[0] == service.service}
-        if len(known | set(_keys(service.service, names))) > _MOST_NAMES:
+        if len(known | set(speculator_keys(service.service, names))) > _MOST_NAMES:
             raise IncompatibleError(
                 f"{service.service} has had {len(known)} speculators: at most {_MOST_NAMES} may be"
             )
@@ -150,17 +146,13 @@ class SpeculatorDirectory:
             )
 
     def _members(self, service: str, names: Sequence[str]) -> tuple[int, ...]:
-        keys = _keys(service, names)
+        keys = speculator_keys(service, names)
         for key in keys:
             if key not in self._numbers:
                 self._numbers[key] = len(self.names)
                 self.names.append(key[1])
                 self.places.append(service)
         return tuple(self._numbers[key] for key in keys)
-
-
-def _keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
-    return [(service, name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
 def _methods(

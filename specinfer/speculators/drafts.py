@@ -1,16 +1,46 @@
-"""One exchange with a speculator service, and whether a draft in its answer is sound."""
+"""What is said to a speculator service and answered, and whether a draft in its answer is sound."""
+
+from collections.abc import Sequence
+
+import grpc
 
 from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.tree.topology import depths
-from specinfer.v1 import speculator_pb2, tree_pb2
+from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, tree_pb2
 from specinfer.wire.tree_codec import decode_tree
 
 CONTEXT_CHUNK = 1024
 """Most context tokens of a request sent to a service in one message."""
 
 DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
+
+
+CALL_S = 5.0
+"""Time for a call that no step waits for."""
+
+
+async def describe_speculators(
+    address: str, stub: speculator_pb2_grpc.SpeculatorStub
+) -> speculator_pb2.DescribeSpeculatorReply:
+    """What a service says that it is.
+
+    Raises:
+        UnavailableError: if it does not answer.
+    """
+    try:
+        request = speculator_pb2.DescribeSpeculatorRequest()
+        reply: speculator_pb2.DescribeSpeculatorReply = await stub.Describe(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise UnavailableError(f"{address}: {error.details()}") from error
+    return reply
+
+
+def speculator_keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
+    """By what the speculators of a service are known again after a restart: service, name, and place among
+    those of this name."""
+    return [(service, name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
 async def exchange_drafts(

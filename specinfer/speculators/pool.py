@@ -16,14 +16,11 @@ import grpc
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
-from specinfer.speculators.drafts import exchange_drafts
+from specinfer.speculators.drafts import CALL_S, describe_speculators, exchange_drafts, speculator_keys
 from specinfer.speculators.service import Drafts, Question, SpeculatorService
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
 log = logging.getLogger(__name__)
-
-_CALL_S = 5.0
-"""Time for a call that nobody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +149,14 @@ class Pool:
             UnavailableError: if it does not answer.
             IncompatibleError: if it has another tokenizer.
         """
-        request = speculator_pb2.DescribeSpeculatorRequest()
-        try:
-            description = await service.stub.Describe(request, timeout=_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            raise UnavailableError(f"{service.address}: {error.details()}") from error
+        description = await describe_speculators(service.address, service.stub)
         theirs, ours = description.tokenizer_fingerprint, self.target.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
                 f"the speculators at {service.address} have tokenizer {theirs}, the target has {ours}"
             )
         names = [speculator.name for speculator in description.speculators]
-        service.begins(description, tuple(map(self._number, self._keys(service.address, names))))
+        service.begins(description, tuple(map(self._number, speculator_keys(service.address, names))))
         log.info("speculators %s at %s are ready", ", ".join(names), service.address)
 
     async def _keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
@@ -180,16 +173,13 @@ class Pool:
                     log.error("%s; it stays out", error)
                 unfit = str(error)
 
-    def _keys(self, address: str, names: list[str]) -> list[tuple[str, str, int]]:
-        return [(address, name, names[:place].count(name)) for place, name in enumerate(names)]
-
     def _number(self, key: tuple[str, str, int]) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
     async def _release(self, service: SpeculatorService, request_ids: list[str]) -> None:
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self.client)
         try:
-            await service.stub.Release(request, timeout=_CALL_S)
+            await service.stub.Release(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             log.debug("%s could not release: %s", service.address, error.details())
 

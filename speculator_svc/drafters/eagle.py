@@ -21,14 +21,13 @@ from specinfer.model.runner import DTYPES
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of
 from specinfer.model.weights.eagle_checkpoint import load_eagle
-from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
 from speculator_svc.drafters.ssm import growth_task, shape_of
 
 log = logging.getLogger(__name__)
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class EagleDrafter:
         eagle, config = load_eagle(directory, target), load_config(target)
         embedding = eagle.embedding
         if embedding is None:
-            embedding = open_weights(target, config)[_EMBEDDING]
+            embedding = open_weights(target, config)[EMBEDDING]
         shape_of_layer = replace(config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
         weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
         runner = EagleRunner.build(weights, DTYPES[options.dtype], options.device, options.kv_tokens)

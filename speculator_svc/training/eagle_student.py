@@ -19,8 +19,8 @@ from torch import nn
 
 from specinfer.model.layers.transformer import LAYER_MODULES, Layer, Parts, rotary_tables
 from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.families import EMBEDDING
 
-EMBEDDING = "model.embed_tokens.weight"
 _LAYER = "model.layers.0."
 
 

@@ -14,11 +14,11 @@ from specinfer.model.runner import ModelRunner, RunnerOptions
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
-from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.families import EMBEDDING, open_weights
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.device import Device, pick_device
 from speculator_svc.training.distil import DistilOptions
-from speculator_svc.training.eagle_student import EMBEDDING, EagleStudent, starting_tensors
+from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
 from speculator_svc.training.features import Thoughts, think
 from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary

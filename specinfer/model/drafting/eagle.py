@@ -11,7 +11,7 @@ grow by the rules of `specinfer.model.drafting.expansion`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,7 @@ class EagleModel:
     """The layer with its weights and the memory of its cache."""
 
     def __init__(self, weights: EagleWeights, dtype: torch.dtype, device: str, num_blocks: int) -> None:
-        config = self.config = replace(weights.config, layers=1)
+        config = self.config = weights.config
         self.device, self._residual_normed = device, weights.norm_before_residual
         parts = Parts(config, weights.tensors, dtype, device)
         self._embedding = weights.embedding.to(device, dtype)

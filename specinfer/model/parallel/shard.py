@@ -14,11 +14,11 @@ import torch
 
 from specinfer.model.parallel.layout import Place
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.families import POSITIONS
+from specinfer.model.weights.families import EMBEDDING, POSITIONS
 from specinfer.model.weights.files import Span, read_part
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_HEAD = "lm_head.weight"
 _HEADS = {"self_attn.q_proj": "heads", "self_attn.k_proj": "kv_heads", "self_attn.v_proj": "kv_heads"}
 _INNER = ("mlp.gate_proj", "mlp.up_proj")
 _ATTENDED, _DOWN = "self_attn.o_proj", "mlp.down_proj"
@@ -50,8 +50,8 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
     def _outside(self, name: str) -> torch.Tensor:
         """What is no part of a layer."""
         ends = self._place.is_last and (name == _HEAD or self._config.tied_embeddings)
-        if name in (_EMBEDDING, _HEAD):
-            here = ends or (name == _EMBEDDING and self._place.is_first)
+        if name in (EMBEDDING, _HEAD):
+            here = ends or (name == EMBEDDING and self._place.is_first)
             return self._rows(name, self._place.share(self._config.vocab_size) if here else range(0))
         if name == POSITIONS and not self._place.is_first:
             return self._rows(name, range(0))

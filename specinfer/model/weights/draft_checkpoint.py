@@ -18,11 +18,10 @@ from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.families import POSITIONS, open_weights
+from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 
 ALGORITHM = "ssm"
-_EMBEDDING = "model.embed_tokens.weight"
 _OFFSETS = "d2t"
 
 
@@ -134,14 +133,14 @@ def load_draft(directory: Path, target_directory: Path) -> DraftModel:
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Hash of some rows of a model's embeddings: equal targets agree, others do not."""
-    table = weights[_EMBEDDING]
+    table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:
     """Tensors that an SSM shares with its target."""
-    return (_EMBEDDING,) if target.rotary_dim else (_EMBEDDING, POSITIONS)
+    return (EMBEDDING,) if target.rotary_dim else (EMBEDDING, POSITIONS)
 
 
 class _Overlay(Mapping[str, torch.Tensor]):

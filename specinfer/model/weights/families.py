@@ -15,7 +15,7 @@ import torch
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
 
-POSITIONS = "model.embed_positions.weight"
+EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
 _OPT_UNUSED_POSITIONS = 2
 _OPT_NAMES = {
     ".self_attn.out_proj.": ".self_attn.o_proj.",

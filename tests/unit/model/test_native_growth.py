@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from tests.growth_rounds import assert_same, grow_side_by_side
 from tests.tiny_models import runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
@@ -55,33 +55,15 @@ def grow_both(
     blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
     """(native, reference) trees of two rounds of drafting, on two caches of the same model."""
-    native, other = make(dtype), make(dtype)
-    reference = ReferenceGrowth(other.forward, shape, VOCABULARY)
-    ours, theirs = [native.open() for _ in limits], [other.open() for _ in limits]
-    pairs: list[tuple[TokenTree, TokenTree]] = []
-    for round_ in range(2):
-        tasks = tasks_for(ours, round_, limits, sampling, blind)
-        for task in tasks:
-            native.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
-        grown = native.grow(tasks, shape, VOCABULARY)
-        native.cache.check()
-        expected = reference.grow(tasks_for(theirs, round_, limits, sampling, blind))
-        for sequence in theirs:
-            other.cache.commit(sequence, ())
-        pairs += zip(grown, expected, strict=True)
-    return pairs
-
-
-def assert_same(found: TokenTree, expected: TokenTree) -> None:
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert found.parents.tolist() == expected.parents.tolist()
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
-    assert len(found.proposals) == len(expected.proposals)
-    assert found.order == expected.order
-    for a, b in zip(found.proposals, expected.proposals, strict=True):
-        assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
-        assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
-        np.testing.assert_allclose(a.q_probabilities, b.q_probabilities, rtol=1e-4, atol=1e-7)
+    return grow_side_by_side(
+        make(dtype),
+        make(dtype),
+        lambda sequences, round_: tasks_for(sequences, round_, limits, sampling, blind),
+        shape,
+        VOCABULARY,
+        len(limits),
+        rounds=2,
+    )
 
 
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]

@@ -9,11 +9,11 @@ import torch
 
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.device import growth
-from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+from tests.growth_rounds import assert_same, grow_side_by_side
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 
@@ -54,29 +54,15 @@ def grow_both(
     rounds: int = 1,
 ) -> list[tuple[TokenTree, TokenTree]]:
     """(device, reference) trees, on two caches of the same model."""
-    device, other = make("device"), make("torch")
-    reference = ReferenceGrowth(other.forward, shape, VOCABULARY)
-    ours, theirs = [device.open() for _ in limits], [other.open() for _ in limits]
-    pairs: list[tuple[TokenTree, TokenTree]] = []
-    for round_ in range(rounds):
-        tasks = tasks_for(ours, round_, limits, samplings, blind)
-        for task in tasks:
-            device.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
-        grown = device.grow(tasks, shape, VOCABULARY)
-        device.cache.check()
-        expected = reference.grow(tasks_for(theirs, round_, limits, samplings, blind))
-        for sequence in theirs:
-            other.cache.commit(sequence, ())
-        pairs += zip(grown, expected, strict=True)
-    return pairs
-
-
-def assert_same(found: TokenTree, expected: TokenTree) -> None:
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert found.parents.tolist() == expected.parents.tolist()
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
-    for a, b in zip(found.proposals, expected.proposals, strict=True):
-        assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
+    return grow_side_by_side(
+        make("device"),
+        make("torch"),
+        lambda sequences, round_: tasks_for(sequences, round_, limits, samplings, blind),
+        shape,
+        VOCABULARY,
+        len(limits),
+        rounds,
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""Drafting with an executor that grows whole trees, beside the reference growth over the same model."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.runner import ModelRunner
+from specinfer.tree import TokenTree
+
+TasksFor = Callable[[list[KVSequence], int], Sequence[GrowthTask]]
+"""The tasks of a round, on these sequences."""
+
+
+def grow_side_by_side(
+    fast: ModelRunner,
+    other: ModelRunner,
+    tasks_for: TasksFor,
+    shape: GrowthShape,
+    vocabulary: torch.Tensor,
+    requests: int,
+    rounds: int,
+) -> list[tuple[TokenTree, TokenTree]]:
+    """(fast, reference) trees of all rounds of drafting, on two caches of the same model."""
+    reference = ReferenceGrowth(other.forward, shape, vocabulary)
+    ours, theirs = ([runner.open() for _ in range(requests)] for runner in (fast, other))
+    pairs: list[tuple[TokenTree, TokenTree]] = []
+    for round_ in range(rounds):
+        tasks = tasks_for(ours, round_)
+        for task in tasks:
+            fast.cache.reserve(task.sequence, len(task.delta) + shape.scored_nodes(task.limits))
+        grown = fast.grow(tasks, shape, vocabulary)
+        fast.cache.check()
+        expected = reference.grow(tasks_for(theirs, round_))
+        for sequence in theirs:
+            other.cache.commit(sequence, ())
+        pairs += zip(grown, expected, strict=True)
+    return pairs
+
+
+def assert_same(found: TokenTree, expected: TokenTree) -> None:
+    """Node for node, draw for draw."""
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    assert found.parents.tolist() == expected.parents.tolist()
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    assert len(found.proposals) == len(expected.proposals)
+    assert found.order == expected.order
+    for a, b in zip(found.proposals, expected.proposals, strict=True):
+        assert (a.parent, a.kind, a.children) == (b.parent, b.kind, b.children)
+        assert a.q_token_ids.tolist() == b.q_token_ids.tolist()
+        np.testing.assert_allclose(a.q_probabilities, b.q_probabilities, rtol=1e-4, atol=1e-7)
