@@ -109,13 +109,15 @@ def test_a_run_that_was_saved_at_its_end_needs_no_step_more(target: Path, tmp_pa
 
 
 def test_the_second_signal_acts_at_once() -> None:
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.default_int_handler  # as the training commands set it: a shell may have it ignored
+    before = signal.signal(signal.SIGINT, handler)
     with deferred_signals() as signalled:
         os.kill(os.getpid(), signal.SIGINT)
         assert signalled()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is handler
+    signal.signal(signal.SIGINT, before)
 
 
 def test_train_ssm_is_interrupted_goes_on_and_is_not_repeated(target: Path, tmp_path: Path) -> None:
