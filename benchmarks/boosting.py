@@ -17,7 +17,8 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, opening, row
 from specinfer.cli.about import about_this_run
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,8 @@ from benchmarks.publish import RESULTS, publish, write
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.tree import TreeLimits
 from speculator_svc.drafters import DrafterOptions, make_drafter
 

@@ -19,7 +19,8 @@ from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from specinfer.model.native.build import KERNELS_VARIABLE, choose_prebuilt, multiplies_bytes
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.processor import processor_flags
 

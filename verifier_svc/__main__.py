@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.hub import resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry

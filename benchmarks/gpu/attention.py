@@ -11,7 +11,7 @@ from benchmarks.gpu.libraries import COMPILED, LIBRARIES, Launcher, missing
 from benchmarks.gpu.scale import Cell
 from benchmarks.gpu.section import Context, Rows, give_back_memory
 from benchmarks.gpu.workload import Buffers, Workload, least_bytes
-from specinfer.model.runner import DTYPES
+from specinfer.model.options import DTYPES
 
 log = logging.getLogger(__name__)
 _MOST_SETS = 32

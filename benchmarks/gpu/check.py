@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu.section import Context
 from benchmarks.gpu.workload import Buffers, Workload, slots
 from specinfer.model.device.compaction import move
-from specinfer.model.runner import DTYPES
+from specinfer.model.options import DTYPES
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 """Largest ||found - exact|| / ||exact||: operands of bfloat16 give between 1e-3 and 1e-2."""

@@ -12,7 +12,8 @@ from benchmarks.gpu.shapes import RandomWeights, random_runner
 from benchmarks.gpu.workload import random_paths
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.runner import DTYPES, ModelRunner
+from specinfer.model.options import DTYPES
+from specinfer.model.runner import ModelRunner
 
 _LOADING_S = 40
 """What loading a shape and capturing its passes may take. Not yet measured on a GPU."""

@@ -19,7 +19,7 @@ from benchmarks.synthetic.rule import HISTOGRAM_VARIABLE
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.speculators import Flags
 from specinfer.client import GatewayClient
-from specinfer.model.runner import DTYPES
+from specinfer.model.options import DTYPES
 from specinfer.v1 import generation_pb2
 
 MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULATION_TREE}

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.scale import Shape
-from specinfer.model.runner import DTYPES, ModelRunner, RunnerOptions
+from specinfer.model.options import DTYPES, RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 
 _DEVIATION = 0.02

@@ -2,120 +2,32 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from specinfer.errors import ExhaustedError, IncompatibleError, SettingError
+from specinfer.errors import ExhaustedError, SettingError
 from specinfer.model.batch import Features, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
-from specinfer.model.cache.kv_cache import CACHE_TOKENS, PagedKVCache
-from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, blocks_for
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence
 from specinfer.model.cache.window import KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executors.executor import EXECUTORS, Executor, TorchExecutor, make_executor
+from specinfer.model.executors.executor import Executor, TorchExecutor
 from specinfer.model.layers.transformer import Weights
-from specinfer.model.offload.stores import OFFLOADS, open_store
-from specinfer.model.parallel.executor import ParallelExecutor, RankMemory, parallel_executor
+from specinfer.model.loading import build_model, load_model, wrap_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.sampling.choices import Chooser
-from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.convert import KEPT_GGUF
-from specinfer.model.weights.families import in_llama_names
-from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
-from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
+from specinfer.model.weights.config import ModelConfig
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
-WEIGHTS = ("converted", "native", *BLOCK_TYPES, "fp8")
-DEVICE_WEIGHTS = ("converted", "int8", "fp8")
-"""Of the device executor."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """How to load and run a model."""
-
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    executor: str = "auto"
-    attention: str = "reference"
-    """Attention backend of the torch executor."""
-    kv_tokens: int = CACHE_TOKENS
-    weights: str = "converted"
-    """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
-    loading (`quantise.py`). All four need the native executor in bfloat16. The device executor has an "int8"
-    of its own, and "fp8"."""
-    layers: int | None = None
-    """Keep only the first layers (with the model's own final norm and head)."""
-    kv_window: int = 0
-    """Keep only so many context tokens per request (StreamingLLM); lossy. 0 keeps all."""
-    kv_sinks: int = 4
-    """First tokens a windowed cache never drops."""
-    offload: str = "none"
-    """Where the decoder layers lie, if not on the device: "host" or "disk" (`offload.stores`)."""
-    offload_directory: str = ""
-    """Of "disk"; empty: the cache directory."""
-
-
-def holds_blocks(dtype: str, executor: str) -> bool:
-    """Whether a model so loaded can hold quantised matrices: only the native executor does, in bfloat16."""
-    return dtype == "bfloat16" and executor in ("auto", "native")
-
-
-def check_options(options: RunnerOptions) -> None:
-    """Checks the names among the options.
-
-    Raises:
-        SettingError: naming the bad one.
-    """
-    if options.dtype not in DTYPES:
-        raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
-    if options.weights not in WEIGHTS:
-        raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
-    if options.executor not in EXECUTORS:
-        raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
-    if options.offload not in OFFLOADS:
-        raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
-    if options.offload != "none" and options.executor not in ("auto", "native", "torch"):
-        raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
-    _check_weights(options)
-    _check_device(options.device)
-
-
-def _check_weights(options: RunnerOptions) -> None:
-    if options.executor == "device":
-        if options.weights not in DEVICE_WEIGHTS:
-            known = ", ".join(DEVICE_WEIGHTS)
-            raise SettingError("weights", options.weights, f"the device executor holds {known}")
-    elif options.weights == "fp8":
-        raise SettingError("weights", options.weights, "needs the device executor")
-    elif options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
-        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise SettingError("device", name, str(error).splitlines()[0]) from error
-
-
-def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    if options.weights != "native":
-        # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
-        return SafetensorsWeights(directory, options.device if options.executor == "device" else "cpu")
-    path = directory / KEPT_GGUF
-    if not path.is_file():
-        raise SettingError(
-            "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
-        )
-    return GgufWeights(path)
 
 
 class ModelRunner:
@@ -132,96 +44,22 @@ class ModelRunner:
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
-        """Loads a Hugging Face model directory; of a model that ranks share, this rank's part.
-
-        Raises:
-            SettingError: if an option is bad or the directory holds no model.
-            IncompatibleError: if the executor asked for cannot run the model.
-        """
-        check_options(options)
-        hf, generation = load_transformers_config(directory)
-        if options.executor != "generic":
-            try:
-                config = from_transformers(hf, generation)
-            except IncompatibleError as error:
-                if options.executor != "auto" or ranks is not None:
-                    raise
-                log.warning("%s; using the generic executor", error)
-            else:
-                return cls.build(config, _open_weights(directory, options), options, ranks)
-        if ranks is not None:
-            raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
-        return cls._load_generic(directory, hf, generation, options)
-
-    @classmethod
-    def _load_generic(
-        cls, directory: Path, hf: Any, generation: Any | None, options: RunnerOptions
-    ) -> "ModelRunner":
-        from transformers import AutoModelForCausalLM
-
-        if options.kv_window:
-            raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
-        if options.layers is not None:
-            raise SettingError("layers", options.layers, "the generic executor runs whole models")
-        if options.offload != "none":
-            raise SettingError("offload", options.offload, "the generic executor holds whole models")
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
-        return cls.wrap(model, hf, options, generation)
+        """Loads a Hugging Face model directory; see `load_model`."""
+        return cls(*load_model(directory, options, ranks))
 
     @classmethod
     def wrap(
         cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
     ) -> "ModelRunner":
         """Runs a `transformers` model as it is."""
-        from specinfer.model.executors.generic import GenericExecutor, generic_config
-
-        num_blocks = blocks_for(options.kv_tokens)
-        executor = GenericExecutor(model, num_blocks, options.device, options.attention)
-        return cls(generic_config(hf, generation), executor, num_blocks)
+        return cls(*wrap_model(model, hf, options, generation))
 
     @classmethod
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
     ) -> "ModelRunner":
-        """Puts a model together from its configuration and weights; each of `ranks` does at the same time.
-
-        Raises:
-            SettingError: if an option names something that does not exist.
-        """
-        check_options(options)
-        dtype = DTYPES[options.dtype]
-        if options.layers is not None:
-            config = config.first_layers(options.layers)
-        if options.kv_window and not config.rotary_dim:
-            raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
-        if ranks is not None and options.weights != "converted":
-            raise SettingError("weights", options.weights, "ranks share a model as dtype says: converted")
-        if ranks is not None and options.offload != "none":
-            raise SettingError(
-                "offload", options.offload, "ranks that share a model keep it on their devices"
-            )
-        weights = in_llama_names(config, weights)
-        if options.weights in BLOCK_TYPES and options.executor != "device":
-            weights = QuantisedWeights(weights, options.weights)
-        num_blocks = blocks_for(options.kv_tokens)
-        executor: Executor
-        if ranks is not None:
-            executor = parallel_executor(
-                ranks, config, weights, dtype, num_blocks, options.executor, options.attention
-            )
-        else:
-            store = open_store(options.offload, options.device, options.offload_directory)
-            executor = make_executor(
-                *(options.executor, config, weights, dtype, num_blocks, options.device, options.attention),
-                store=store,
-                held=options.weights,
-            )
-        if options.weights != "converted" and isinstance(executor, TorchExecutor):
-            log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
-        window = None
-        if options.kv_window:
-            window = KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
-        return cls(config, executor, num_blocks, window)
+        """Puts a model together from its configuration and weights; see `build_model`."""
+        return cls(*build_model(config, weights, options, ranks))
 
     @property
     def parallel(self) -> ParallelExecutor | None:

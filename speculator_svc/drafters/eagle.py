@@ -17,7 +17,7 @@ from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleRunner, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.runner import DTYPES
+from specinfer.model.options import DTYPES
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of
 from specinfer.model.weights.eagle_checkpoint import load_eagle

@@ -13,7 +13,8 @@ from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.native.build import multiplies_bytes
-from specinfer.model.runner import ModelRunner, RunnerOptions, holds_blocks
+from specinfer.model.options import RunnerOptions, holds_blocks
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
 from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ import typer
 
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle

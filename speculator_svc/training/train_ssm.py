@@ -12,7 +12,8 @@ import typer
 
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_draft, save_draft
 from specinfer.model.weights.families import open_weights

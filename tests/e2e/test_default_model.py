@@ -14,7 +14,8 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tokenizer import Tokenizer

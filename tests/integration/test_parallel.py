@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import RankMemory
 from specinfer.model.parallel.layout import Layout, Place
 from specinfer.model.parallel.memory import rank_memory
 from specinfer.model.parallel.microbatches import StageCost
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder

@@ -10,7 +10,7 @@ import pytest
 from specinfer import __version__
 from specinfer.cli.processes import free_ports
 from specinfer.model.executors.executor import EXECUTORS
-from specinfer.model.runner import DTYPES, WEIGHTS
+from specinfer.model.options import DTYPES, WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

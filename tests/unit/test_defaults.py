@@ -28,7 +28,7 @@ def test_settings_have_the_defaults_of_what_they_set() -> None:
 
 
 def test_caches_are_as_large_whoever_makes_them() -> None:
-    from specinfer.model.runner import RunnerOptions
+    from specinfer.model.options import RunnerOptions
 
     sizes = {RunnerOptions().kv_tokens, DrafterOptions().kv_tokens, VerifierSettings().kv_tokens}
     assert len(sizes) == 1

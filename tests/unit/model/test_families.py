@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers

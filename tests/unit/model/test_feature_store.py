@@ -138,7 +138,7 @@ def test_layers_that_do_not_exist_are_refused() -> None:
     for layers in ([4], [2, 1], [1, 1]):
         with pytest.raises(SettingError, match=f"features = \\{layers}".replace("]", "\\]")):
             it.keep_features(layers)
-    from specinfer.model.runner import RunnerOptions
+    from specinfer.model.options import RunnerOptions
 
     model = tiny_generic("gpt2")
     generic = ModelRunner.wrap(model, model.config, RunnerOptions(dtype="float32", kv_tokens=64))

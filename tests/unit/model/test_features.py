@@ -7,7 +7,8 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_transformers
 
 LAYERS = (0, 1, 3)

@@ -8,7 +8,8 @@ import torch
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from tests.tiny_models import GENERIC, reference_logits, tiny_generic
 from tests.unit.model.test_families import PROMPTS, small_tree
 

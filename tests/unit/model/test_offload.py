@@ -15,7 +15,8 @@ from specinfer.model.executors.executor import TorchExecutor
 from specinfer.model.offload.buffers import DeviceBuffer, HostBuffer
 from specinfer.model.offload.stores import PAGE, DiskStore, HostStore, LayerStore, open_store
 from specinfer.model.offload.stream import LayerStream
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits

@@ -10,7 +10,8 @@ import torch
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers, load_config
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.quantise import QuantisedWeights

@@ -15,7 +15,8 @@ from specinfer.hub import resolve_model
 from specinfer.hub.registry import known_models
 from specinfer.hub.widen import original_of, widen
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights import widen as widening
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import embedding_fingerprint

@@ -11,7 +11,8 @@ import torch
 
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.runner import ModelRunner, RunnerOptions
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, save_draft, verifier_of
 from specinfer.model.weights.families import open_weights

@@ -9,7 +9,8 @@ import torch
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.device.weights import ShownWeights
-from specinfer.model.runner import ModelRunner, RunnerOptions, check_options
+from specinfer.model.options import RunnerOptions, check_options
+from specinfer.model.runner import ModelRunner
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 

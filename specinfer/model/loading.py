@@ -1,0 +1,146 @@
+"""From a model's directory, or its configuration and weights, to an executor that holds it."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.cache.sequence import blocks_for
+from specinfer.model.cache.window import KVWindow
+from specinfer.model.executors.executor import Executor, TorchExecutor, make_executor
+from specinfer.model.layers.transformer import Weights
+from specinfer.model.offload.stores import open_store
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.parallel.executor import parallel_executor
+from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.families import in_llama_names
+from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
+
+log = logging.getLogger(__name__)
+
+
+class LoadedModel(NamedTuple):
+    """What a runner is made of."""
+
+    config: ModelConfig
+    executor: Executor
+    num_blocks: int
+    """Of the cache."""
+    window: KVWindow | None = None
+    """Which context tokens the cache keeps; None: all."""
+
+
+def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> LoadedModel:
+    """Loads a Hugging Face model directory; of a model that ranks share, this rank's part.
+
+    Raises:
+        SettingError: if an option is bad or the directory holds no model.
+        IncompatibleError: if the executor asked for cannot run the model.
+    """
+    check_options(options)
+    hf, generation = load_transformers_config(directory)
+    if options.executor != "generic":
+        try:
+            config = from_transformers(hf, generation)
+        except IncompatibleError as error:
+            if options.executor != "auto" or ranks is not None:
+                raise
+            log.warning("%s; using the generic executor", error)
+        else:
+            return build_model(config, _open_weights(directory, options), options, ranks)
+    if ranks is not None:
+        raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
+    return _load_generic(directory, hf, generation, options)
+
+
+def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> LoadedModel:
+    """A `transformers` model as it is."""
+    from specinfer.model.executors.generic import GenericExecutor, generic_config
+
+    num_blocks = blocks_for(options.kv_tokens)
+    executor = GenericExecutor(model, num_blocks, options.device, options.attention)
+    return LoadedModel(generic_config(hf, generation), executor, num_blocks)
+
+
+def build_model(
+    config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
+) -> LoadedModel:
+    """Puts a model together from its configuration and weights; each of `ranks` does at the same time.
+
+    Raises:
+        SettingError: if an option names something that does not exist.
+    """
+    check_options(options)
+    if options.layers is not None:
+        config = config.first_layers(options.layers)
+    window = _window(config, options)
+    if ranks is not None:
+        _check_shared(options)
+    weights = in_llama_names(config, weights)
+    if options.weights in BLOCK_TYPES and options.executor != "device":
+        weights = QuantisedWeights(weights, options.weights)
+    num_blocks = blocks_for(options.kv_tokens)
+    executor = _executor(config, weights, options, num_blocks, ranks)
+    if options.weights != "converted" and isinstance(executor, TorchExecutor):
+        log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
+    return LoadedModel(config, executor, num_blocks, window)
+
+
+def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
+    from transformers import AutoModelForCausalLM
+
+    if options.kv_window:
+        raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
+    if options.layers is not None:
+        raise SettingError("layers", options.layers, "the generic executor runs whole models")
+    if options.offload != "none":
+        raise SettingError("offload", options.offload, "the generic executor holds whole models")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
+    return wrap_model(model, hf, options, generation)
+
+
+def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
+    if options.weights != "native":
+        # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
+        return SafetensorsWeights(directory, options.device if options.executor == "device" else "cpu")
+    path = directory / KEPT_GGUF
+    if not path.is_file():
+        raise SettingError(
+            "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
+        )
+    return GgufWeights(path)
+
+
+def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
+    if not options.kv_window:
+        return None
+    if not config.rotary_dim:
+        raise SettingError("kv_window", options.kv_window, "needs a model with rotary positions")
+    return KVWindow(options.kv_window, options.kv_sinks, config.max_positions)
+
+
+def _check_shared(options: RunnerOptions) -> None:
+    """Whether ranks can share a model with these options."""
+    if options.weights != "converted":
+        raise SettingError("weights", options.weights, "ranks share a model as dtype says: converted")
+    if options.offload != "none":
+        raise SettingError("offload", options.offload, "ranks that share a model keep it on their devices")
+
+
+def _executor(
+    config: ModelConfig, weights: Weights, options: RunnerOptions, num_blocks: int, ranks: Ranks | None
+) -> Executor:
+    dtype = DTYPES[options.dtype]
+    if ranks is not None:
+        return parallel_executor(
+            ranks, config, weights, dtype, num_blocks, options.executor, options.attention
+        )
+    store = open_store(options.offload, options.device, options.offload_directory)
+    return make_executor(
+        *(options.executor, config, weights, dtype, num_blocks, options.device, options.attention),
+        store=store,
+        held=options.weights,
+    )

@@ -1,0 +1,85 @@
+"""How a model is loaded and run: the options of a runner, and which of their values go together."""
+
+from dataclasses import dataclass
+
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.executors.executor import EXECUTORS
+from specinfer.model.offload.stores import OFFLOADS
+from specinfer.model.weights.quantise import BLOCK_TYPES
+
+WEIGHTS = ("converted", "native", *BLOCK_TYPES, "fp8")
+DEVICE_WEIGHTS = ("converted", "int8", "fp8")
+"""Of the device executor."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How to load and run a model."""
+
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    executor: str = "auto"
+    attention: str = "reference"
+    """Attention backend of the torch executor."""
+    kv_tokens: int = CACHE_TOKENS
+    weights: str = "converted"
+    """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
+    loading (`quantise.py`). All four need the native executor in bfloat16. The device executor has an "int8"
+    of its own, and "fp8"."""
+    layers: int | None = None
+    """Keep only the first layers (with the model's own final norm and head)."""
+    kv_window: int = 0
+    """Keep only so many context tokens per request (StreamingLLM); lossy. 0 keeps all."""
+    kv_sinks: int = 4
+    """First tokens a windowed cache never drops."""
+    offload: str = "none"
+    """Where the decoder layers lie, if not on the device: "host" or "disk" (`offload.stores`)."""
+    offload_directory: str = ""
+    """Of "disk"; empty: the cache directory."""
+
+
+def holds_blocks(dtype: str, executor: str) -> bool:
+    """Whether a model so loaded can hold quantised matrices: only the native executor does, in bfloat16."""
+    return dtype == "bfloat16" and executor in ("auto", "native")
+
+
+def check_options(options: RunnerOptions) -> None:
+    """Checks the names among the options.
+
+    Raises:
+        SettingError: naming the bad one.
+    """
+    if options.dtype not in DTYPES:
+        raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
+    if options.weights not in WEIGHTS:
+        raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
+    if options.executor not in EXECUTORS:
+        raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+    if options.offload not in OFFLOADS:
+        raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
+    if options.offload != "none" and options.executor not in ("auto", "native", "torch"):
+        raise SettingError("offload", options.offload, f"the {options.executor} executor holds whole models")
+    _check_weights(options)
+    _check_device(options.device)
+
+
+def _check_weights(options: RunnerOptions) -> None:
+    if options.executor == "device":
+        if options.weights not in DEVICE_WEIGHTS:
+            known = ", ".join(DEVICE_WEIGHTS)
+            raise SettingError("weights", options.weights, f"the device executor holds {known}")
+    elif options.weights == "fp8":
+        raise SettingError("weights", options.weights, "needs the device executor")
+    elif options.weights != "converted" and not holds_blocks(options.dtype, options.executor):
+        raise SettingError("weights", options.weights, "needs the native executor in bfloat16")
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise SettingError("device", name, str(error).splitlines()[0]) from error
