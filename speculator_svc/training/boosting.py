@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from speculator_svc.training.distil import Examples, ranks
+from speculator_svc.training.batches import Examples
 from speculator_svc.training.student import Student
+from speculator_svc.training.success import ranks
 
 
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:

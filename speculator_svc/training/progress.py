@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from speculator_svc.training.distil import DistilOptions, Material, distil
+from speculator_svc.training.batches import Material
+from speculator_svc.training.distil import DistilOptions, distil
 
 console = Console(stderr=True)
 

@@ -17,12 +17,14 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_draft, save_draft
 from specinfer.model.weights.families import open_weights
+from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
 from speculator_svc.training.device import Device, pick_device
-from speculator_svc.training.distil import DistilOptions, Examples, evaluate, ssm_loss
+from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
+from speculator_svc.training.loss import ssm_loss
 from speculator_svc.training.options import (
     BatchSeed,
     Checkpoint,
@@ -36,6 +38,7 @@ from speculator_svc.training.options import (
 )
 from speculator_svc.training.progress import console, distil_with_bar, progress_bar
 from speculator_svc.training.student import Student
+from speculator_svc.training.success import evaluate
 
 
 def train_ssm(

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from speculator_svc.training.batches import batches
 from speculator_svc.training.corpus import Continuation, Labels
-from speculator_svc.training.distil import Success, batches, distillation_loss, rough
 from speculator_svc.training.eagle_student import EagleStudent, UnrolledBatch, UnrolledRows
+from speculator_svc.training.loss import distillation_loss, rough
+from speculator_svc.training.success import Success
 
 STEP_WEIGHT = 0.8
 """Of each further step's loss, as in EAGLE-3: a token counts less the fewer drafts come to it."""

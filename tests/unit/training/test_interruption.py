@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError
+from speculator_svc.training.batches import Examples
 from speculator_svc.training.corpus import Continuation, Labels, finished_jobs, write_continuations
-from speculator_svc.training.distil import DistilOptions, Examples, distil
+from speculator_svc.training.distil import DistilOptions, distil
 from speculator_svc.training.interruption import InterruptionError, deferred_signals
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.train_ssm import train_ssm

@@ -22,6 +22,7 @@ from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterOptions, DraftJob
 from speculator_svc.drafters.ssm import SsmDrafter
 from speculator_svc.training import distil as distilling
+from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
     Continuation,
@@ -34,14 +35,12 @@ from speculator_svc.training.corpus import (
 )
 from speculator_svc.training.distil import (
     DistilOptions,
-    Examples,
     distil,
-    distillation_loss,
-    evaluate,
-    ranks,
 )
 from speculator_svc.training.labels import in_draft_vocabulary, label_corpus
+from speculator_svc.training.loss import distillation_loss
 from speculator_svc.training.student import Student
+from speculator_svc.training.success import evaluate, ranks
 from speculator_svc.training.train_ssm import train_ssm
 from tests.system import ascii_tokenizer
 from tests.tiny_models import FAMILIES, reference_logits, tiny_transformers
