@@ -12,28 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.native import CacheMemory, NativeGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.executors.native_stream import StreamedMatrices
+from specinfer.model.executors.native_weights import WeightPacker
 from specinfer.model.layers.transformer import Weights, rotary_tables
-from specinfer.model.native.bindings import (
-    BLOCK,
-    LANES,
-    Activation,
-    MatrixSlot,
-    Pass,
-    Shape,
-    Storage,
-    VectorSlot,
-)
+from specinfer.model.native.bindings import BLOCK, LANES, Activation, Pass, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.families import POSITIONS
-from specinfer.model.weights.quantise import BlockWeights
 from specinfer.tree import TokenTree
 
 assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
@@ -96,7 +86,7 @@ class NativeExecutor:
             ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )
         self._streamed = None if store is None else StreamedMatrices(self._library, self._model, store)
-        self._embedding = self._load(weights)
+        self._embedding = self._pack(weights)
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
         self._keys = torch.zeros(entries, dtype=dtype)
         self._values = torch.zeros(entries, dtype=dtype)
@@ -190,74 +180,11 @@ class NativeExecutor:
             sin.data_ptr(),
         )
 
-    def _load(self, weights: Weights) -> torch.Tensor:
+    def _pack(self, weights: Weights) -> torch.Tensor:
         """Packs all weights; returns the embedding table, which the kernels read in place."""
+        packer = WeightPacker(self._library, self._model, self.config, self.dtype, weights)
         for layer in range(self.config.layers):
-            self._load_layer(layer, weights)
+            packer.pack_layer(layer)
             if self._streamed is not None:
                 self._streamed.put_away(layer)
-        embedding = self._fetch(weights, "model.embed_tokens.weight")
-        self._library.si_set_embedding(self._model, embedding.data_ptr())
-        tied = self.config.tied_embeddings
-        self._matrix(0, MatrixSlot.HEAD, weights, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
-        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, weights, "model.norm")
-        if not self.config.rotary_dim:
-            self._vector(0, VectorSlot.POSITIONS, weights, [POSITIONS])
-        return embedding
-
-    def _load_layer(self, layer: int, weights: Weights) -> None:
-        prefix = f"model.layers.{layer}."
-        for which, bias, names in (
-            (MatrixSlot.QKV, VectorSlot.QKV_BIAS, [f"self_attn.{name}_proj" for name in "qkv"]),
-            (MatrixSlot.OUT, VectorSlot.OUT_BIAS, ["self_attn.o_proj"]),
-            (MatrixSlot.UP, VectorSlot.UP_BIAS, [*(["mlp.gate_proj"] * self.config.gated), "mlp.up_proj"]),
-            (MatrixSlot.DOWN, VectorSlot.DOWN_BIAS, ["mlp.down_proj"]),
-        ):
-            self._matrix(layer, which, weights, [f"{prefix}{name}.weight" for name in names])
-            if f"{prefix}{names[0]}.bias" in weights:
-                self._vector(layer, bias, weights, [f"{prefix}{name}.bias" for name in names])
-        self._norm(
-            layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, weights, f"{prefix}input_layernorm"
-        )
-        self._norm(
-            layer,
-            VectorSlot.POST_NORM,
-            VectorSlot.POST_NORM_BIAS,
-            weights,
-            f"{prefix}post_attention_layernorm",
-        )
-        if self.config.qk_norm:
-            self._vector(layer, VectorSlot.Q_NORM, weights, [f"{prefix}self_attn.q_norm.weight"])
-            self._vector(layer, VectorSlot.K_NORM, weights, [f"{prefix}self_attn.k_norm.weight"])
-
-    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, weights: Weights, name: str) -> None:
-        self._vector(layer, weight, weights, [f"{name}.weight"])
-        if self.config.layer_norm:
-            self._vector(layer, bias, weights, [f"{name}.bias"])
-
-    def _matrix(
-        self, layer: int, which: MatrixSlot | VectorSlot, weights: Weights, names: Sequence[str]
-    ) -> None:
-        """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
-        the same kind, else numbers."""
-        found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
-        kinds = {blocks[0] for blocks in found if blocks is not None}
-        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
-            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
-        if len(kinds) == 1 and None not in found:
-            rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
-            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
-            return
-        weight = torch.cat([self._fetch(weights, name) for name in names]).contiguous()
-        self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())
-
-    def _vector(
-        self, layer: int, which: MatrixSlot | VectorSlot, weights: Weights, names: Sequence[str]
-    ) -> None:
-        vector = torch.cat([self._fetch(weights, name) for name in names]).float().contiguous()
-        self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
-
-    def _fetch(self, weights: Weights, name: str) -> torch.Tensor:
-        if name not in weights:
-            raise IncompatibleError(f"the model's weights lack {name}")
-        return weights[name].to(self.dtype).contiguous()
+        return packer.pack_ends()
