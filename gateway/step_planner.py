@@ -1,6 +1,7 @@
 """Plans a lane's next step: who is admitted, what is drafted, what each request gets."""
 
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.clients.outage import LogPace
@@ -38,7 +39,7 @@ class StepPlanner:
         self._journal.admitted(self._scheduler.take_admitted())
         return Step(choice, entries)
 
-    def _choose(self, running: int, wanting: list[str], now: float) -> Choice:
+    def _choose(self, running: int, wanting: Mapping[str, int], now: float) -> Choice:
         """What the planner chooses; a fault of ours in it costs the step its drafts."""
         try:
             self._planner.enrol(self._pool.groups)

@@ -3,7 +3,8 @@
 Passes take what a CPU's take (stairs of six tokens), at a pace that wanders by a fifth and a price of nodes
 that wanders by itself; one pass in a hundred is disturbed. A text is known by the probability that the first
 guess of a speculator is right; requests of 64 tokens begin and end. One speculator is good and slow, one
-poor and quick; both believe more of themselves than is true.
+poor and quick; both believe more of themselves than is true. The target finds prompts in its cache, the
+speculators' service reads them, and whatever came while nobody asked it.
 """
 
 import heapq
@@ -11,6 +12,7 @@ import random
 from dataclasses import dataclass
 from math import exp
 
+from gateway.clients.speculator_pool import USUAL_DELTA
 from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
@@ -35,6 +37,8 @@ BOTH = frozenset({0, 1})
 OWN_S = {0: 0.0018, 1: 0.0002}
 """What drafting takes for one request."""
 OVERHEAD_S, WIRE_S, TOKENS = 0.0015, 0.0004, 64
+PROMPT, READ_S = 170, 0.00006
+"""Tokens of a prompt, as the evaluation prompts have on average; what reading one takes the shipped SSM."""
 ROOT = 0
 
 
@@ -46,6 +50,8 @@ class Text:
     guess: float
     """Probability that the good speculator's first guess is right."""
     left: int = TOKENS
+    lacking: int = PROMPT
+    """Tokens that the speculators have not read."""
 
 
 class World:
@@ -72,7 +78,7 @@ class World:
         return Text(f"r{number}", self._rng.choice((0.25, 0.5, 0.7, 0.9)))
 
     def _step(self) -> tuple[int, float]:
-        choice = self._planner.choose(self._batch, [text.name for text in self._texts])
+        choice = self._planner.choose(self._batch, {text.name: PROMPT for text in self._texts})
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
@@ -84,6 +90,7 @@ class World:
         in_pass = sum(len(tree) for tree in trees)
         pass_s, drafted = self._pass_s(in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
+        seconds = pass_s + draft_s + OVERHEAD_S
         self._planner.observe(StepReport(choice, self._batch, in_pass, pass_s, drafted, OVERHEAD_S, outcomes))
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
             told = [int(tree.token_ids[node]) for node in accepted] + [-1]
@@ -91,11 +98,12 @@ class World:
                 self._calibration.observe(speculator, draft, told)
         brought = sum(1 + len(accepted) for _, accepted in outcomes.values())
         self._go_on([1 + len(accepted) for _, accepted in outcomes.values()])
-        return brought, pass_s + draft_s + OVERHEAD_S
+        return brought, seconds
 
     def _go_on(self, tokens: list[int]) -> None:
         for i, count in enumerate(tokens):
             self._texts[i].left -= count
+            self._texts[i].lacking += count
             if self._texts[i].left <= 0:
                 self._texts[i] = self._begin(self._begun)
                 self._begun += 1
@@ -112,7 +120,16 @@ class World:
         if not choice.speculators:
             return []
         scale = exp(self._pace) * self._batch**0.35
-        return [DraftTime(BOTH, {s: OWN_S[s] * scale for s in sorted(choice.speculators)}, WIRE_S * scale)]
+        own_s = {s: OWN_S[s] * scale for s in sorted(choice.speculators)}
+        read = self._read()
+        return [DraftTime(BOTH, own_s, WIRE_S * scale + exp(self._pace) * READ_S * read, read)]
+
+    def _read(self) -> int:
+        """How many tokens the speculators have to read before they draft, if more than in every step."""
+        lacking = [text.lacking for text in self._texts]
+        for text in self._texts:
+            text.lacking = 0
+        return sum(lacking) if max(lacking) > USUAL_DELTA else 0
 
     def _drafts(self, text: Text, choice: Choice) -> list[tuple[int, TokenTree]]:
         return [

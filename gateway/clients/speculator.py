@@ -247,11 +247,11 @@ class SpeculatorService:
                 "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
             )
 
-    def draft_time(self, reply: speculator_pb2.DraftReply) -> DraftTime:
-        """What its last answer took."""
+    def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
+        """What its last answer took; it read so many context tokens more than usual."""
         told = zip(self.members, reply.speculator_us, strict=False)
         own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
-        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())))
+        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops what is known of requests."""

@@ -31,7 +31,7 @@ from specinfer.v1 import common_pb2, speculator_pb2
 
 log = logging.getLogger(__name__)
 
-_USUAL_DELTA = 16
+USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 _FEATURE_BYTES = 2**23
 """Most features in one message, of 16 MiB at most."""
@@ -230,8 +230,7 @@ class SpeculatorPool:
                 trees.setdefault(result.request_id, []).extend(found)
         service.books.count("failed", _drafts(open_))  # not answered
         service.last_seconds = time.perf_counter() - started
-        if max(len(entry.delta_token_ids) for entry in entries) <= _USUAL_DELTA:
-            times.append(service.draft_time(reply))
+        times.append(service.draft_time(reply, _read([len(entry.delta_token_ids) for entry in entries])))
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
         """Leaves a service out until it was described again."""
@@ -254,6 +253,11 @@ class SpeculatorPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _read(tokens: Sequence[int]) -> int:
+    """How many context tokens a service read, if what it took tells of that rather than of drafting."""
+    return sum(tokens) if max(tokens) > USUAL_DELTA else 0
 
 
 def _drafts(asked: Mapping[str, Asked]) -> int:

@@ -1,6 +1,6 @@
 """The latency model: expected seconds of a step. Pure.
 
-    seconds(S, n) = overhead + max over services of drafts(S in that service) + pass(batch, n)
+    seconds(S, n) = overhead + max over services of (reading + drafts(S in that service)) + pass(batch, n)
 
 Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
 alternatives were measured then. So every time is kept relative to the pace of its moment, which the passes
@@ -10,17 +10,11 @@ tell (`pass_times`).
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gateway.planning.average import Average
 from gateway.planning.pass_times import PassCurve, PassTimes
+from gateway.planning.reading import Reading
 
 SpeculatorSet = frozenset[int]
-
-_SMOOTHING = 0.08
-"""Weight of the newest time in an average: it settles within a dozen steps."""
-_OUTLIER = 3.0
-"""A time counts as at most this multiple of the average: a pause is no cost of a step."""
 
 
 class DraftTime(NamedTuple):
@@ -32,27 +26,13 @@ class DraftTime(NamedTuple):
     """Of those asked: they draft one after another."""
     wire_s: float
     """The rest: messages and what the service does for all."""
+    read: int = 0
+    """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
 
     @property
     def total_s(self) -> float:
         """From the question to the answer."""
         return self.wire_s + sum(self.own_s.values())
-
-
-class Average:
-    """Exponential moving average; the first observations count equally."""
-
-    __slots__ = ("_count", "value")
-
-    def __init__(self) -> None:
-        self.value, self._count = 0.0, 0
-
-    def add(self, value: float) -> None:
-        """Counts an observation."""
-        if self._count:
-            value = min(value, _OUTLIER * self.value)
-        self._count += 1
-        self.value += (value - self.value) * max(_SMOOTHING, 1 / self._count)
 
 
 class LatencyModel:
@@ -64,6 +44,7 @@ class LatencyModel:
         self._overhead = {False: Average(), True: Average()}  # without and with drafts
         self._drafts: dict[object, dict[int, Average]] = {}
         """Of a speculator its own time, of a service its messages'; by the batch size in powers of two."""
+        self.reading = Reading()
 
     def observe(
         self, batch: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], overhead_s: float
@@ -73,9 +54,17 @@ class LatencyModel:
         if drafts or not cold:
             self._overhead[bool(drafts)].add(overhead_s / self.passes.pace)
         for draft in drafts:
+            if draft.read:
+                self._observe_reading(batch, draft)
+                continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
                 sizes = self._drafts.setdefault(key, {})
                 sizes.setdefault(_size(batch), Average()).add(seconds / self.passes.pace)
+
+    def _observe_reading(self, batch: int, draft: DraftTime) -> None:
+        drafting_s = self.draft_seconds(batch, frozenset(draft.own_s), draft.service)
+        seconds = max(0.0, draft.total_s - drafting_s) / self.passes.pace
+        self.reading.observe(draft.service, draft.read, seconds)
 
     def observe_pass(self, batch: int, tokens: int, seconds: float) -> bool:
         """Counts a pass, unless it is the first plain one after trees; says whether it is. Drafts leave it
@@ -86,14 +75,21 @@ class LatencyModel:
         self._trees_before = tokens > batch
         return cold
 
-    def step_seconds(
-        self, batch: int, asked: SpeculatorSet, services: Iterable[SpeculatorSet], most_nodes: int
-    ) -> NDArray[np.float64]:
-        """[1 + most_nodes] seconds of a step that asks these speculators and verifies 0, 1, ... nodes in
-        all."""
-        drafts = [self.draft_seconds(batch, asked & members, members) for members in services]
-        fixed = self.passes.pace * self._overhead[bool(asked)].value + max(drafts, default=0.0)
-        return fixed + self.passes.seconds_by_nodes(batch, most_nodes)
+    def seconds_before_pass(
+        self, batch: int, asked: SpeculatorSet, services: Iterable[SpeculatorSet]
+    ) -> float:
+        """Seconds of a step that asks these speculators, without its pass."""
+        drafts = [
+            self.passes.pace * self.reading.seconds_per_step(members)
+            + self.draft_seconds(batch, asked & members, members)
+            for members in services
+            if asked & members
+        ]
+        return self.passes.pace * self._overhead[bool(asked)].value + max(drafts, default=0.0)
+
+    def seconds_to_catch_up(self, services: Iterable[SpeculatorSet]) -> float:
+        """Seconds that asking everybody takes longer now, for what came since they were last asked."""
+        return self.passes.pace * max([self.reading.seconds_to_catch_up(members) for members in services])
 
     def draft_seconds(self, batch: int, asked: SpeculatorSet, service: SpeculatorSet) -> float:
         """Seconds of the drafts of speculators of one service."""

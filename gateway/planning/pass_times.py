@@ -1,6 +1,7 @@
 """What passes of the target take by their tokens: what the verifier said, corrected while serving. Pure."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,11 @@ class PassCurve:
             raise ValueError("a curve needs a point")
         self._sizes, measured = np.array(ordered, float).T
         self._seconds = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        self.between = lru_cache(maxsize=256)(self._between)
+        """(first, last) -> [1 + last - first] seconds of passes over that many tokens. Beyond all that was
+        measured: in proportion. Batch sizes come again and again."""
 
-    def between(self, first: int, last: int) -> NDArray[np.float64]:
-        """[1 + last - first] seconds of passes over that many tokens. Beyond all that was measured: in
-        proportion."""
+    def _between(self, first: int, last: int) -> NDArray[np.float64]:
         tokens = np.arange(first, last + 1)
         beyond = np.maximum(tokens / self._sizes[-1], 1.0)
         return np.asarray(np.interp(tokens, self._sizes, self._seconds) * beyond)

@@ -11,12 +11,12 @@ of the whole batch, as long as they bring tokens at least as fast as the step do
 probability is below the threshold costs more time than its chance is worth. (A price of its own for every
 node, in passes that grow in stairs, brings nothing: docs/findings.md#flat-price.) What is not chosen teaches
 nothing, so now and then a step probes the whole pool or plain decoding, as often as that costs one per cent
-of the time.
+of the time; speculators that were not asked for a while have to read what they missed first.
 
 What is chosen depends on earlier steps and on time only, so it never biases the output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -111,20 +111,22 @@ class Planner:
             self._services = services
             self.acceptance.enrol(frozenset().union(*services))
 
-    def choose(self, batch: int, wanting: Sequence[str]) -> Choice:
-        """What the next step does for a batch of this size, of which these requests want drafts."""
+    def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
+        """What the next step does for a batch of this size.
+
+        Args:
+            wanting: the requests of it that want drafts, with the tokens of their contexts.
+        """
         if not self._services or not wanting:
             return replace(PLAIN, reason="no request wants drafts" if self._services else "no speculators")
         if not self._adaptive:
             return self._fixed(batch, len(wanting))
         self.acceptance.follow(wanting)
-        plain = self._expect(batch, len(wanting), frozenset())
-        sets = [self._expect(batch, len(wanting), asked) for asked in self.acceptance.sets]
-        if self.acceptance.outcomes < _FIRST_OUTCOMES:
-            return replace(sets[-1], plain_speed=plain.speed, reason="first trees")
-        best = max(sets, key=lambda choice: choice.speed)
-        best = best if best.speed > _MARGIN * plain.speed else plain
-        return replace(self._best_or_probe(best, sets[-1], plain), plain_speed=plain.speed)
+        self.latency.reading.follow(wanting)
+        choice = self._choose(batch, len(wanting))
+        if choice.speculators:
+            self.latency.reading.asked()
+        return choice
 
     def observe(self, report: StepReport) -> None:
         """Learns from a step."""
@@ -140,18 +142,47 @@ class Planner:
             self.acceptance.observe(asked, nodes, report.outcomes)
             self.acceptance.observe(asked, nodes, report.chains, merged=False)
 
+    def _choose(self, batch: int, requests: int) -> Choice:
+        """What promises most, or a probe."""
+        most = self._budget.of_step(batch, requests)
+        accepted = self.acceptance.per_doubling(self.acceptance.everybody) * _doublings(most, requests)
+        passes = self.latency.passes.seconds_by_nodes(batch, most)
+        plain = self._plain(batch, float(passes[0]))
+        sets = [self._expect(batch, requests, asked, accepted, passes) for asked in self.acceptance.sets]
+        if self.acceptance.outcomes < _FIRST_OUTCOMES:
+            return replace(sets[-1], plain_speed=plain.speed, reason="first trees")
+        best = max(sets, key=lambda choice: choice.speed)
+        best = best if best.speed > _MARGIN * plain.speed else plain
+        return replace(self._best_or_probe(best, sets[-1], plain), plain_speed=plain.speed)
+
     def _fixed(self, batch: int, requests: int) -> Choice:
         """Everybody, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
         nodes = min(self._budget.per_request, max(1, most // requests))
         return Choice(self.acceptance.everybody, nodes, most, reason="not adaptive")
 
-    def _expect(self, batch: int, requests: int, asked: SpeculatorSet) -> Choice:
-        """The best number of nodes for a speculator set, with the tokens and seconds to expect of it."""
-        most = self._budget.of_step(batch, requests) if asked else 0
-        tokens = batch + self.acceptance.per_doubling(asked) * _doublings(most, requests)
-        seconds = self.latency.step_seconds(batch, asked, self._services, most)
-        total = int(np.argmax(tokens[1:] / seconds[1:])) + 1 if most else 0
+    def _plain(self, batch: int, pass_s: float) -> Choice:
+        """Plain decoding, with the tokens and seconds to expect of it."""
+        seconds = pass_s + self.latency.seconds_before_pass(batch, frozenset(), ())
+        return Choice(tokens=float(batch), seconds=seconds, reason="plain is faster")
+
+    def _expect(
+        self,
+        batch: int,
+        requests: int,
+        asked: SpeculatorSet,
+        accepted: NDArray[np.float64],
+        passes: NDArray[np.float64],
+    ) -> Choice:
+        """The best number of nodes for a speculator set, with the tokens and seconds to expect of it.
+
+        Args:
+            accepted: [1 + most nodes] tokens with 0, 1, ... nodes in all, if the whole pool drafts.
+            passes: [1 + most nodes] seconds.
+        """
+        tokens = batch + self.acceptance.share(asked) * accepted
+        seconds = passes + self.latency.seconds_before_pass(batch, asked, self._services)
+        total = int((tokens[1:] / seconds[1:]).argmax()) + 1 if len(passes) > 1 else 0
         # a batch shares its nodes unevenly: a predictable text gets up to twice its share
         nodes = min(self._budget.per_request, total, max(1, -(-2 * total // requests)))
         return Choice(
@@ -161,7 +192,7 @@ class Planner:
             float(tokens[total]),
             float(seconds[total]),
             node_seconds=float(seconds[total] - seconds[0]) / max(total, 1),
-            reason="fastest" if asked else "plain is faster",
+            reason="fastest",
         )
 
     def _best_or_probe(self, best: Choice, pool: Choice, plain: Choice) -> Choice:
@@ -173,11 +204,17 @@ class Planner:
             if probe.speculators == best.speculators:
                 continue  # the step tells about it anyway
             self._left_out_s[kind] += best.seconds
-            if _PROBE_SHARE * self._left_out_s[kind] >= steps * (probe.seconds - probe.tokens / best.speed):
+            if _PROBE_SHARE * self._left_out_s[kind] >= steps * self._cost(probe, best):
                 self._left_out_s[kind] = 0.0
                 self._plain_again = steps > 1
                 return replace(probe, reason=kind)
         return best
+
+    def _cost(self, probe: Choice, best: Choice) -> float:
+        """Seconds that a step takes longer for its tokens than with the best choice."""
+        behind = bool(probe.speculators) and not best.speculators
+        catching_up = self.latency.seconds_to_catch_up(self._services) if behind else 0.0
+        return probe.seconds + catching_up - probe.tokens / best.speed
 
 
 @lru_cache(maxsize=256)

@@ -143,12 +143,16 @@ class Scheduler:
             self.finish(ended[-1], FinishReason.DEADLINE, now)
         return [Progress(state, [], [], state.new_tokens, True) for state in ended]
 
-    def admit(self, now: float) -> tuple[int, list[str]]:
-        """Admits waiting requests while there is room; how many run, and those of them that want drafts."""
+    def admit(self, now: float) -> tuple[int, dict[str, int]]:
+        """Admits waiting requests while there is room; how many run, and those of them that want drafts, with
+        the tokens of their contexts."""
         self._batch.admit(now)
         running = self._batch.running.items()
-        wanting = [name for name, state in running if state.request.speculation is not Speculation.OFF]
-        return len(running), wanting
+        return len(running), {
+            name: len(state.tokens)
+            for name, state in running
+            if state.request.speculation is not Speculation.OFF
+        }
 
     def plan(self, now: float, most_nodes: int | None = None, least_reach: float = 0.0) -> list[StepEntry]:
         """The entries of the next step; empty if there is nothing to do.

@@ -38,7 +38,7 @@ def test_a_node_costs_its_part_of_what_all_chosen_ones_add_to_the_pass(stairs: b
     planner.enrol([ALONE])
     planner.acceptance.outcomes = 100
     predictable(planner.acceptance)
-    choice = planner.choose(1, ["r"])
+    choice = planner.choose(1, {"r": 0})
     assert choice.step_nodes == 7
     assert choice.node_seconds == pytest.approx(0.004 / 7)
     assert choice.node_threshold == pytest.approx(choice.speed * 0.004 / 7)

@@ -49,7 +49,7 @@ def simulate(
     choices, tokens, total_ms = [], 0, 0.0
     names = [f"r{i}" for i in range(batch)]
     for _ in range(steps):
-        choice = planner.choose(batch, names)
+        choice = planner.choose(batch, dict.fromkeys(names, 0))
         choices.append(choice)
         drafts = [_draft(choice, accepts) for _ in range(batch)]
         outcomes = [
@@ -167,7 +167,7 @@ def test_free_nodes_are_used_at_any_batch_size(batch: int) -> None:
     names = [f"r{i}" for i in range(batch)]
     rng, nodes = random.Random(0), []
     for _ in range(60):
-        choice = planner.choose(batch, names)
+        choice = planner.choose(batch, dict.fromkeys(names, 0))
         nodes.append(choice.step_nodes / batch)
         # half a token for every doubling, as drafts usually are
         outcomes = {name: drafted(share, 0.5, rng) for name, share in shares(choice, names)}
@@ -189,7 +189,7 @@ def test_it_is_never_slower_than_plain_decoding_by_more_than_its_probes(
     names = [f"r{i}" for i in range(batch)]
     brought, took = 0.0, 0.0
     for _ in range(1500):
-        choice = planner.choose(batch, names)
+        choice = planner.choose(batch, dict.fromkeys(names, 0))
         outcomes = {name: drafted(share, per_doubling, rng) for name, share in shares(choice, names)}
         in_pass = sum(len(tree) for tree, _ in outcomes.values())
         pass_s = STAIRS.at(in_pass) * rng.lognormvariate(0, 0.05)
@@ -250,21 +250,21 @@ def test_it_notices_when_text_becomes_predictable() -> None:
 def test_without_adaptation_everybody_is_asked_always() -> None:
     planner = planner_of(2, adaptive=False)
     both = frozenset({0, 1})
-    assert (planner.choose(1, ["r"]).speculators, planner.choose(1, ["r"]).nodes) == (both, 16)
-    choice = planner.choose(32, ["r"] * 32)
+    assert (planner.choose(1, {"r": 0}).speculators, planner.choose(1, {"r": 0}).nodes) == (both, 16)
+    choice = planner.choose(32, {f"r{i}": 0 for i in range(32)})
     assert (choice.speculators, choice.nodes) == (both, 2), "its share of the step"
     assert choice.reason == "not adaptive"
-    choice = planner.choose(8, ["r"] * 8)
+    choice = planner.choose(8, {f"r{i}": 0 for i in range(8)})
     assert choice.keeps(63, 0.0)
     assert not choice.keeps(64, 1.0)
     assert choice.node_threshold == 0
-    assert planner_of(0, adaptive=False).choose(3, ["r"]).reason == "no speculators"
+    assert planner_of(0, adaptive=False).choose(3, {"r": 0}).reason == "no speculators"
 
 
 def test_requests_without_speculation_teach_and_cost_nothing() -> None:
     planner = planner_of(1)
     for _ in range(500):
-        choice = planner.choose(2, [])
+        choice = planner.choose(2, {})
         assert (choice.nodes, choice.reason) == (0, "no request wants drafts")
         assert not choice.keeps(0, 1.0)
     choices, _ = simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.3)
@@ -284,7 +284,7 @@ def test_one_outlier_does_not_change_its_mind() -> None:
     simulate(planner, 100, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
 
     def gain() -> float:
-        choice = planner.choose(1, ["r0"])
+        choice = planner.choose(1, {"r0": 0})
         return choice.speed / choice.plain_speed
 
     before = gain()
@@ -299,7 +299,7 @@ def test_a_new_request_gets_its_chance_after_a_hopeless_one() -> None:
     for number in range(40):
         good = number % 2 == 0
         for _ in range(60):
-            choice = planner.choose(1, [f"r{number}"])
+            choice = planner.choose(1, {f"r{number}": 0})
             spent[good].append(bool(choice.speculators))
             tree = _draft(choice, {0: 4 if good else 0})
             (tree,) = cut_trees([tree], [choice.nodes + 1], keeps=choice.keeps)
@@ -316,10 +316,10 @@ def test_a_step_whose_drafts_were_late_says_nothing_of_plain_decoding() -> None:
     planner = planner_of(1)
     for _ in range(30):
         planner.observe(StepReport(PLAIN, 1, 1, 0.008, [], 0.001, {}))
-    before = planner.choose(1, ["r"]).plain_speed
+    before = planner.choose(1, {"r": 0}).plain_speed
     for _ in range(20):
         planner.observe(StepReport(replace(PLAIN, speculators=ALONE), 1, 1, 0.008, [], 0.5, {}))
-    assert planner.choose(1, ["r"]).plain_speed == pytest.approx(before, rel=0.01)
+    assert planner.choose(1, {"r": 0}).plain_speed == pytest.approx(before, rel=0.01)
 
 
 def test_bad_luck_does_not_end_what_pays() -> None:
@@ -330,7 +330,7 @@ def test_bad_luck_does_not_end_what_pays() -> None:
     for number in range(60):
         left = 64
         while left > 0:
-            choice = planner.choose(1, [f"r{number}"])
+            choice = planner.choose(1, {f"r{number}": 0})
             right = 0
             while right < choice.step_nodes and rng.random() < 0.5:
                 right += 1
@@ -347,12 +347,12 @@ def test_nodes_are_priced_by_what_passes_take_not_by_what_was_said() -> None:
     """The verifier measured 1 ms a node, in a bad moment or before the machine changed; they take 0.05."""
     planner, rng = planner_of(1, 12, 20, node_ms=1.0), random.Random(0)
     planner.acceptance.outcomes = 100
-    before = planner.choose(1, ["r"]).step_nodes
+    before = planner.choose(1, {"r": 0}).step_nodes
     for step in range(200):
         nodes = rng.randint(1, 12) if step % 20 > 1 else 0
         ms = 5.0 + 0.05 * nodes
         planner.latency.observe_pass(1, 1 + nodes, rng.lognormvariate(0, 0.05) * ms / 1000)
-    assert planner.choose(1, ["r"]).step_nodes > 2 * max(before, 1)
+    assert planner.choose(1, {"r": 0}).step_nodes > 2 * max(before, 1)
 
 
 def test_every_choice_says_why() -> None:
@@ -374,7 +374,7 @@ def test_where_nodes_are_free_trees_are_as_large_as_the_verifier_takes(batch: in
     planner.enrol([ALONE])
     names = [f"r{i}" for i in range(batch)]
     for _ in range(60):
-        choice = planner.choose(batch, names)
+        choice = planner.choose(batch, dict.fromkeys(names, 0))
         trees = [_draft(choice, {0: 4}) for _ in names]
         in_pass = sum(map(len, trees))
         outcomes = {name: (tree, _accepted(tree)) for name, tree in zip(names, trees, strict=True)}
