@@ -11,20 +11,18 @@ how often those before it were drawn, which is a loop over single numbers.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.device.choice import cut_rows
 from specinfer.model.device.description import LEAST_WORDS, WORD_BITS, Bucket, power_above, tile_size
 from specinfer.model.device.graphs import Graphs
 from specinfer.model.device.growth_description import GrowthNumbers, Levels, describe_levels
 from specinfer.model.device.growth_kernels import extend, favour
-from specinfer.model.device.inputs import Inputs
+from specinfer.model.device.growth_memory import GrowthMemory, GrowthModel, GrowthState
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
 from specinfer.tree import TokenTree
 from specinfer.tree.builder import point_tree
@@ -76,11 +74,11 @@ class DeviceGrowth:
         read: Callable[[Batch], torch.Tensor],
         score: Pass,
         graphs: Callable[[Callable[[Levels], torch.Tensor]], Graphs[Levels]],
-        model: "GrowthModel",
+        model: GrowthModel,
     ) -> None:
         self._read, self._score, self._model = read, score, model
         self._graphs = graphs(self._sequence)
-        self._memory: dict[Levels, _Memory] = {}
+        self._memory: dict[Levels, GrowthMemory] = {}
         self._token_ids: torch.Tensor | None = None
         self._vocabulary = torch.zeros(0, dtype=torch.int32)
 
@@ -104,7 +102,7 @@ class DeviceGrowth:
         memory = self._memory.get(levels)
         self._know(token_ids)
         if memory is None:
-            memory = self._memory[levels] = _Memory.of(levels, self._model)
+            memory = self._memory[levels] = GrowthMemory.of(levels, self._model)
             self._load(memory, tasks, shape, levels, roots)
             self._graphs.capture([levels])
             log.info("captured the growth of trees: %s", levels)
@@ -131,7 +129,7 @@ class DeviceGrowth:
 
     def _load(
         self,
-        memory: "_Memory",
+        memory: GrowthMemory,
         tasks: Sequence[GrowthTask],
         shape: GrowthShape,
         levels: Levels,
@@ -143,9 +141,9 @@ class DeviceGrowth:
         memory.roots[: len(tasks)].copy_(roots)
 
     def _sequence(self, levels: Levels) -> torch.Tensor:
-        """[tasks, width, 5] float64: (path, cell, parent's cell, token, score) of each tree's best nodes."""
+        """[tasks, width, 5] float64: see `GrowthState.best_nodes`."""
         memory = self._memory[levels]
-        state = _State.empty(levels, self._model.device)
+        state = GrowthState.empty(levels, self._model.device)
         logits, masks = memory.roots, state.tokens  # a root has no mask: nothing of it is read
         passes = levels.views(memory.passes.numbers)
         for level in range(levels.levels):
@@ -159,8 +157,8 @@ class DeviceGrowth:
     def _extend(
         self,
         levels: Levels,
-        memory: "_Memory",
-        state: "_State",
+        memory: GrowthMemory,
+        state: GrowthState,
         level: int,
         logits: torch.Tensor,
         masks: torch.Tensor,
@@ -221,69 +219,3 @@ def _tree(rows: NDArray[np.float64], task: GrowthTask) -> TokenTree:
         [1.0, *(row[4] for row in kept)],
         range(1, len(kept) + 1),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class GrowthModel:
-    """What growth must know of its model."""
-
-    device: str
-    group: int
-    """Query heads that share a key."""
-    vocabulary_size: int
-    max_positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Where a captured sequence reads: always in the same places."""
-
-    passes: Inputs
-    parameters: Inputs
-    roots: torch.Tensor
-    """[tasks, V] logits behind each context."""
-
-    @classmethod
-    def of(cls, levels: Levels, model: GrowthModel) -> "_Memory":
-        requests = levels.bucket.requests
-        blocks = requests * blocks_for(model.max_positions)
-        return cls(
-            Inputs(levels.pass_numbers + blocks, model.device),
-            Inputs(levels.parameter_numbers, model.device),
-            torch.zeros(requests, model.vocabulary_size, device=model.device),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Trees under construction; the shapes are those of `extend`."""
-
-    paths: torch.Tensor
-    scores: torch.Tensor
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    frontier_paths: torch.Tensor
-    frontier_cells: torch.Tensor
-
-    @classmethod
-    def empty(cls, levels: Levels, device: str) -> "_State":
-        """Of roots alone."""
-        requests, cells = levels.bucket.requests, levels.cells
-        frontier = torch.zeros(levels.levels + 1, requests, levels.beam, dtype=torch.float64, device=device)
-        frontier[0, :, 0] = 1.0
-        floats = torch.zeros(requests, cells, dtype=torch.float64, device=device)
-        whole = torch.zeros(requests, cells, dtype=torch.int32, device=device)
-        return cls(
-            paths=floats,
-            scores=floats.float(),
-            tokens=whole,
-            parents=torch.zeros_like(whole),
-            frontier_paths=frontier,
-            frontier_cells=torch.full_like(frontier, -1, dtype=torch.int32),
-        )
-
-    def best_nodes(self, count: int) -> torch.Tensor:
-        """[tasks, count, 5] float64: see `DeviceGrowth._sequence`."""
-        order = self.paths.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        found = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]
-        return torch.stack([self.paths.gather(1, order), order.double(), *found], dim=-1)

@@ -18,7 +18,8 @@ from specinfer.model.device.compaction import move
 from specinfer.model.device.decoder import DeviceTransformer
 from specinfer.model.device.description import Bucket, describe, exact_bucket
 from specinfer.model.device.graphs import CudaGraphs, EagerPasses, Graphs, Sizes
-from specinfer.model.device.growth import DeviceGrowth, GrowthModel, can_grow
+from specinfer.model.device.growth import DeviceGrowth, can_grow
+from specinfer.model.device.growth_memory import GrowthModel
 from specinfer.model.device.inputs import Inputs
 from specinfer.model.device.launch import check_device, processors
 from specinfer.model.device.weights import quantiser
