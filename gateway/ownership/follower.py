@@ -7,7 +7,7 @@ import time
 from gateway.clients.outage import LogPace
 from gateway.metrics import SystemMetrics
 from gateway.requests.feeds import Feed, Feeds
-from gateway.store.requests import RequestStore
+from gateway.store.reading import RequestReader
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.service.log_context import about
 
@@ -22,7 +22,7 @@ data."""
 class Follower:
     """Fills the feeds that no lane of this gateway fills."""
 
-    def __init__(self, feeds: Feeds, store: RequestStore, metrics: SystemMetrics) -> None:
+    def __init__(self, feeds: Feeds, store: RequestReader, metrics: SystemMetrics) -> None:
         self._feeds, self._store, self._metrics = feeds, store, metrics
         self._missing_since: dict[str, float] = {}
         self._pace = LogPace()

@@ -1,4 +1,4 @@
-"""Requests and their tokens in Redis.
+"""Writing requests and their tokens to Redis.
 
 Invariants, kept by the scripts: a token is in Redis before any client sees it; only the owner of a request
 writes to it. One script call per step for the whole batch, since passes need the cores that answers are
@@ -16,35 +16,12 @@ from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
-from gateway.store.keys import (
-    LOGPROB_WIDTH,
-    OPEN_TTL_S,
-    TOKEN_WIDTH,
-    logprobs_key,
-    owned_key,
-    request_key,
-    tokens_key,
-)
-from gateway.store.records import (
-    Glimpse,
-    Record,
-    encode_content,
-    encode_logprobs,
-    encode_progress,
-    encode_tokens,
-    read_glimpse,
-    read_record,
-)
-from specinfer.errors import (
-    AlreadyExistsError,
-    ExhaustedError,
-    FaultError,
-    NotFoundError,
-)
+from gateway.store.keys import OPEN_TTL_S, owned_key, request_key
+from gateway.store.reading import RequestReader
+from gateway.store.records import Record, encode_content, encode_logprobs, encode_progress, encode_tokens
+from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
 
 log = logging.getLogger(__name__)
-
-_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 
 
 class Written(Enum):
@@ -59,14 +36,15 @@ class Written(Enum):
     """Redis does not know the request, or tokens before these; nothing was written."""
 
 
-class RequestStore:
+class RequestStore(RequestReader):
     """The requests of one gateway, which writes under its own id."""
 
     def __init__(
         self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
     ) -> None:
         """Finished requests stay for `retention_s`; at most `max_unowned` may wait for an owner."""
-        self._connection, self.gateway_id = connection, gateway_id
+        super().__init__(connection)
+        self.gateway_id = gateway_id
         self._retention_s, self._max_unowned = retention_s, max_unowned
 
     async def create(self, request: GenerationRequest, digest: str, caller: Caller, owned: bool) -> bool:
@@ -181,37 +159,6 @@ class RequestStore:
         if request_ids:
             await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
-    async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """A request with everything that is known of it; None if it is not there or another caller's.
-
-        Raises:
-            FaultError: if what is there cannot be read.
-            UnavailableError: if Redis does not answer.
-        """
-        fields, tokens, logprobs, time = await self._connection.answer(self._read(request_id))
-        values = dict(zip(_FIELDS, fields, strict=True))
-        if values["content"] is None or (caller is not None and values["caller"] != caller.name):
-            return None
-        seconds, microseconds = time
-        return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
-
-    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | FaultError | None]:
-        """What is new of requests of which so many tokens are known; None for those that are not there, an
-        error for those that cannot be read.
-
-        Raises:
-            UnavailableError: if Redis does not answer.
-        """
-        async with self._connection.redis.pipeline(transaction=False) as pipe:
-            for request_id, start in positions.items():
-                # the end first: when it is there, so are all tokens
-                pipe.hmget(request_key(request_id), "state", "end")
-                pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
-                pipe.getrange(logprobs_key(request_id), start * LOGPROB_WIDTH, -1)
-            answers = await self._connection.answer(pipe.execute())
-        rows = [answers[at : at + 3] for at in range(0, len(answers), 3)]
-        return {name: read_glimpse(name, *row) for name, row in zip(positions, rows, strict=True)}
-
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
         """Lets whoever owns a request end it.
 
@@ -261,15 +208,6 @@ class RequestStore:
         """Ends a request that nobody owns; of another one its owner is asked."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
-
-    async def _read(self, request_id: str) -> list[object]:
-        async with self._connection.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(request_key(request_id), _FIELDS)
-            pipe.get(tokens_key(request_id))
-            pipe.get(logprobs_key(request_id))
-            pipe.time()
-            found: list[object] = await pipe.execute()
-        return found
 
 
 def _deadline(request: GenerationRequest) -> float | str:

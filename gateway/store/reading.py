@@ -1,0 +1,58 @@
+"""What Redis has of requests, whoever owns them."""
+
+from collections.abc import Mapping
+
+from gateway.requests.caller import Caller
+from gateway.store.connection import RedisConnection
+from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_key, request_key, tokens_key
+from gateway.store.records import Glimpse, Record, read_glimpse, read_record
+from specinfer.errors import FaultError
+
+_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
+
+
+class RequestReader:
+    """Reads; changes nothing."""
+
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
+
+    async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
+        """A request with everything that is known of it; None if it is not there or another caller's.
+
+        Raises:
+            FaultError: if what is there cannot be read.
+            UnavailableError: if Redis does not answer.
+        """
+        fields, tokens, logprobs, time = await self._connection.answer(self._read(request_id))
+        values = dict(zip(_FIELDS, fields, strict=True))
+        if values["content"] is None or (caller is not None and values["caller"] != caller.name):
+            return None
+        seconds, microseconds = time
+        return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
+
+    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | FaultError | None]:
+        """What is new of requests of which so many tokens are known; None for those that are not there, an
+        error for those that cannot be read.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        async with self._connection.redis.pipeline(transaction=False) as pipe:
+            for request_id, start in positions.items():
+                # the end first: when it is there, so are all tokens
+                pipe.hmget(request_key(request_id), "state", "end")
+                pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
+                pipe.getrange(logprobs_key(request_id), start * LOGPROB_WIDTH, -1)
+            answers = await self._connection.answer(pipe.execute())
+        rows = [answers[at : at + 3] for at in range(0, len(answers), 3)]
+        return {name: read_glimpse(name, *row) for name, row in zip(positions, rows, strict=True)}
+
+    async def _read(self, request_id: str) -> list[object]:
+        async with self._connection.redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(request_key(request_id), _FIELDS)
+            pipe.get(tokens_key(request_id))
+            pipe.get(logprobs_key(request_id))
+            pipe.time()
+            found: list[object] = await pipe.execute()
+        return found
