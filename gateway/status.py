@@ -96,7 +96,7 @@ class StatusReporter:
                 ready=service.description is not None,
                 answered=service.counters.answered,
                 missed=service.counters.missed,
-                failed=service.failures[number],
+                failed=service.faults.drafts[number],
                 service=service.address,
                 drafted=total.drafted,
                 accepted=total.accepted,

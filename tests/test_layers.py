@@ -256,7 +256,10 @@ PURE = (
 FORBIDDEN_STDLIB = {
     **{
         f"gateway.clients.{name}": {"asyncio", "time"}
-        for name in ("addresses", "features", "pool_policy", "quarantine", "replicas", "tree_share")
+        for name in (
+            *("addresses", "draft_faults", "features", "pool_policy"),
+            *("quarantine", "replicas", "tree_share"),
+        )
     },
     **{f"specinfer.speculators.{name}": {"asyncio", "time"} for name in ("calibration", "deadline")},
     "specinfer.speculators.service": {"asyncio", "time"},

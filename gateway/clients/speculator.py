@@ -5,17 +5,14 @@ It runs one speculator or several; the pool numbers them. Knows messages, not co
 pool's. Invariant: `held` never claims more than the service said.
 """
 
-import logging
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.clients.draft_books import DraftBooks
+from gateway.clients.draft_faults import DraftFaults
 from gateway.clients.features import FeatureRelay
-from gateway.clients.outage import LogPace
-from gateway.clients.quarantine import Quarantine
 from gateway.clients.tree_share import TreeShare, sound_tree
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
@@ -27,11 +24,6 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
-log = logging.getLogger(__name__)
-
-MAX_REASON = 200
-"""Characters of a service's message that are logged."""
-
 
 class Asked(NamedTuple):
     """What a service is asked for one request."""
@@ -42,13 +34,10 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """What became of the drafts asked for."""
+    """What became of the messages that ask it."""
 
     answered: int = 0
     missed: int = 0
-    malformed: int = 0
-    quarantines: Counter[int] = field(default_factory=Counter)
-    """How often each speculator was left out for its malformed trees."""
 
 
 @dataclass(slots=True)
@@ -82,16 +71,17 @@ class SpeculatorService:
     """How long its last answer took."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     books: DraftBooks = field(default_factory=DraftBooks)
-    failures: Counter[int] = field(default_factory=Counter)
-    """Drafts that were refused, failed or malformed, by speculator."""
+    faults: DraftFaults = field(init=False)
+    """Of its speculators."""
     clock: Callable[[], float] = time.monotonic
-    _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
-    _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
+
+    def __post_init__(self) -> None:
+        self.faults = DraftFaults(self.address)
 
     def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, Asked]:
         """What this service has to do in a step."""
         now = self.clock()
-        present = frozenset(s for s in self.members if s in chosen and not self._quarantines[s].holds(now))
+        present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
         found = {}
         for entry in entries:
             wanted = present
@@ -198,7 +188,7 @@ class SpeculatorService:
                 wrong.add(speculator)
                 self._malformed(speculator, error)
             else:
-                self._quarantines[speculator].sound()
+                self.faults.note_sound(speculator)
                 found[speculator] = tree
         self.books.count("ok" if in_time else "late", len(speculators - wrong))
         return list(found.items())
@@ -216,36 +206,18 @@ class SpeculatorService:
 
     def _refuse(self, request_id: str, speculator: int, why: str) -> None:
         self.books.count("failed")
-        self._fail(speculator, why)
+        self.faults.note(speculator, self._name(speculator), why, self.clock())
         self.refused.add((request_id, speculator))
 
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        """Counts a malformed tree; one too many in a row leaves the speculator out for a while."""
-        self.counters.malformed += 1
         self.books.count("malformed")
-        self._fail(speculator, f"malformed tree: {error.for_logs}")
-        if seconds := self._quarantines[speculator].malformed(self.clock()):
-            self.counters.quarantines[speculator] += 1
+        if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
             self.books.quarantines[speculator] += 1
-            log.warning(
-                "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
-                *(self._name(speculator), self.address, seconds),
-            )
 
     def _name(self, speculator: int) -> str:
         described = self.description.speculators if self.description else ()
         names = dict(zip(self.members, (each.name for each in described), strict=False))
         return names.get(speculator, f"number {speculator}")
-
-    def _fail(self, speculator: int, why: str) -> None:
-        """Counts a draft that failed; logs the first, then the latest one at times."""
-        self.failures[speculator] += 1
-        if self._paces[speculator].due(self.clock()):
-            who, count = self._name(speculator), self.failures[speculator]
-            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
-            log.warning(
-                "a draft of speculator %s at %s failed (%d so far): %s", who, self.address, count, said
-            )
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
         """What its last answer took; it read so many context tokens more than usual."""

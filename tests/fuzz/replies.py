@@ -92,7 +92,7 @@ class _Run:
         for service in self._core.pool.services:
             assert not service.held, f"contexts of requests that have ended: {service.held}"
             assert not service.refused, f"kept of requests that have ended: {service.refused}"
-            unknown = set(service.failures) - set(service.members)
+            unknown = set(service.faults.drafts) - set(service.members)
             assert not unknown, f"failures of speculators that do not exist: {unknown}"
 
     def _drafts(self, reply: Any) -> Any:

@@ -37,7 +37,7 @@ async def test_a_service_cannot_blame_speculators_that_it_does_not_have() -> Non
         expected.check()
     (service,) = core.pool.services
     await core.close()
-    assert set(service.failures) <= set(service.members)
+    assert set(service.faults.drafts) <= set(service.members)
     assert not service.refused
 
 

@@ -95,8 +95,8 @@ async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redi
         plain = await system.tokens(PROMPT, temperature=0.7, seed=5, speculation=3)
         assert await system.tokens(PROMPT, temperature=0.7, seed=5) == plain
         (service,) = system.loop.pool.services
-    assert service.counters.malformed >= IN_A_ROW
-    assert service.counters.quarantines[0] >= 1
+    assert service.faults.malformed >= IN_A_ROW
+    assert service.faults.quarantines[0] >= 1
 
 
 async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None:
@@ -199,8 +199,8 @@ async def test_two_drawing_services_and_one_of_points_follow_the_target(redis_ur
         kv_tokens=REQUESTS * 1024,
     ) as system:
         texts = await sampled(system)
-        counters = [service.counters for service in system.loop.pool.services]
-    assert all(c.answered and not c.malformed for c in counters)
+        services = system.loop.pool.services
+    assert all(service.counters.answered and not service.faults.malformed for service in services)
     counts = Counter(pair for text in texts for pair in zip([1, *text], text, strict=False))
     statistic = 0.0
     for before in range(4):

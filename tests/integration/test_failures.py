@@ -68,8 +68,8 @@ async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str
         replies = await system.generate(PROMPT)
         bad, good = system.loop.pool.services
     assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
-    assert bad.counters.malformed >= 7
-    assert good.counters.malformed == 0
+    assert bad.faults.malformed >= 7
+    assert good.faults.malformed == 0
     assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
 
 

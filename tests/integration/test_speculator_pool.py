@@ -174,18 +174,18 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
         for step in range(200):
             assert firsts(await draft(pool, [step_entry(f"r{step}", PROMPT)]), f"r{step}") == {1: 1}
         assert (len(bad.jobs), len(good.jobs)) == (IN_A_ROW, 200)
-        assert service.counters.quarantines == {0: 1}
+        assert service.faults.quarantines == {0: 1}
         for step in range(300):
             now[0] += 0.1
             await draft(pool, [step_entry(f"s{step}", PROMPT)])
         assert len(bad.jobs) <= IN_A_ROW + 5, "after 1, 2, 4, 8 and 16 seconds"
-        assert service.counters.quarantines[0] == len(bad.jobs) - IN_A_ROW + 1
+        assert service.faults.quarantines[0] == len(bad.jobs) - IN_A_ROW + 1
         lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         begun = [line for line in lines if "is left out" in line]
         assert begun[0] == (
             f"speculator bad at {address} is left out for 1 s: its trees are malformed again and again"
         )
-        assert len(begun) == service.counters.quarantines[0]
+        assert len(begun) == service.faults.quarantines[0]
         assert len(lines) <= 2 * len(begun) + 1
         now[0] += 1000.0
         bad.script = good.script
@@ -194,7 +194,7 @@ async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCap
         bad.script = malformed().script
         for step in range(IN_A_ROW - 1):
             await draft(pool, [step_entry(f"u{step}", PROMPT)])
-        assert service.counters.quarantines[0] == len(begun), "sound trees have cleared its record"
+        assert service.faults.quarantines[0] == len(begun), "sound trees have cleared its record"
 
 
 async def test_an_untrusted_speculator_that_says_it_draws_is_asked_for_greedy_requests_only(
@@ -220,7 +220,7 @@ async def test_draws_that_were_not_announced_are_malformed(trusted: bool) -> Non
     ):
         entries = [step_entry("s", PROMPT, SAMPLED, draws=True), step_entry("g", PROMPT)]
         assert set((await draft(pool, entries)).trees) == {"g"}
-        assert pool.services[0].counters.malformed == 1
+        assert pool.services[0].faults.malformed == 1
 
 
 async def test_trusted_draws_are_taken() -> None:
@@ -238,7 +238,7 @@ async def test_a_tree_over_its_share_of_the_message_is_malformed() -> None:
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
         entries = [step_entry(f"r{i}", PROMPT) for i in range(4)]
         assert not (await draft(pool, entries)).trees, "four share what one had"
-        assert pool.services[0].counters.malformed == 4
+        assert pool.services[0].faults.malformed == 4
 
 
 async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ async def test_an_answer_that_comes_twice_is_taken_once(monkeypatch: pytest.Monk
         monkeypatch.setattr(stream, "exchange", twice)
         found = await draft(pool, [step_entry("r", PROMPT)])
         assert [speculator for speculator, _ in found.trees["r"]] == [0]
-        assert pool.services[0].counters.malformed == 1
+        assert pool.services[0].faults.malformed == 1
 
 
 async def test_an_answer_to_another_step_loses_the_service_for_a_while(
