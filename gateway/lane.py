@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.pool_policy import PoolPolicy
+from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
 from gateway.clients.verifier_link import VerifierLink
 from gateway.delivery import Deliveries

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from math import exp
 
-from gateway.clients.speculator_pool import USUAL_DELTA
+from gateway.clients.draft_round import USUAL_DELTA
 from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve

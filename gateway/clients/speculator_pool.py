@@ -9,44 +9,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import grpc
 
+from gateway.clients.draft_round import DraftRound, Drafts
 from gateway.clients.features import FeatureRelay, FeatureWish
-from gateway.clients.pool_policy import PoolPolicy as PoolPolicy
+from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.speculator_replicas import SpeculatorReplicas
 from gateway.clients.tree_share import TreeShare
-from gateway.planning.latency import DraftTime, SpeculatorSet
+from gateway.planning.latency import SpeculatorSet
 from gateway.requests.request import Speculation
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.wire_meter import Channel
 from specinfer.speculators.deadline import StepTimes
-from specinfer.speculators.drafts import exchange_drafts
-from specinfer.tree import TokenTree
-from specinfer.v1 import common_pb2, speculator_pb2
+from specinfer.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-USUAL_DELTA = 16
-"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
-_FEATURE_BYTES = 2**23
-"""Most features in one message, of 16 MiB at most."""
-
 _LOOK_AGAIN_S = 2.0
 """Between two looks at what a name stands for: new replicas begin to draft that much later."""
-
-
-class Drafts(NamedTuple):
-    """What the speculators answered in time."""
-
-    trees: dict[str, list[tuple[int, TokenTree]]]
-    """By request, (speculator, tree) in pool order."""
-    times: list[DraftTime]
-    """Of every service that answered and had no more to read than usual."""
 
 
 class SpeculatorPool:
@@ -68,6 +52,8 @@ class SpeculatorPool:
         """Their services as the operator wrote them, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
+        self._round: DraftRound | None = None
+        """The latest."""
         self._step_times = StepTimes()
 
     async def connect(self, strict: bool = True) -> None:
@@ -133,11 +119,8 @@ class SpeculatorPool:
         to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
         taken for dead.
         """
-        self._steps += 1
         self._step_times.begins(time.perf_counter())
-        share = self._share(len(entries))
-        trees: dict[str, list[tuple[int, TokenTree]]] = {}
-        times: list[DraftTime] = []
+        round_ = self._begin_round(len(entries), traceparent)
         shares = self._replicas.divide(entries)
         questions = [
             (service, asked)
@@ -146,10 +129,7 @@ class SpeculatorPool:
             if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
         drawn = any(service.will_draw(asked.values()) for service, asked in questions)
-        running = [
-            self._spawn(self._ask(service, asked, share, trees, times, traceparent))
-            for service, asked in questions
-        ]
+        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
         if running:
             deadline_s = self._policy.deadline(self._step_times.usual_s)
             await asyncio.wait(running, timeout=None if drawn else deadline_s)
@@ -157,9 +137,7 @@ class SpeculatorPool:
         if late:
             log.debug("%d services missed the deadline", len(late))
         self._step_times.drafted(time.perf_counter())
-        # what arrives from now on concerns an older step: hand out copies
-        in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in trees.items()}
-        return Drafts(in_order, list(times))
+        return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all services forget requests; their time-to-live covers lost calls."""
@@ -188,49 +166,20 @@ class SpeculatorPool:
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
         )
 
-    async def _ask(
-        self,
-        service: SpeculatorService,
-        asked: Mapping[str, Asked],
-        share: TreeShare,
-        trees: dict[str, list[tuple[int, TokenTree]]],
-        times: list[DraftTime],
-        traceparent: str,
-    ) -> None:
-        """One exchange with one service; adds its trees, and its time, when they arrive."""
-        started, step = time.perf_counter(), self._steps
-        most = _FEATURE_BYTES // len(asked)
-        entries = [service.encode(item, self._features, most) for item in asked.values()]
-        until = {e.request_id: self._features.until(e, service.feature_layers) for e in entries}
-        request = speculator_pb2.DraftRequest(
-            step_id=step, entries=entries, client=self._policy.client, traceparent=traceparent
-        )
-        service.busy = True
+    def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
+        """The round of the next step; the one before is over."""
+        self._steps += 1
+        if self._round is not None:
+            self._round.over = True
+        share = self._share(requests)
+        self._round = DraftRound(self._steps, self._policy, self._features, share, traceparent)
+        return self._round
+
+    async def _ask(self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
         try:
-            reply = await exchange_drafts(
-                service.address, service.stream, request, service.description, self._policy.hung_s
-            )
+            await round_.ask(service, asked)
         except UnavailableError as error:
-            service.books.count("failed", _drafts(asked))
             self._lost(service, error)
-            return
-        finally:
-            service.busy = False
-        service.losses = 0
-        in_time = step == self._steps
-        service.counters.answered += in_time
-        service.counters.missed += not in_time
-        open_ = dict(asked)
-        for result in reply.entries:
-            found = service.accept(
-                open_, result, self._policy.vocab_size, share, in_time, until.get(result.request_id, 0)
-            )
-            open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
-            if found and in_time:
-                trees.setdefault(result.request_id, []).extend(found)
-        service.books.count("failed", _drafts(open_))  # not answered
-        service.last_seconds = time.perf_counter() - started
-        times.append(service.draft_time(reply, _read([len(entry.delta_token_ids) for entry in entries])))
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
         """Leaves a service out until it was described again."""
@@ -253,16 +202,6 @@ class SpeculatorPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _read(tokens: Sequence[int]) -> int:
-    """How many context tokens a service read, if what it took tells of that rather than of drafting."""
-    return sum(tokens) if max(tokens) > USUAL_DELTA else 0
-
-
-def _drafts(asked: Mapping[str, Asked]) -> int:
-    """How many drafts are asked for."""
-    return sum([len(item.speculators) for item in asked.values()])
 
 
 def _available(service: SpeculatorService) -> bool:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from gateway.clients.speculator_pool import PoolPolicy, SpeculatorPool
+from gateway.clients.pool_policy import PoolPolicy
+from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
 from gateway.planning.planner import Planner

@@ -12,10 +12,11 @@ import grpc
 import numpy as np
 import pytest
 
+from gateway.clients.draft_round import Drafts
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.quarantine import IN_A_ROW
 from gateway.clients.speculator_directory import SpeculatorDirectory
-from gateway.clients.speculator_pool import Drafts, SpeculatorPool
+from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.requests.step import StepEntry
 from specinfer.cli.processes import free_ports
 from specinfer.errors import IncompatibleError, SpecInferError
