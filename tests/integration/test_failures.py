@@ -418,8 +418,9 @@ async def test_reading_what_was_missed_is_not_what_drafts_take(
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         # a step is learnt from while later ones are under way: on a busy machine several later
         assert await system.tokens([5], max_new_tokens=100) == greedy([5], 100)
-    speculated = [bool(report.drafts) for report in reports if report.choice.speculators]
-    assert speculated[:3] == [False, True, True]
+    read = [draft.read for report in reports if report.choice.speculators for draft in report.drafts]
+    assert read[0] >= 20
+    assert read[1:3] == [0, 0]
 
 
 async def test_health_answers_while_the_engine_computes(redis_url: str) -> None:
