@@ -1,6 +1,5 @@
 """Ranks of a model as forked processes on this machine: their server has imported torch."""
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,8 @@ import torch
 from specinfer.cli.processes import free_ports
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.ranks import Ranks
+from tests.preloaded import FORK_SERVER
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.rank_group", "tests.tiny_models", "transformers"])
 _PATIENCE_S = 240.0
 STILL_RUNNING = -1000
 
@@ -42,10 +40,10 @@ def ranks_of(
     layout: Layout, timeout_s: float, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Iterator[tuple[list[ForkServerProcess], Connection]]:
     """Starts the ranks; ends those that are left."""
-    receiver, sender = _CONTEXT.Pipe(duplex=False)
+    receiver, sender = FORK_SERVER.Pipe(duplex=False)
     (port,) = free_ports(1)
     processes = [
-        _CONTEXT.Process(
+        FORK_SERVER.Process(
             target=_rank, args=(rank, layout, port, timeout_s, sender, work, arguments), daemon=True
         )
         for rank in range(layout.ranks)

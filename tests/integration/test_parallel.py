@@ -2,11 +2,13 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from specinfer.model.batch import Segment
@@ -17,7 +19,7 @@ from specinfer.model.parallel.memory import rank_memory
 from specinfer.model.parallel.microbatches import StageCost
 from specinfer.model.parallel.ranks import LOST_GROUP, Ranks
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from tests.rank_group import exit_codes, ranks_of, run_ranks
@@ -56,8 +58,27 @@ class Said(NamedTuple):
     memory: list[RankMemory]
 
 
+@cache
 def model_of(family: str) -> Any:
     return tiny_transformers(family, vocab_size=96, num_key_value_heads=2)
+
+
+class Model(NamedTuple):
+    """One as it is sent to the ranks, which then need not import `transformers`."""
+
+    config: ModelConfig
+    weights: dict[str, NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, family: str) -> "Model":
+        model = model_of(family)
+        weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        return cls(from_transformers(model.config), weights)
+
+    def runner(self, ranks: Ranks) -> ModelRunner:
+        """At a rank."""
+        weights = {name: torch.from_numpy(array) for name, array in self.weights.items()}
+        return ModelRunner.build(self.config, weights, RunnerOptions(dtype="float32", kv_tokens=1024), ranks)
 
 
 def say(runner: ModelRunner, known: Sequence[Sequence[int]] | None = None) -> Said:
@@ -106,14 +127,11 @@ def draft(text: Sequence[int], prompt: Sequence[int], known: Sequence[int] | Non
     return builder.build()
 
 
-def parallel_say(ranks: Ranks, families: Sequence[str]) -> dict[str, Said]:
+def parallel_say(ranks: Ranks, models: Mapping[str, Model]) -> dict[str, Said]:
     """The work of a rank."""
     said = {}
-    for family in families:
-        model = model_of(family)
-        weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        options = RunnerOptions(dtype="float32", kv_tokens=1024)
-        runner = ModelRunner.build(from_transformers(model.config), weights, options, ranks)
+    for family, model in models.items():
+        runner = model.runner(ranks)
         parallel = runner.parallel
         assert parallel is not None
         if ranks.place.rank:
@@ -141,7 +159,8 @@ def alone() -> dict[str, Said]:
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=str)
 def group(request: pytest.FixtureRequest) -> tuple[Layout, dict[str, Said]]:
-    return request.param, run_ranks(request.param, parallel_say, FAMILIES[request.param])
+    models = {family: Model.of(family) for family in FAMILIES[request.param]}
+    return request.param, run_ranks(request.param, parallel_say, models)
 
 
 def test_several_ranks_say_what_one_says(
@@ -168,12 +187,9 @@ def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> N
             assert [rank.weight_bytes for rank in memory] == [each.weights for each in planned]
 
 
-def lose(ranks: Ranks, how: str, who: int) -> None:
+def lose(ranks: Ranks, model: Model, how: str, who: int) -> None:
     """One rank dies, or does nothing any more, while the others work or wait."""
-    model = model_of("llama")
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    options = RunnerOptions(dtype="float32", kv_tokens=1024)
-    runner = ModelRunner.build(from_transformers(model.config), weights, options, ranks)
+    runner = model.runner(ranks)
     assert runner.parallel is not None
     if ranks.place.rank == who:
         if how == "dies":
@@ -189,7 +205,7 @@ def test_a_rank_that_dies_ends_all_at_once(who: int) -> None:
     """Long before anybody is out of patience: `exit_codes` waits for less than that."""
     codes = [LOST_GROUP] * 3
     codes[who] = 9
-    assert exit_codes(Layout(1, 3), 3600.0, lose, "dies", who) == codes
+    assert exit_codes(Layout(1, 3), 3600.0, lose, Model.of("llama"), "dies", who) == codes
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -199,7 +215,7 @@ def test_a_rank_that_hangs_ends_all(who: int) -> None:
 
 def exit_of_others(layout: Layout, hung: int) -> int:
     """Of two ranks the code of the one that works."""
-    with ranks_of(layout, 5.0, lose, ("hangs", hung)) as (processes, _):
+    with ranks_of(layout, 5.0, lose, (Model.of("llama"), "hangs", hung)) as (processes, _):
         other = processes[1 - hung]
         other.join(240)
         assert processes[hung].is_alive()

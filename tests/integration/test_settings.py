@@ -1,6 +1,5 @@
 """A bad setting is one line that names key and value, and exit code 2; so at the command line."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,12 @@ from specinfer import __version__
 from specinfer.cli.processes import free_ports
 from specinfer.model.executors.executor import EXECUTORS
 from specinfer.model.options import DTYPES, WEIGHTS
+from tests.preloaded import ROOT
+from tests.preloaded import run_preloaded as run
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def run(*command: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_anew(*command: str | bytes) -> subprocess.CompletedProcess[str]:
+    """By `python -m`, as everybody does; the other tests here save the seconds of importing."""
     return subprocess.run(
         [sys.executable, "-m", *command],
         stdin=subprocess.DEVNULL,
@@ -23,7 +23,6 @@ def run(*command: str | bytes, **environment: str) -> subprocess.CompletedProces
         text=True,
         timeout=60,
         cwd=ROOT,
-        env={**os.environ, **environment},
     )
 
 
@@ -43,8 +42,21 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("command", "message"), BAD_SETTINGS, ids=[m[:30] for _, m in BAD_SETTINGS])
 def test_bad_settings(command: list[str], message: str) -> None:
-    done = run(*command)
-    assert done.returncode == 2, done.stderr
+    ends_with_one_line(run(*command), 2, message)
+
+
+ONE_OF_EACH = list({command[0]: (command, message) for command, message in BAD_SETTINGS}.values())
+
+
+@pytest.mark.parametrize(("command", "message"), ONE_OF_EACH, ids=[command[0] for command, _ in ONE_OF_EACH])
+def test_a_bad_setting_of_each_service_in_a_process_that_imports_by_itself(
+    command: list[str], message: str
+) -> None:
+    ends_with_one_line(run_anew(*command), 2, message)
+
+
+def ends_with_one_line(done: subprocess.CompletedProcess[str], code: int, message: str) -> None:
+    assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
@@ -103,15 +115,17 @@ BAD_COMMANDS = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD_COMMANDS, ids=[m for *_, m in BAD_COMMANDS])
 def test_bad_commands(arguments: list[str | bytes], code: int, message: str) -> None:
-    done = run(CLI, *arguments)
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    ends_with_one_line(run(CLI, *arguments), code, message)
+
+
+def test_a_bad_command_in_a_process_that_imports_by_itself() -> None:
+    arguments, code, message = BAD_COMMANDS[0]
+    ends_with_one_line(run_anew(CLI, *arguments), code, message)
 
 
 @pytest.mark.parametrize("module", ["gateway", "verifier_svc", "speculator_svc", CLI])
 def test_help(module: str) -> None:
-    done = run(module, "--help")
+    done = run_anew(module, "--help")
     assert done.returncode == 0
     assert "--" in done.stdout
 
@@ -169,10 +183,7 @@ def test_a_redis_url_that_is_none_is_one_line(default_model: Path) -> None:
         (["gateway", "--redis-url", "mysql://:secret@here"], {}),
         ([CLI, "up", "--listen", f"127.0.0.1:{free_ports(1)[0]}"], {"REDIS_URL": "mysql://:secret@here"}),
     ):
-        done = run(*command, **environment)
-        assert done.returncode == 2, done.stderr
-        assert "= 'mysql://***@here': " in done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
+        ends_with_one_line(run(*command, **environment), 2, "= 'mysql://***@here': ")
 
 
 def test_up_without_the_redis_of_redis_url_ends_at_once(default_model: Path) -> None:
@@ -187,10 +198,7 @@ def test_up_without_the_redis_of_redis_url_ends_at_once(default_model: Path) -> 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:0", "127.0.0.1:http", "no.such.host.invalid:5"])
 def test_up_refuses_what_is_no_address(listen: str, default_model: Path) -> None:
-    done = run(CLI, "up", "--listen", listen)
-    assert done.returncode == 2
-    assert f"listen = {listen!r}: " in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    ends_with_one_line(run(CLI, "up", "--listen", listen), 2, f"listen = {listen!r}: ")
 
 
 def test_a_command_without_anything_is_help() -> None:
