@@ -15,9 +15,9 @@ import torch
 from specinfer.errors import ExhaustedError, SettingError, SpecInferError
 from specinfer.hub import resolve_model
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.drafting.eagle import EagleRunner, EagleTask, EagleWeights
+from specinfer.model.drafting.eagle import EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.options import DTYPES
+from specinfer.model.eagle import EagleRunner
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of
 from specinfer.model.weights.eagle_checkpoint import load_eagle
@@ -25,7 +25,7 @@ from specinfer.model.weights.families import EMBEDDING, open_weights
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
-from speculator_svc.drafters.ssm import growth_task, shape_of
+from speculator_svc.drafters.ssm import growth_task, runner_options, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,6 @@ class EagleDrafter:
         directory = resolve_model(options.model)
         if not is_draft_checkpoint(directory):
             raise SettingError("model", options.model, "is no trained EAGLE speculator")
-        if options.dtype not in DTYPES:
-            raise SettingError("dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
         target = resolve_model(verifier_of(directory))
         eagle, config = load_eagle(directory, target), load_config(target)
         embedding = eagle.embedding
@@ -80,7 +78,7 @@ class EagleDrafter:
             embedding = open_weights(target, config)[EMBEDDING]
         shape_of_layer = replace(config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
         weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
-        runner = EagleRunner.build(weights, DTYPES[options.dtype], options.device, options.kv_tokens)
+        runner = EagleRunner.build(weights, runner_options(options))
         tokenizer = Tokenizer.load(target)
         description = DrafterDescription(
             options.model,

@@ -56,7 +56,7 @@ class SsmDrafter:
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
             return cls._trained(directory, options, shape)
-        runner = ModelRunner.load(directory, _runner_options(options))
+        runner = ModelRunner.load(directory, runner_options(options))
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
             name,
@@ -71,7 +71,7 @@ class SsmDrafter:
         """Loads a trained SSM: a reduced head, the target's embeddings and tokenizer."""
         target = resolve_model(verifier_of(directory))
         draft = load_draft(directory, target)
-        runner = ModelRunner.build(draft.config, draft.weights, _runner_options(options))
+        runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
         tokenizer = Tokenizer.load(target)
         description = DrafterDescription(
             options.model, tokenizer.vocab_size, tokenizer.fingerprint(), runner.config.max_positions
@@ -136,7 +136,8 @@ def growth_task(
     return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature, offset=offset)
 
 
-def _runner_options(options: DrafterOptions) -> RunnerOptions:
+def runner_options(options: DrafterOptions) -> RunnerOptions:
+    """How a drafter's model is loaded and run."""
     return RunnerOptions(
         dtype=options.dtype,
         device=options.device,

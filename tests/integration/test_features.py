@@ -12,8 +12,10 @@ import torch
 
 from gateway.clients.speculator import Asked, SpeculatorService
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.eagle import EagleRunner, EagleWeights
+from specinfer.model.drafting.eagle import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.eagle import EagleRunner
+from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind
 from specinfer.v1 import speculator_pb2
@@ -136,14 +138,21 @@ async def test_what_was_read_before_anybody_asked_is_missing_and_the_rest_comes(
     assert_are_the_targets(start, states, reader.last_context(), [2])
 
 
+@pytest.mark.parametrize("executor", ["torch", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("kind", list(ProposalKind))
-async def test_an_eagle_speculator_drafts_and_changes_nothing(redis_url: str, kind: ProposalKind) -> None:
+async def test_an_eagle_speculator_drafts_and_changes_nothing(
+    redis_url: str, kind: ProposalKind, executor: str
+) -> None:
     model = tiny_transformers("llama")
     config, weights = from_transformers(model.config), model.state_dict()
     own = replace(config, layers=1, tied_embeddings=False)
+    if executor == "native":  # the same tensors as half as many heads, of a size that the kernels know
+        angles = tuple(2.0**-i for i in range(8))
+        own = replace(own, heads=own.heads // 2, kv_heads=own.kv_heads // 2, head_dim=16, inv_freq=angles)
     tensors = starting_tensors(config, weights, 2, torch.arange(97))
     runner = EagleRunner.build(
-        EagleWeights(own, tensors, weights["model.embed_tokens.weight"]), torch.float32, "cpu", 2048
+        EagleWeights(own, tensors, weights["model.embed_tokens.weight"]),
+        RunnerOptions(dtype="float32", executor=executor, kv_tokens=2048),
     )
     description = DrafterDescription("eagle", 97, feature_layers=(1, 3), feature_size=HIDDEN)
     drafter = EagleDrafter(runner, description, GrowthShape(kind=kind), torch.arange(97))

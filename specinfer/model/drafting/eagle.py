@@ -6,26 +6,23 @@
     node      hidden = out of the row of its parent
 
 So the last context token, the tree's root, is the token of the last row; its own hidden state, which the
-target has not computed yet, is not needed. The model is written for any device in torch operations; trees
-grow by the rules of `specinfer.model.drafting.expansion`.
+target has not computed yet, is not needed. This is the layer in torch operations, for any device, and the
+reference of the compiled one (`specinfer.model.executors.native_eagle`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from specinfer.model.batch import Batch, Segment, flatten
-from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
-from specinfer.model.drafting.expansion import ReferenceGrowth
-from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.model.drafting.task import GrowthTask
 from specinfer.model.layers.attention import make_attention
 from specinfer.model.layers.linear import make_linear
 from specinfer.model.layers.transformer import Layer, Parts, rotary_tables
 from specinfer.model.weights.config import ModelConfig
-from specinfer.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,77 +97,3 @@ class EagleTask:
     task: GrowthTask
     states: torch.Tensor
     """[len(delta), layers, hidden]"""
-
-
-@dataclass(slots=True)
-class _Outs:
-    """Of one sequence in one growth: the last context row's out and those of its tentative nodes."""
-
-    rows: list[torch.Tensor] = field(default_factory=list)
-
-
-class EagleRunner:
-    """Grows trees for a batch. Not thread-safe."""
-
-    def __init__(self, model: EagleModel, num_blocks: int) -> None:
-        self._model, self.cache = model, PagedKVCache(num_blocks, model)
-
-    @classmethod
-    def build(cls, weights: EagleWeights, dtype: torch.dtype, device: str, kv_tokens: int) -> "EagleRunner":
-        """Puts model and cache together."""
-        blocks = blocks_for(kv_tokens)
-        return cls(EagleModel(weights, dtype, device, blocks), blocks)
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the one layer."""
-        return self._model.config
-
-    @torch.inference_mode()
-    def grow(
-        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
-    ) -> list[TokenTree]:
-        """Reads every task's new rows and grows its tree; one per task, in order.
-
-        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
-        """
-        states = {id(item.task.sequence): self._model.hidden_of(item.states) for item in tasks}
-        outs: dict[int, _Outs] = {}
-
-        def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
-            return self._forward(segments, states, outs)
-
-        try:
-            return ReferenceGrowth(forward, shape, token_ids).grow([item.task for item in tasks])
-        finally:
-            for item in tasks:
-                self.cache.commit(item.task.sequence, ())
-
-    def _forward(
-        self,
-        segments: Sequence[Segment],
-        states: Mapping[int, torch.Tensor],
-        outs: dict[int, _Outs],
-    ) -> list[torch.Tensor]:
-        """Per segment the logits of its last context row, if wanted, or of its nodes."""
-        batch = flatten(segments)
-        hidden = torch.cat([_hidden(segment, states, outs) for segment in segments])
-        found = self._model.run(batch, hidden)
-        for segment, part in zip(segments, batch.rows, strict=True):
-            own = found[part.start : part.stop]
-            if segment.delta:
-                outs[id(segment.sequence)] = _Outs([own[-1]])
-                self.cache.append(segment.sequence, segment.delta)
-            else:
-                outs[id(segment.sequence)].rows.extend(own)
-            self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
-        logits = self._model.logits(found[batch.logit_rows])
-        return [logits[start:stop] for start, stop in batch.logit_spans]
-
-
-def _hidden(segment: Segment, states: Mapping[int, torch.Tensor], outs: Mapping[int, _Outs]) -> torch.Tensor:
-    """[rows of the segment, hidden]: from the target for context, of their parents for nodes."""
-    if segment.delta:
-        return states[id(segment.sequence)]
-    rows = outs[id(segment.sequence)].rows
-    return torch.stack([rows[parent + 1] for parent in segment.parents])

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
-from specinfer.model.native.bindings import PLACES, Growth, GrowthJob
+from specinfer.model.native.bindings import PLACES, Growth, GrowthJob, Pass
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.builder import point_tree
@@ -27,6 +27,11 @@ class CacheMemory:
     keys: torch.Tensor
     values: torch.Tensor
     blocks: int
+
+    def put(self, call: Pass | Growth) -> None:
+        """Tells it to a call."""
+        call.keys, call.values = self.keys.data_ptr(), self.values.data_ptr()
+        call.cache_blocks = self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,17 @@ class NativeGrowth:
         self._addresses = self._results.addresses()
 
     def grow(
-        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+        self,
+        tasks: Sequence[GrowthTask],
+        shape: GrowthShape,
+        token_ids: torch.Tensor,
+        states: torch.Tensor | None = None,
     ) -> list[TokenTree]:
-        """Runs `si_grow`; every task's cache must have room for its nodes."""
+        """Runs `si_grow`; every task's cache must have room for its nodes.
+
+        Args:
+            states: of an EAGLE model, the target's at the deltas of all tasks [T, layers, hidden], bfloat16.
+        """
         jobs = _jobs(tasks, shape)
         most = max(1, *(task.limits.nodes for task in tasks))
         kinds = [shape.kind if shape.draws(task.sampling) else None for task in tasks]
@@ -119,25 +132,23 @@ class NativeGrowth:
             "widths": np.array(widths, np.int32),
         }
         vocabulary = token_ids.to(torch.int32).contiguous()  # already so in drafters
-        self._run(
-            Growth(
-                jobs=len(tasks),
-                most=most,
-                beam=shape.beam,
-                support=support,
-                rivals=NOISY_RIVALS,
-                replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
-                levels=len(widths),
-                threads=torch.get_num_threads(),
-                vocabulary=vocabulary.data_ptr(),
-                keys=self._memory.keys.data_ptr(),
-                values=self._memory.values.data_ptr(),
-                cache_blocks=self._memory.blocks,
-                agreement=_AGREEMENT,
-                **{name: array.ctypes.data for name, array in arrays.items()},
-                **self._addresses,
-            )
+        call = Growth(
+            jobs=len(tasks),
+            most=most,
+            beam=shape.beam,
+            support=support,
+            rivals=NOISY_RIVALS,
+            replace=int(shape.kind is ProposalKind.WITH_REPLACEMENT),
+            levels=len(widths),
+            threads=torch.get_num_threads(),
+            vocabulary=vocabulary.data_ptr(),
+            states=states.data_ptr() if states is not None else None,
+            agreement=_AGREEMENT,
+            **{name: array.ctypes.data for name, array in arrays.items()},
+            **self._addresses,
         )
+        self._memory.put(call)
+        self._run(call)
         return [self._results.tree(i, task.delta[-1], kinds[i]) for i, task in enumerate(tasks)]
 
     def _make_room(self, jobs: int, most: int, support: int) -> None:
@@ -160,7 +171,7 @@ def _jobs(tasks: Sequence[GrowthTask], shape: GrowthShape) -> NDArray[Any]:
             t.sampling.greedy,
             shape.draws(t.sampling),
             t.sampling.top_k,
-            t.sequence.length + len(t.delta),
+            t.context_length,
             max(t.sampling.temperature, SMALLEST_TEMPERATURE),
             t.sampling.top_p,
             t.score_temperature,

@@ -146,18 +146,31 @@ def make_executor(
     """
     if name == "device":
         return _device_executor(config, weights, dtype, num_blocks, device, held)
-    if name in ("auto", "native"):
-        from specinfer.model.executors.native import NativeExecutor, check_supported
+    if runs_native(name, config, dtype, device):
+        from specinfer.model.executors.native import NativeExecutor
 
-        try:
-            check_supported(config, dtype, device)
-        except (UnavailableError, IncompatibleError) as error:
-            if name == "native":
-                raise SettingError("executor", name, str(error)) from error
-            log.warning("%s; using the torch executor", error)
-        else:
-            return NativeExecutor(config, weights, dtype, num_blocks, store)
+        return NativeExecutor(config, weights, dtype, num_blocks, store)
     return TorchExecutor(config, weights, dtype, num_blocks, device, attention, store)
+
+
+def runs_native(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
+    """Whether the compiled kernels run this model; the log says why not where nobody chose.
+
+    Raises:
+        SettingError: if they are asked for and cannot.
+    """
+    if name not in ("auto", "native"):
+        return False
+    from specinfer.model.executors.native_model import check_supported
+
+    try:
+        check_supported(config, dtype, device)
+    except (UnavailableError, IncompatibleError) as error:
+        if name == "native":
+            raise SettingError("executor", name, str(error)) from error
+        log.warning("%s; using the torch executor", error)
+        return False
+    return True
 
 
 def _device_executor(

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
-from specinfer.model.drafting.native import CacheMemory, NativeGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.executors.native_model import NativeModel
 from specinfer.model.executors.native_stream import StreamedMatrices
-from specinfer.model.executors.native_weights import WeightPacker
-from specinfer.model.layers.transformer import Weights, rotary_tables
-from specinfer.model.native.bindings import BLOCK, LANES, Activation, Pass, Shape
-from specinfer.model.native.build import load_library
+from specinfer.model.layers.transformer import Weights
+from specinfer.model.native.bindings import BLOCK, Pass
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.weights.config import ModelConfig
 from specinfer.tree import TokenTree
@@ -31,22 +29,29 @@ assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
 Int32 = NDArray[np.int32]
 
 
-def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-    """Says why the native executor cannot run a model, if so.
-
-    Raises:
-        UnavailableError: if this machine cannot build or run the kernels.
-        IncompatibleError: if the kernels do not know this kind of model.
-    """
-    if device != "cpu":
-        raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
-    if config.head_dim % LANES or config.hidden_size % 2 or config.intermediate_size % 2:
-        raise IncompatibleError(
-            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
-        )
-    load_library()
+def pass_of(batch: Batch) -> tuple[Pass, Int32]:
+    """The numbers of a batch as the kernels read them, and the array in which they lie."""
+    rows = batch.rows
+    extra = [positions for part in rows for positions in part.extra]
+    lists: dict[str, Sequence[int]] = {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "write_slots": batch.write_slots,
+        "visible": [v for part in rows for v in part.visible],
+        "extra_start": [*accumulate(map(len, extra), initial=0)],
+        "extra": [p for positions in extra for p in positions],
+        "row_start": [*(part.start for part in rows), len(batch.token_ids)],
+        "block_start": [*accumulate((len(part.blocks) for part in rows), initial=0)],
+        "blocks": [b for part in rows for b in part.blocks],
+        "logit_rows": batch.logit_rows,
+    }
+    numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
+    starts = accumulate(map(len, lists.values()), initial=0)
+    address = numbers.ctypes.data
+    places = {name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)}
+    return Pass(
+        tokens=len(batch.token_ids), sequences=len(rows), logits=len(batch.logit_rows), **places
+    ), numbers
 
 
 class NativeExecutor:
@@ -63,83 +68,39 @@ class NativeExecutor:
         store: LayerStore | None = None,
     ) -> None:
         """`store`: where the layers' matrices lie, if not in memory."""
-        check_supported(config, dtype, "cpu")
-        self.config, self.dtype, self._num_blocks = config, dtype, num_blocks
-        self._library = load_library()
-        shape = Shape(
-            config.layers,
-            config.hidden_size,
-            config.intermediate_size,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.vocab_size,
-            config.max_positions,
-            config.rotary_dim,
-            Activation[config.activation.upper()],
-            config.gated,
-            config.parallel,
-            config.norm_eps,
-        )
-        cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
-        self._model = self._library.si_model_new(
-            ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
-        )
-        self._streamed = None if store is None else StreamedMatrices(self._library, self._model, store)
+        self.config, self.dtype = config, dtype
+        self._model = NativeModel(config, dtype)
+        self._library, self._address = self._model.library, self._model.address
+        self._streamed = None if store is None else StreamedMatrices(self._library, self._address, store)
         self._embedding = self._pack(weights)
-        entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
-        self._keys = torch.zeros(entries, dtype=dtype)
-        self._values = torch.zeros(entries, dtype=dtype)
-        library, model = self._library, self._model
-        memory = CacheMemory(self._keys, self._values, num_blocks)
-        self._growth = NativeGrowth(lambda call: library.si_grow(model, ctypes.byref(call)), memory)
+        self._memory = self._model.memory(num_blocks)
+        self._growth = self._model.growth(self._memory)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_model"):
-            self._library.si_model_free(self._model)
+    def _pack(self, weights: Weights) -> torch.Tensor:
+        """Packs all weights; returns the embedding table, which the kernels read in place."""
+        packer = self._model.packer(weights)
+        for layer in range(self.config.layers):
+            packer.pack_layer(layer)
+            if self._streamed is not None:
+                self._streamed.put_away(layer)
+        return packer.pack_ends()
 
     def run(self, batch: Batch) -> torch.Tensor:
         """[R, V] float32 logits of one pass; writes its keys and values into the cache."""
-        rows = batch.rows
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
-        extra = [positions for part in rows for positions in part.extra]
-        lists: dict[str, Sequence[int]] = {
-            "token_ids": batch.token_ids,
-            "positions": batch.positions,
-            "write_slots": batch.write_slots,
-            "visible": [v for part in rows for v in part.visible],
-            "extra_start": [*accumulate(map(len, extra), initial=0)],
-            "extra": [p for positions in extra for p in positions],
-            "row_start": [*(part.start for part in rows), len(batch.token_ids)],
-            "block_start": [*accumulate((len(part.blocks) for part in rows), initial=0)],
-            "blocks": [b for part in rows for b in part.blocks],
-            "logit_rows": batch.logit_rows,
-        }
-        numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
-        starts = accumulate(map(len, lists.values()), initial=0)
-        address = numbers.ctypes.data
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
-        task = Pass(
-            tokens=len(batch.token_ids),
-            sequences=len(rows),
-            logits=len(batch.logit_rows),
-            keys=self._keys.data_ptr(),
-            values=self._values.data_ptr(),
-            cache_blocks=self._num_blocks,
-            logits_out=logits.data_ptr(),
-            threads=torch.get_num_threads(),
-            sparse=len(rows) < len(batch.logit_rows),  # of a tree only the nodes of one path
-            features=len(layers),
-            feature_layers=layers.ctypes.data,
-            features_out=wanted.states.ctypes.data if wanted else None,
-            end_layer=self.config.layers,
-            **{name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)},
-        )
+        task, _numbers = pass_of(batch)
+        self._memory.put(task)
+        task.logits_out, task.threads = logits.data_ptr(), torch.get_num_threads()
+        task.sparse = len(batch.rows) < len(batch.logit_rows)  # of a tree only the nodes of one path
+        task.features, task.feature_layers = len(layers), layers.ctypes.data
+        task.features_out = wanted.states.ctypes.data if wanted else None
+        task.end_layer = self.config.layers
         if self._streamed is not None:
             self._streamed.forward(task)
         else:
-            self._library.si_forward(self._model, ctypes.byref(task))
+            self._library.si_forward(self._address, ctypes.byref(task))
         return logits
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
@@ -158,10 +119,10 @@ class NativeExecutor:
         """Copies cache entries; all sources are read before any target is written."""
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
-            self._model,
-            self._keys.data_ptr(),
-            self._values.data_ptr(),
-            self._num_blocks,
+            self._address,
+            self._memory.keys.data_ptr(),
+            self._memory.values.data_ptr(),
+            self._memory.blocks,
             len(source),
             *(slots.ctypes.data for slots in pair),
         )
@@ -171,20 +132,11 @@ class NativeExecutor:
         angles = torch.tensor(self.config.inv_freq) * delta
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(
-            self._model,
-            self._keys.data_ptr(),
-            self._num_blocks,
+            self._address,
+            self._memory.keys.data_ptr(),
+            self._memory.blocks,
             len(here),
             here.ctypes.data,
             cos.data_ptr(),
             sin.data_ptr(),
         )
-
-    def _pack(self, weights: Weights) -> torch.Tensor:
-        """Packs all weights; returns the embedding table, which the kernels read in place."""
-        packer = WeightPacker(self._library, self._model, self.config, self.dtype, weights)
-        for layer in range(self.config.layers):
-            packer.pack_layer(layer)
-            if self._streamed is not None:
-                self._streamed.put_away(layer)
-        return packer.pack_ends()

@@ -14,7 +14,7 @@ from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream
 
-_OF_A_LAYER = [which for which in MatrixSlot if which is not MatrixSlot.HEAD]
+_OF_A_LAYER = (MatrixSlot.QKV, MatrixSlot.OUT, MatrixSlot.UP, MatrixSlot.DOWN)
 
 
 class StreamedMatrices:

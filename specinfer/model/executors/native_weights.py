@@ -42,6 +42,11 @@ class WeightPacker:
             self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
+    def pack_states(self) -> None:
+        """What EAGLE makes of the target's hidden states before its layer."""
+        self._matrix(0, MatrixSlot.FC, ["fc.weight"])
+        self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
+
     def pack_ends(self) -> torch.Tensor:
         """What is no layer's; returns the embedding table, which the kernels read in place."""
         embedding = self._fetch("model.embed_tokens.weight")

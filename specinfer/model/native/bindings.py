@@ -37,17 +37,18 @@ class Storage(IntEnum):
 
 
 class MatrixSlot(IntEnum):
-    """Matrices of a layer, and the head of the model."""
+    """Matrices of a layer; of the model: its head, and fc of an EAGLE model."""
 
     QKV = 0
     OUT = 1
     UP = 2
     DOWN = 3
     HEAD = 4
+    FC = 5
 
 
 class VectorSlot(IntEnum):
-    """Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS."""
+    """Vectors of a layer; of the model: FINAL_NORM, POSITIONS (learnt), HIDDEN_NORM (of an EAGLE model)."""
 
     INPUT_NORM = 0
     POST_NORM = 1
@@ -62,6 +63,8 @@ class VectorSlot(IntEnum):
     OUT_BIAS = 10
     UP_BIAS = 11
     DOWN_BIAS = 12
+    HIDDEN_NORM = 13
+    HIDDEN_NORM_BIAS = 14
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -74,7 +77,7 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
-        *_fields(c_int, "rotary activation gated parallel"),
+        *_fields(c_int, "rotary activation gated parallel states residual_normed"),
         ("eps", c_float),
     ]
 
@@ -84,7 +87,7 @@ class Pass(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int, "tokens sequences logits"),
-        *_fields(c_void_p, "token_ids positions write_slots visible extra_start extra"),
+        *_fields(c_void_p, "token_ids positions write_slots visible states hidden extra_start extra"),
         *_fields(c_void_p, "row_start block_start blocks logit_rows keys values"),
         ("cache_blocks", c_int64),
         ("logits_out", c_void_p),
@@ -110,7 +113,7 @@ class Growth(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int, "jobs most beam support rivals replace levels threads"),
-        *_fields(c_void_p, "job token_ids blocks vocabulary widths keys values"),
+        *_fields(c_void_p, "job token_ids blocks vocabulary widths states keys values"),
         ("cache_blocks", c_int64),
         ("agreement", c_double * PLACES),
         *_fields(c_void_p, "count tokens parents scores proposals proposal_parent draw_count draws ranks"),

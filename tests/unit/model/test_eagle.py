@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.drafting.eagle import EagleModel, EagleRunner, EagleTask, EagleWeights
+from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.eagle import EagleRunner
+from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.sampling import GREEDY, SamplingParams
@@ -21,6 +23,7 @@ from tests.tiny_models import tiny_transformers
 
 LAYERS, VOCABULARY = 3, 40
 CHAIN = TreeLimits(4, 4, 1)
+TORCH = RunnerOptions(dtype="float32", executor="torch", kv_tokens=256)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -74,7 +77,7 @@ def test_a_drafted_chain_is_what_the_unrolled_module_predicts(
     """Two requests of different lengths in one batch, and the first goes on after half of its chain was
     accepted. Negative control: the token one ahead of the hidden state is one too early."""
     config, weights, token_ids = eagle
-    runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+    runner = EagleRunner.build(weights, TORCH)
     contexts = [[5, 9, 11, 30, 4, 8], [7, 3, 60, 61]]
     states = [states_of(len(c) - 1, seed, config) for seed, c in enumerate(contexts)]
     sequences = [runner.cache.open() for _ in contexts]
@@ -108,7 +111,7 @@ def test_scores_of_a_tree_are_the_modules_probabilities(
     eagle: tuple[ModelConfig, EagleWeights, torch.Tensor],
 ) -> None:
     config, weights, token_ids = eagle
-    runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+    runner = EagleRunner.build(weights, TORCH)
     context, states = [5, 9, 11, 30], states_of(3, 0, config)
     task = GrowthTask(runner.cache.open(), context[1:], TreeLimits(9, 3), GREEDY, offset=1)
     (tree,) = grow(runner, token_ids, [EagleTask(task, states)])
@@ -128,7 +131,7 @@ def test_noise_goes_by_the_place_in_the_context(
     sampling = SamplingParams(temperature=1.0, seed=5)
     found = []
     for offset in (1, 1, 4):
-        runner = EagleRunner.build(weights, torch.float32, "cpu", 256)
+        runner = EagleRunner.build(weights, TORCH)
         task = GrowthTask(runner.cache.open(), [9, 11, 30], CHAIN, sampling, offset=offset)
         found.append(grow(runner, token_ids, [EagleTask(task, states_of(3, 0, config))])[0])
     assert found[0].token_ids.tolist() == found[1].token_ids.tolist() != found[2].token_ids.tolist()

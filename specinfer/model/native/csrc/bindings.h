@@ -14,13 +14,14 @@ enum Activation { SILU, GELU, RELU };
 // BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
 enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT };
 
-// Matrices of a layer, and the head of the model. UP: with the rows of the gate above it if there is one.
-enum MatrixSlot { QKV, OUT, UP, DOWN, HEAD };
+// Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). UP: with the rows of the gate above
+// it if there is one.
+enum MatrixSlot { QKV, OUT, UP, DOWN, HEAD, FC };
 
-// Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS.
+// Vectors of a layer, and of the model: FINAL_NORM, POSITIONS (learnt), FINAL_NORM_BIAS, HIDDEN_NORM (Shape::states).
 enum VectorSlot {
   INPUT_NORM, POST_NORM, Q_NORM, K_NORM, FINAL_NORM, POSITIONS, INPUT_NORM_BIAS, POST_NORM_BIAS, FINAL_NORM_BIAS,
-  QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS
+  QKV_BIAS, OUT_BIAS, UP_BIAS, DOWN_BIAS, HIDDEN_NORM, HIDDEN_NORM_BIAS
 };
 
 struct Shape {
@@ -28,6 +29,8 @@ struct Shape {
   int rotary;  // first dimensions of a head that are turned by its position; none if positions are learnt
   int activation, gated;
   int parallel;  // attention and MLP read the same hidden states
+  int states;    // hidden states of a target that its layer reads beside embeddings (EAGLE); 0: it is a whole decoder
+  int residual_normed;  // EAGLE: the layer adds to the normed hidden state
   float eps;
 };
 
@@ -35,6 +38,8 @@ struct Shape {
 struct Pass {
   int tokens, sequences, logits;
   const int32_t *token_ids, *positions, *write_slots, *visible;
+  const uint16_t* states;                      // EAGLE: of the target, [tokens, states, hidden] in bfloat16;
+  const float* hidden;                         // or none, and these are its own, [tokens, hidden]
   const int32_t *extra_start, *extra;          // CSR over tokens: further positions each one sees
   const int32_t* row_start;                    // per sequence: first token (sequences + 1)
   const int32_t *block_start, *blocks;         // CSR over sequences: block tables
@@ -69,6 +74,7 @@ struct Growth {
   const GrowthJob* job;
   const int32_t *token_ids, *blocks, *vocabulary;  // vocabulary: target token of each draft token
   const int32_t* widths;                           // the expansion vector, `levels` long; 0: best-first
+  const uint16_t* states;                          // EAGLE: as of `Pass`, of all `token_ids`
   void *keys, *values;
   int64_t cache_blocks;
   double agreement[PLACES];  // expected acceptance of draws over the norm of q: see specinfer/tree/draws.py
@@ -95,15 +101,17 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU),
     VALUE(Storage::DENSE), VALUE(Storage::Q4_1), VALUE(Storage::Q8_0), VALUE(Storage::W8A8), VALUE(Storage::BLOCK_FLOAT),
     VALUE(MatrixSlot::QKV), VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN), VALUE(MatrixSlot::HEAD),
+    VALUE(MatrixSlot::FC),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),
     VALUE(VectorSlot::FINAL_NORM), VALUE(VectorSlot::POSITIONS), VALUE(VectorSlot::INPUT_NORM_BIAS),
     VALUE(VectorSlot::POST_NORM_BIAS), VALUE(VectorSlot::FINAL_NORM_BIAS), VALUE(VectorSlot::QKV_BIAS),
     VALUE(VectorSlot::OUT_BIAS), VALUE(VectorSlot::UP_BIAS), VALUE(VectorSlot::DOWN_BIAS),
+    VALUE(VectorSlot::HIDDEN_NORM), VALUE(VectorSlot::HIDDEN_NORM_BIAS),
     SIZE(Shape), AT(Shape, layers), AT(Shape, hidden), AT(Shape, inter), AT(Shape, heads), AT(Shape, kv_heads),
     AT(Shape, dim), AT(Shape, vocab), AT(Shape, max_positions), AT(Shape, rotary), AT(Shape, activation), AT(Shape, gated),
-    AT(Shape, parallel), AT(Shape, eps),
+    AT(Shape, parallel), AT(Shape, states), AT(Shape, residual_normed), AT(Shape, eps),
     SIZE(Pass), AT(Pass, tokens), AT(Pass, sequences), AT(Pass, logits), AT(Pass, token_ids), AT(Pass, positions),
-    AT(Pass, write_slots), AT(Pass, visible), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
+    AT(Pass, write_slots), AT(Pass, visible), AT(Pass, states), AT(Pass, hidden), AT(Pass, extra_start), AT(Pass, extra), AT(Pass, row_start),
     AT(Pass, block_start), AT(Pass, blocks), AT(Pass, logit_rows), AT(Pass, keys), AT(Pass, values), AT(Pass, cache_blocks),
     AT(Pass, logits_out), AT(Pass, threads), AT(Pass, sparse), AT(Pass, features), AT(Pass, feature_layers),
     AT(Pass, features_out), AT(Pass, first_layer), AT(Pass, end_layer),
@@ -113,7 +121,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     AT(GrowthJob, score_temperature), AT(GrowthJob, least_reach), AT(GrowthJob, seed),
     SIZE(Growth), AT(Growth, jobs), AT(Growth, most), AT(Growth, beam), AT(Growth, support), AT(Growth, rivals),
     AT(Growth, replace), AT(Growth, levels), AT(Growth, threads), AT(Growth, job), AT(Growth, token_ids), AT(Growth, blocks),
-    AT(Growth, vocabulary), AT(Growth, widths), AT(Growth, keys), AT(Growth, values), AT(Growth, cache_blocks),
+    AT(Growth, vocabulary), AT(Growth, widths), AT(Growth, states), AT(Growth, keys), AT(Growth, values), AT(Growth, cache_blocks),
     AT(Growth, agreement), AT(Growth, count), AT(Growth, tokens), AT(Growth, parents), AT(Growth, scores),
     AT(Growth, proposals), AT(Growth, proposal_parent), AT(Growth, draw_count), AT(Growth, draws), AT(Growth, ranks),
     AT(Growth, q_count), AT(Growth, q_ids), AT(Growth, q)};

@@ -27,11 +27,12 @@ class Worker {
   void run() {
     const int end = p_.end_layer;
     attention_.plan();
-    if (p_.first_layer == 0) embed();
+    if (s_.states) join();
+    else if (p_.first_layer == 0) embed();
     for (int layer = p_.first_layer; layer < end; ++layer) {
       keep_features(layer);
       Layer& l = m_.layers[layer];
-      norm(l.input_norm);
+      if (!s_.states) norm(l.input_norm);
       project(l.qkv, first(l.out));
       place(l, layer);
       attention_.run(layer);
@@ -65,6 +66,39 @@ class Worker {
         for (int i = 0; i < s_.hidden; ++i)
           m_.x[size_t(t) * s_.hidden + i] += m_.positions[size_t(p_.positions[t]) * s_.hidden + i];
     barrier_.wait();
+  }
+
+  // EAGLE: rows are hidden states, and what the layer reads are the embeddings of their tokens beside them, both normed.
+  void join() {
+    hide();
+    const T* table = static_cast<const T*>(m_.embedding);
+    std::vector<float> embedding(s_.hidden);
+    const Range r = mine(p_.tokens);
+    for (int t = r.begin; t < r.end; ++t) {
+      const T* row = table + size_t(p_.token_ids[t]) * s_.hidden;
+      float* x = &m_.x[size_t(t) * s_.hidden];
+      A* both = activations(m_.normed) + size_t(t) * 2 * s_.hidden;
+      for (int i = 0; i < s_.hidden; ++i) embedding[i] = Kind::to_float(row[i]);
+      normalise<Kind>(embedding.data(), m_.layers[0].input_norm, s_.hidden, s_.eps, both);
+      normalise<Kind>(x, m_.hidden_norm, s_.hidden, s_.eps, both + s_.hidden);
+      if (s_.residual_normed) normalise<F32>(x, m_.hidden_norm, s_.hidden, s_.eps, x);
+    }
+    barrier_.wait();
+  }
+
+  // x of EAGLE's rows: fc of the target's hidden states, or its own.
+  void hide() {
+    const Range r = mine(p_.tokens);
+    const size_t begin = size_t(r.begin) * s_.hidden, end = size_t(r.end) * s_.hidden;
+    if (!p_.states) {
+      std::copy(p_.hidden + begin, p_.hidden + end, m_.x.data() + begin);
+      return;
+    }
+    std::fill(m_.x.data() + begin, m_.x.data() + end, 0.0f);
+    A* states = activations(m_.normed);
+    for (size_t i = begin * s_.states; i < end * s_.states; ++i) states[i] = Kind::activation(from_bf16(p_.states[i]));
+    barrier_.wait();
+    add_to_x(m_.fc, states, first(m_.layers[0].qkv));
   }
 
   // Hidden states after `layer` layers, if they are wanted. x is whole here, and next changed behind a barrier.

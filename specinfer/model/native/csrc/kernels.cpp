@@ -94,7 +94,8 @@ void si_set_vector(void* model, int layer, int which, const float* data, int n) 
   std::vector<float>* targets[] = {
       // in the order of VectorSlot
       &l.input_norm.weight, &l.post_norm.weight, &l.q_norm, &l.k_norm, &m.final_norm.weight, &m.positions,
-      &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv.bias, &l.out.bias, &l.up.bias, &l.down.bias};
+      &l.input_norm.bias, &l.post_norm.bias, &m.final_norm.bias, &l.qkv.bias, &l.out.bias, &l.up.bias, &l.down.bias,
+      &m.hidden_norm.weight, &m.hidden_norm.bias};
   targets[which]->assign(data, data + n);
 }
 

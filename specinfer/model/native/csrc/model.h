@@ -29,8 +29,8 @@ struct Model {
   Shape shape;
   bool bf16;
   std::vector<Layer> layers;
-  Norm final_norm;
-  Matrix head;
+  Norm final_norm, hidden_norm;
+  Matrix head, fc;
   const void* embedding = nullptr;
   std::vector<float> cos, sin;   // [positions, rotary / 2]
   std::vector<float> positions;  // [positions, hidden], if they are learnt
@@ -42,15 +42,19 @@ struct Model {
 // Columns of gate in a wide tile, and as many of up beside them.
 inline constexpr int GATE = WIDE / 2 * LANES;
 
+// Numbers that a layer's first projections read: EAGLE's an embedding and a hidden state.
+inline int read_width(const Shape& s) { return s.states ? 2 * s.hidden : s.hidden; }
+
 // Which columns a matrix has, how deep it is, how wide its tiles are; `fill(matrix, columns, k, vectors, rows)`.
 template <class Fill>
 void set_matrix(Model& m, int layer, int which, Fill fill) {
   const Shape& s = m.shape;
   const int qkv = (s.heads + 2 * s.kv_heads) * s.dim;
   const auto rows_up_to = [](int n) { return [n](int c) { return c < n ? c : -1; }; };
+  if (which == FC) return fill(m.fc, s.hidden, s.states * s.hidden, 2, rows_up_to(s.hidden));
   if (which == HEAD) return fill(m.head, s.vocab, s.hidden, WIDE, rows_up_to(s.vocab));
   Layer& l = m.layers[layer];
-  if (which == QKV) fill(l.qkv, qkv, s.hidden, 2, rows_up_to(qkv));
+  if (which == QKV) fill(l.qkv, qkv, read_width(s), 2, rows_up_to(qkv));
   if (which == OUT) fill(l.out, s.hidden, s.heads * s.dim, 2, rows_up_to(s.hidden));
   if (which == UP && !s.gated) fill(l.up, s.inter, s.hidden, WIDE, rows_up_to(s.inter));
   if (which == UP && s.gated) {
@@ -81,7 +85,7 @@ void prepare(Model& m, size_t tokens) {
   const auto words = [](size_t n) { return (n * sizeof(typename Kind::A) + sizeof(uint32_t) - 1) / sizeof(uint32_t); };
   m.x.resize(std::max(m.x.size(), tokens * s.hidden));
   m.qkv.resize(std::max(m.qkv.size(), tokens * (s.heads + 2 * s.kv_heads) * s.dim));
-  m.normed.resize(std::max(m.normed.size(), words(tokens * s.hidden)));
+  m.normed.resize(std::max(m.normed.size(), words(tokens * std::max(read_width(s), s.states * s.hidden))));
   m.query.resize(std::max(m.query.size(), words(tokens * s.heads * s.dim)));
   m.attended.resize(std::max(m.attended.size(), words(tokens * s.heads * s.dim)));
   m.inner.resize(std::max(m.inner.size(), words(tokens * s.inter)));

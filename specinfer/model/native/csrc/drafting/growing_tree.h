@@ -26,6 +26,7 @@ struct GrowingTree {
   std::vector<double> path_probability{1};  // the draft's idea of the probability that the path is accepted
   std::vector<Drawing> drawings;
   std::vector<Draw> draws;
+  std::vector<float> outs;   // EAGLE: what the layer made of the last context row and of tentative nodes, [hidden] each
   int tentative = 0;
 
   int add(int from, int token_id, double p) {

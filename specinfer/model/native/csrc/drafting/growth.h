@@ -26,7 +26,7 @@ void grow(Model& m, const Growth& g) {
     blocks += g.job[i].blocks;
   }
   std::vector<float> logits;
-  GrowthPasses passes(g);
+  GrowthPasses passes(g, m.shape.states ? m.shape.hidden : 0);
   Shortlists lists;
   Rules rules(g, lists);
   std::vector<GrowingTree*> active;  // in the order of the rows of the coming logits
@@ -42,6 +42,7 @@ void grow(Model& m, const Growth& g) {
     lists.reset(passes.pass.logits, rules.listed(active, vocabulary));
   };
   const auto end_pass = [&] {
+    passes.keep_outs(active, m.x.data());
     int row = 0;
     for (GrowingTree* t : active) {
       const int width = int(t->frontier.size());

@@ -12,12 +12,14 @@ namespace specinfer {
 // Builds the passes of a growth: the new context of all requests, then the frontiers of all trees.
 class GrowthPasses {
  public:
-  explicit GrowthPasses(const Growth& g) {
+  // `hidden`: of EAGLE's layer, whose outs nodes read; 0: nodes are tokens
+  GrowthPasses(const Growth& g, int hidden) : hidden_(hidden) {
     pass.keys = g.keys, pass.values = g.values, pass.cache_blocks = g.cache_blocks, pass.threads = g.threads;
   }
 
   void context(const Growth& g, const std::vector<GrowingTree>& trees) {
     clear();
+    pass.states = g.states;
     const int32_t* tokens = g.token_ids;
     for (const GrowingTree& t : trees) {
       const GrowthJob& j = *t.job;
@@ -33,6 +35,7 @@ class GrowthPasses {
 
   void frontiers(std::vector<GrowingTree*>& trees) {
     clear();
+    pass.states = nullptr;
     for (GrowingTree* t : trees) {
       const int base = t->job->held + t->job->delta;
       for (int node : t->frontier) {
@@ -43,10 +46,20 @@ class GrowthPasses {
         std::reverse(extra_.begin() + first, extra_.end());
         extra_start_.push_back(int(extra_.size()));
         logit_rows_.push_back(int(token_ids_.size()) - 1);
+        const auto out = t->outs.begin() + (t->scored[t->parent[node]] + 1) * hidden_;
+        outs_.insert(outs_.end(), out, out + hidden_);
       }
       close(*t);
     }
     seal();
+  }
+
+  // Of the rows whose logits were wanted, the frontiers of these trees in order: x, [tokens, hidden] behind the pass.
+  void keep_outs(const std::vector<GrowingTree*>& trees, const float* x) const {
+    const int32_t* row = pass.logit_rows;
+    for (GrowingTree* t : trees)
+      for (size_t i = 0; i < t->frontier.size(); ++i, ++row)
+        t->outs.insert(t->outs.end(), x + *row * hidden_, x + (*row + 1) * hidden_);
   }
 
   Pass pass{};
@@ -57,6 +70,7 @@ class GrowthPasses {
   void clear() {
     for (auto* v : {&token_ids_, &positions_, &slots_, &visible_, &extra_, &blocks_, &logit_rows_}) v->clear();
     for (auto* v : {&extra_start_, &row_start_, &block_start_}) v->assign(1, 0);
+    outs_.clear();
   }
   void push(int token, int position, int slot, int visible) {
     token_ids_.push_back(token), positions_.push_back(position), slots_.push_back(slot), visible_.push_back(visible);
@@ -71,11 +85,14 @@ class GrowthPasses {
     pass.token_ids = token_ids_.data(), pass.positions = positions_.data(), pass.write_slots = slots_.data();
     pass.visible = visible_.data(), pass.extra_start = extra_start_.data(), pass.extra = extra_.data();
     pass.row_start = row_start_.data(), pass.block_start = block_start_.data(), pass.blocks = blocks_.data();
-    pass.logit_rows = logit_rows_.data();
+    pass.logit_rows = logit_rows_.data(), pass.hidden = outs_.data();
   }
+
+  const size_t hidden_;
 
   std::vector<int32_t> token_ids_, positions_, slots_, visible_, extra_start_, extra_;
   std::vector<int32_t> row_start_, block_start_, blocks_, logit_rows_;
+  std::vector<float> outs_;
 };
 
 }  // namespace specinfer

@@ -1,0 +1,100 @@
+"""EAGLE at work: the layer and its cache, trees for a batch of requests."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Segment, flatten
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import blocks_for
+from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.executors.executor import runs_native
+from specinfer.model.executors.native_eagle import NativeEagle
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.weights.quantise import BLOCK_TYPES
+from specinfer.tree import TokenTree
+
+log = logging.getLogger(__name__)
+
+
+class EagleRunner:
+    """Grows trees for a batch. Not thread-safe."""
+
+    def __init__(self, model: EagleModel | NativeEagle, num_blocks: int) -> None:
+        self._model, self.cache = model, PagedKVCache(num_blocks, model)
+
+    @classmethod
+    def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
+        """Puts layer and cache together.
+
+        Raises:
+            SettingError: if an option is bad, or if what it asks for cannot run the layer.
+        """
+        check_options(options)
+        if options.executor not in ("auto", "native", "torch"):
+            raise SettingError("executor", options.executor, "an EAGLE layer runs in native or torch")
+        if options.weights not in ("converted", *BLOCK_TYPES):
+            raise SettingError("weights", options.weights, "an EAGLE layer comes in bfloat16, not in blocks")
+        dtype, blocks = DTYPES[options.dtype], blocks_for(options.kv_tokens)
+        if runs_native(options.executor, weights.config, dtype, options.device):
+            return cls(NativeEagle(weights, dtype, options.weights, blocks), blocks)
+        if options.weights != "converted":
+            log.warning("weights = %s: the torch executor holds them in %s", options.weights, options.dtype)
+        return cls(EagleModel(weights, dtype, options.device, blocks), blocks)
+
+    @torch.inference_mode()
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """Reads every task's new rows and grows its tree; one per task, in order.
+
+        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
+        """
+        if isinstance(self._model, NativeEagle):
+            trees = self._model.grow(tasks, shape, token_ids)
+            for item in tasks:
+                self.cache.append(item.task.sequence, item.task.delta)
+                self.cache.trim(item.task.sequence)
+            return trees
+        passes = _Passes(self._model, self.cache, tasks)
+        try:
+            return ReferenceGrowth(passes.forward, shape, token_ids).grow([item.task for item in tasks])
+        finally:
+            for item in tasks:
+                self.cache.commit(item.task.sequence, ())
+
+
+class _Passes:
+    """Those of one growth over the layer in torch operations: context first, then levels of nodes."""
+
+    def __init__(self, model: EagleModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
+        self._model, self._cache = model, cache
+        self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
+        self._outs: dict[int, list[torch.Tensor]] = {}
+        """By sequence: of the last context row, then of its tentative nodes."""
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Per segment the logits of its last context row, if wanted, or of its nodes."""
+        batch = flatten(segments)
+        found = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
+        for segment, part in zip(segments, batch.rows, strict=True):
+            own = found[part.start : part.stop]
+            if segment.delta:
+                self._outs[id(segment.sequence)] = [own[-1]]
+                self._cache.append(segment.sequence, segment.delta)
+            else:
+                self._outs[id(segment.sequence)].extend(own)
+            self._cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
+        logits = self._model.logits(found[batch.logit_rows])
+        return [logits[start:stop] for start, stop in batch.logit_spans]
+
+    def _hidden(self, segment: Segment) -> torch.Tensor:
+        """[rows of the segment, hidden]: from the target for context, of their parents for nodes."""
+        if segment.delta:
+            return self._states[id(segment.sequence)]
+        outs = self._outs[id(segment.sequence)]
+        return torch.stack([outs[parent + 1] for parent in segment.parents])
