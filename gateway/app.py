@@ -18,6 +18,7 @@ from gateway.journal import Journal
 from gateway.lane import Shared
 from gateway.metrics import GatewayMetrics
 from gateway.ownership.follower import Follower
+from gateway.ownership.handovers import Handovers
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
 from gateway.requests.feeds import Feeds
@@ -94,7 +95,7 @@ async def build_gateway(
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
     lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds), leases)
-    keeper = Keeper(settings, leases, store, lanes, feeds, system)
+    keeper = Keeper(settings, leases, lanes, Handovers(settings, store, lanes, feeds), system)
     desk = Desk(settings, store, feeds, lanes, keeper, journal)
     try:
         await keeper.start()

@@ -1,4 +1,4 @@
-"""Keeps this gateway's leases, and takes and gives requests by them (docs/protocol.md, Ownership).
+"""Keeps this gateway's leases, and takes verifiers and requests by them (docs/protocol.md, Ownership).
 
 Two loops beside those of the lanes. `_renew` never waits for anything but Redis, so that a lease is not
 lost to a slow verifier. `_work` looks for verifiers without a gateway and requests without an owner.
@@ -10,19 +10,11 @@ import time
 
 from gateway.clients.outage import LogPace, Outage
 from gateway.metrics import SystemMetrics
+from gateway.ownership.handovers import Handovers
 from gateway.ownership.lanes import Lanes, models_of
-from gateway.ownership.rules import (
-    Offers,
-    requests_to_adopt,
-    requests_to_share,
-    somebody_serves,
-    somebody_stays,
-    verifiers_to_claim,
-)
-from gateway.requests.feeds import Feeds
+from gateway.ownership.rules import somebody_serves, somebody_stays, verifiers_to_claim
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
-from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -30,10 +22,6 @@ _RENEWALS_PER_LEASE = 6
 """So a lease outlives several renewals that fail or come late."""
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
-_ENDLESS_S = 1e12
-"""Longer than any request waits."""
-_ADOPT_AT_ONCE = 64
-"""Most requests adopted at once: each takes a read, and the loops go on in between."""
 
 
 class Keeper:
@@ -43,20 +31,15 @@ class Keeper:
         self,
         settings: GatewaySettings,
         leases: LeaseStore,
-        store: RequestStore,
         lanes: Lanes,
-        feeds: Feeds,
+        handovers: Handovers,
         metrics: SystemMetrics,
     ) -> None:
-        self._settings, self._leases, self._store = settings, leases, store
-        self._lanes, self._feeds, self._metrics = lanes, feeds, metrics
+        self._settings, self._leases, self._lanes = settings, leases, lanes
+        self._handovers, self._metrics = handovers, metrics
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
         self._redis, self._pace = Outage("Redis"), LogPace()
-        self._adopt_from = 0.0
-        """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
-        self._offers = Offers()
         self._reports = 0
-        self._strays: set[str] = set()
         self._filled = ""
         """The epoch of the Redis that has all that this gateway has."""
         self.renewal = Renewal("", [], [], [])
@@ -82,8 +65,8 @@ class Keeper:
             UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        self._adopt_from = time.monotonic()
-        deadline = self._adopt_from + self._settings.start_timeout_seconds
+        self._handovers.pause(0.0)
+        deadline = time.monotonic() + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
         await self._claim(strict=True)
@@ -144,7 +127,7 @@ class Keeper:
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._lanes.held)
         if not self.redis_ready:
-            self._adopt_from = time.monotonic() + self._settings.lease_seconds
+            self._handovers.pause(self._settings.lease_seconds)
             self._redis.over(time.monotonic())
         self.renewal = renewal
         for request_id in renewal.cancels:
@@ -171,7 +154,7 @@ class Keeper:
         """Redis lost its data: what waits is written again here, what runs also when it next writes."""
         log.error("Redis lost its data; writing what this gateway has again")
         self._metrics.redis_losses.inc()
-        self._adopt_from = time.monotonic() + self._settings.lease_seconds
+        self._handovers.pause(self._settings.lease_seconds)
         for lane in list(self._lanes):
             for state in list(lane.loop.scheduler.states.values()):
                 await lane.loop.deliveries.write_again(state)
@@ -188,11 +171,12 @@ class Keeper:
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
                     await self._lanes.look_up()
-                    await self._give_up_strays()
-                    await self._abandon()
+                    await self._handovers.give_up_strays()
+                    await self._handovers.abandon()
                 await self._claim()
-                await self._adopt()
-                await self._share()
+                if not self.draining:
+                    await self._handovers.adopt(self.renewal.alive)
+                await self._handovers.share(self.renewal.alive)
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
                     log.warning("%s", error)
@@ -205,50 +189,3 @@ class Keeper:
         if not self.draining:
             alive = self.renewal.alive
             await self._lanes.claim(verifiers_to_claim(self._lanes.known, len(self._lanes), alive), strict)
-
-    async def _adopt(self) -> None:
-        """Takes requests that nobody owns, as many as its queues hold."""
-        room = sum(lane.spare for lane in self._lanes)
-        places = self._settings.max_waiting - sum(lane.loop.scheduler.waiting for lane in self._lanes)
-        most = min(
-            _ADOPT_AT_ONCE, requests_to_adopt(self._leases.gateway_id, room, places, self.renewal.alive)
-        )
-        models = models_of(self._lanes)
-        if self.draining or not models or most <= 0 or time.monotonic() < self._adopt_from:
-            return
-        records = await self._store.adopt(most, models)
-        for record in records:
-            await self._lanes.take(record)
-
-    async def _abandon(self) -> None:
-        """Ends requests without an owner whose deadline is over, or that wait for too long, as far as there
-        was time to adopt them."""
-        patience_s = self._settings.verifier_patience_seconds
-        in_time = time.monotonic() >= self._adopt_from + patience_s
-        await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
-
-    async def _share(self) -> None:
-        """Gives requests that cannot run here now to gateways that could run them at once. Room that a
-        gateway told once is given to once: until it tells again, it may have been used up."""
-        me, alive = self._leases.gateway_id, self._offers.fresh(self.renewal.alive)
-        for lane in self._lanes:
-            lane.loop.scheduler.admit(time.monotonic())  # what fits here only waits for the step that runs
-        most = requests_to_share(me, sum(lane.loop.scheduler.waiting for lane in self._lanes), alive)
-        if most:
-            self._offers.use(alive)
-        for lane in list(self._lanes):
-            names = lane.loop.scheduler.last_waiting(most)
-            most -= len(names)
-            lane.loop.deliveries.let_go(names)
-            await self._store.disown(names)
-
-    async def _give_up_strays(self) -> None:
-        """Requests that are this gateway's in Redis and in no lane at two looks in a row go to whoever has
-        room."""
-        owned = await self._store.owned()
-        strays = {name for name in owned if not self._lanes.owns(name)}
-        twice, self._strays = strays & self._strays, strays
-        if twice:
-            log.warning("%d requests of this gateway are in no lane", len(twice))
-            await self._store.disown(sorted(twice))
-            self._feeds.moved(twice)

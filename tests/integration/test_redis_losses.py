@@ -124,8 +124,8 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
 
 async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_failed(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, patience_s=3.0) as system:
-        keeper, request = system.gateway.keeper, asked()
-        keeper._adopt_from = asyncio.get_running_loop().time() + 1.5  # as when Redis has just come back
+        request = asked()
+        system.gateway.keeper._handovers.pause(1.5)  # as when Redis has just come back
         await system.store.create(request, "digest", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
             await redis.zadd(f"{PREFIX}unowned", {request.request_id: 1.0})
@@ -238,12 +238,12 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     """Were its adoption to fail, all that are adopted with it would wait for ever."""
     async with running_system(redis_url, lease_s=0.6) as system:
         damaged, whole = asked(), [asked() for _ in range(3)]
-        system.gateway.keeper._adopt_from = math.inf  # until all is as the test wants it
+        system.gateway.keeper._handovers.adopt_from = math.inf  # until all is as the test wants it
         for request in (damaged, *whole):
             await system.store.create(request, "digest", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
             await redis.set(tokens_key(damaged.request_id), "5       no token")
-        system.gateway.keeper._adopt_from = 0.0
+        system.gateway.keeper._handovers.adopt_from = 0.0
         for request in whole:
             replies = await asyncio.wait_for(rest(system.stub, request.request_id, 0), 20)
             assert tokens_of(replies) == greedy(PROMPT, 16)
