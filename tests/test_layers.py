@@ -194,6 +194,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.requests.caller": (set(), set()),
     "gateway.requests.ranking": (set(), set()),
+    "gateway.requests.held": (
+        {"specinfer.errors", "gateway.requests.ranking", "gateway.requests.request"},
+        set(),
+    ),
     "gateway.requests.limits": (set(), set()),
     "gateway.requests.finish_rate": (set(), set()),
     "gateway.requests.queue": ({"gateway.requests.ranking", "gateway.requests.request"}, set()),
@@ -219,7 +223,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.errors",
             *(
                 f"gateway.requests.{name}"
-                for name in ("batch", "budget", "entries", "finish_rate", "limits", "ranking", "request")
+                for name in ("batch", "budget", "entries", "finish_rate", "held", "limits", "request")
             ),
             *(f"gateway.requests.{name}" for name in ("room", "step", "verdicts")),
         },
@@ -250,8 +254,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
 PURE = (
-    *("batch", "budget", "caller", "entries", "finish_rate", "limits", "queue", "ranking", "request"),
-    *("room", "scheduler", "speculation", "step", "verdicts"),
+    *("batch", "budget", "caller", "entries", "finish_rate", "held", "limits", "queue", "ranking"),
+    *("request", "room", "scheduler", "speculation", "step", "verdicts"),
 )
 FORBIDDEN_STDLIB = {
     **{

@@ -14,19 +14,18 @@ highest priority is never preempted, so that it finishes.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from gateway.requests.batch import Batch
 from gateway.requests.budget import NodeBudget
 from gateway.requests.entries import plan_entries, unplannable
 from gateway.requests.finish_rate import FinishRate
+from gateway.requests.held import HeldRequests
 from gateway.requests.limits import SchedulerLimits
-from gateway.requests.ranking import Ranking
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
 from gateway.requests.room import CacheRoom
 from gateway.requests.step import Progress, StepEntry, VerdictEntry
 from gateway.requests.verdicts import apply_verdict
-from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError
+from specinfer.errors import ExhaustedError
 from specinfer.tree import TokenTree
 
 
@@ -36,9 +35,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
         self._limits, self._room = limits, CacheRoom(limits, budget)
         self._batch = Batch(self._room)
-        self._states: dict[str, RequestState] = {}
-        self._cancelled: list[RequestState] = []
-        self._deadlines: Ranking[str] = Ranking()
+        self._held = HeldRequests()
         self._arrivals = 0
         self._rate = FinishRate()
 
@@ -60,7 +57,7 @@ class Scheduler:
     @property
     def states(self) -> Mapping[str, RequestState]:
         """Every request that is waiting or running, by id, in order of submission. To be read only."""
-        return MappingProxyType(self._states)
+        return self._held.states
 
     def submit(
         self,
@@ -86,8 +83,7 @@ class Scheduler:
             ExhaustedError: if the queue is full, or the caller's share of it.
             InvalidInputError: if the request could never fit into the cache.
         """
-        if request.request_id in self._states:
-            raise AlreadyExistsError(f"request_id = {request.request_id!r}: already running")
+        self._held.check_new(request.request_id)
         drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
         state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated)
         if state.own_end is not None:
@@ -112,10 +108,7 @@ class Scheduler:
         Raises:
             NotFoundError: if it is neither waiting nor running.
         """
-        state = self._state(request_id)
-        if not state.cancelled:
-            state.cancelled = True
-            self._cancelled.append(state)
+        self._held.cancel(request_id)
 
     def drop(self, request_id: str) -> RequestState:
         """Takes a request out without finishing it: another gateway goes on with it. What the verifier
@@ -124,7 +117,7 @@ class Scheduler:
         Raises:
             NotFoundError: if it is neither waiting nor running.
         """
-        state = self._state(request_id)
+        state = self._held.get(request_id)
         self._release(state)
         return state
 
@@ -134,13 +127,12 @@ class Scheduler:
 
     def reap(self, now: float) -> list[Progress]:
         """Finishes requests that were cancelled or whose time is over; call before each plan."""
-        ended = [state for state in self._cancelled if self._holds(state)]
-        self._cancelled = []
+        ended = self._held.take_cancelled()
         for state in ended:
             self.finish(state, FinishReason.CANCELLED, now)
-        while (first := self._deadlines.first()) is not None and self._states[first].deadline_at <= now:
-            ended.append(self._states[first])
-            self.finish(ended[-1], FinishReason.DEADLINE, now)
+        while (overdue := self._held.overdue(now)) is not None:
+            ended.append(overdue)
+            self.finish(overdue, FinishReason.DEADLINE, now)
         return [Progress(state, [], [], state.new_tokens, True) for state in ended]
 
     def admit(self, now: float) -> tuple[int, dict[str, int]]:
@@ -167,7 +159,7 @@ class Scheduler:
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
         """Requests that no step could be planned with, and why."""
-        return unplannable(self._states.values(), self._room)
+        return unplannable(self._held.states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
         """Requests preempted since the last call: the verifier must forget them before the next step."""
@@ -188,7 +180,7 @@ class Scheduler:
         progress: list[Progress] = []
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
-            if verdict is None or not self._holds(entry.state):
+            if verdict is None or not self._held.has(entry.state):
                 continue
             moved = apply_verdict(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
@@ -210,7 +202,7 @@ class Scheduler:
 
         Those that it does not hold any more (finished, dropped) are left as they are.
         """
-        failed = [state for state in states if self._holds(state)]
+        failed = [state for state in states if self._held.has(state)]
         for state in failed:
             state.end(FinishReason.ERROR, now, message, retryable)
             self._finished(state, now)
@@ -219,7 +211,7 @@ class Scheduler:
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
         """Says why a request ended, and takes it out if it still holds it."""
         state.end(reason, now)
-        if self._holds(state):
+        if self._held.has(state):
             self._finished(state, now)
 
     def _finished(self, state: RequestState, now: float) -> None:
@@ -233,25 +225,12 @@ class Scheduler:
         if full:
             raise ExhaustedError(full, self._rate.hint(now))
 
-    def _state(self, request_id: str) -> RequestState:
-        if request_id not in self._states:
-            raise NotFoundError(f"request_id = {request_id!r}: not running")
-        return self._states[request_id]
-
-    def _holds(self, state: RequestState) -> bool:
-        return self._states.get(state.request.request_id) is state
-
     def _hold(self, state: RequestState, now: float) -> None:
-        request_id = state.request.request_id
-        if not self._states:
+        if not len(self._held):
             self._rate.begin(now)
-        self._states[request_id] = state
-        if state.request.deadline_s is not None:
-            self._deadlines.place(request_id, (state.deadline_at,))
+        self._held.add(state)
         self._batch.queue.push(state)
 
     def _release(self, state: RequestState) -> None:
-        request_id = state.request.request_id
-        del self._states[request_id]
-        self._deadlines.remove(request_id)
+        self._held.remove(state)
         self._batch.remove(state)
