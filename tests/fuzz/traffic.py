@@ -15,7 +15,8 @@ class Expectation:
 
     state: RequestState
     right: list[int] | None
-    """All tokens of its answer; None where what is drawn for it decides."""
+    """All tokens of its answer; None where what is drawn for it decides, or a rule that is
+    not lossless."""
     tainted: bool = False
     """Whether its own part of a message was spoilt by somebody who is believed: then only invariants hold."""
 
@@ -62,7 +63,7 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
 
 def expectation(state: RequestState, target: TableTarget) -> Expectation:
     """What must come of a request that was just submitted."""
-    if state.drawn_for:
+    if state.drawn_for or not state.sampling.lossless:
         return Expectation(state, None)
     right = target.continued(state.request.prompt, state.sampling, state.request.max_new_tokens)
     stops = [i for i, token in enumerate(right) if token in state.request.stop_token_ids]
