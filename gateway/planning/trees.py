@@ -15,21 +15,21 @@ def trees_to_verify(
 ) -> dict[str, TokenTree]:
     """By request; only a root where nothing was drafted, and nothing for prompts that are still being read.
 
-    Sequence speculation takes the chain of the first speculator that drafted one, whole.
+    Sequence speculation takes the chain of the first speculator that drafted one, cut like trees.
     """
     trees: dict[str, TokenTree] = {}
-    merged: list[StepEntry] = []
+    drafted: list[StepEntry] = []
     for entry in entries:
         if not entry.final:
             continue
         found = drafts.get(entry.request_id, ())
         if entry.state.request.speculation is Speculation.SEQUENCE:
             found = found[:1]
-        elif found:
-            merged.append(entry)
+        if found:
+            drafted.append(entry)
         corrected = [(index, calibration.correct(index, tree)) for index, tree in found]
         trees[entry.request_id] = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
-    limits = [entry.limits.nodes + 1 for entry in merged]
-    whole = [trees[entry.request_id] for entry in merged]
+    limits = [entry.limits.nodes + 1 for entry in drafted]
+    whole = [trees[entry.request_id] for entry in drafted]
     cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
-    return trees | {entry.request_id: tree for entry, tree in zip(merged, cut, strict=True)}
+    return trees | {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
