@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import ExhaustedError, InvalidInputError, SpecInferError
+from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.service.log_context import about
-from specinfer.tree import TokenTree, check_tree
+from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Target
+from verifier_svc.checks import check_job
 from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
@@ -25,8 +26,6 @@ from verifier_svc.limits import EngineLimits
 from verifier_svc.target import Rows
 
 log = logging.getLogger(__name__)
-MAX_TOP_K = 256
-"""Most token ids returned per node: the reply must stay within the size of a message."""
 
 
 @dataclass(slots=True)
@@ -135,7 +134,7 @@ class VerifierEngine:
 
     def _admit(self, job: VerifyJob, room: int) -> Segment:
         """Checks a job, reserves its cache and returns its part of the pass."""
-        self._check(job, room)
+        check_job(job, room, self.runner.config.vocab_size, self.limits)
         held = self._held.get(job.request_id)
         if held is None:
             if len(self._held) >= self.limits.max_requests:
@@ -153,34 +152,6 @@ class VerifierEngine:
                 self.release([job.request_id])
             raise
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
-
-    def _check(self, job: VerifyJob, room: int) -> None:
-        vocab_size, limits = self.runner.config.vocab_size, self.limits
-        if not job.delta:
-            raise InvalidInputError("delta_token_ids", [], "must not be empty")
-        for token in job.delta:
-            if not 0 <= token < vocab_size:
-                raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
-        most = min(vocab_size, MAX_TOP_K)
-        if job.top_k > most:
-            raise InvalidInputError("return_top_k", job.top_k, f"at most {most}")
-        nodes = 0
-        if job.tree is not None:
-            check_tree(job.tree, vocab_size, limits.max_nodes)
-            nodes = len(job.tree) - 1
-            if job.tree.root_token_id != job.delta[-1]:
-                raise InvalidInputError(
-                    "tree.token_ids[0]", job.tree.root_token_id, "must repeat the last delta token"
-                )
-        if job.base_len + len(job.delta) + nodes > limits.max_context_len:
-            total = job.base_len + len(job.delta) + nodes
-            raise InvalidInputError(
-                "context", total, f"longer than the {limits.max_context_len} positions served"
-            )
-        if len(job.delta) + nodes > room:
-            raise InvalidInputError(
-                "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
-            )
 
     def _forward(self, segments: list[Segment]) -> list[Rows]:
         """One pass over all segments; if it fails, one pass each, so that only the culprit fails."""

@@ -1,0 +1,50 @@
+"""Whether a job may take part in a pass: its numbers are in range and it stays within the limits. Pure."""
+
+from specinfer.errors import InvalidInputError
+from specinfer.tree import check_tree
+from verifier_svc.jobs import VerifyJob
+from verifier_svc.limits import EngineLimits
+
+_MOST_TOP_K = 256
+"""Most token ids returned per node: the reply must stay within the size of a message."""
+
+
+def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) -> None:
+    """Checks one job.
+
+    Args:
+        room: tokens that may still be added to the pass.
+
+    Raises:
+        InvalidInputError: naming what is wrong.
+        MalformedTreeError: naming the broken invariant of its tree.
+    """
+    _check_tokens(job, vocab_size)
+    nodes = 0
+    if job.tree is not None:
+        check_tree(job.tree, vocab_size, limits.max_nodes)
+        nodes = len(job.tree) - 1
+        if job.tree.root_token_id != job.delta[-1]:
+            raise InvalidInputError(
+                "tree.token_ids[0]", job.tree.root_token_id, "must repeat the last delta token"
+            )
+    total = job.base_len + len(job.delta) + nodes
+    if total > limits.max_context_len:
+        raise InvalidInputError(
+            "context", total, f"longer than the {limits.max_context_len} positions served"
+        )
+    if len(job.delta) + nodes > room:
+        raise InvalidInputError(
+            "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
+        )
+
+
+def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
+    if not job.delta:
+        raise InvalidInputError("delta_token_ids", [], "must not be empty")
+    for token in job.delta:
+        if not 0 <= token < vocab_size:
+            raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
+    most = min(vocab_size, _MOST_TOP_K)
+    if job.top_k > most:
+        raise InvalidInputError("return_top_k", job.top_k, f"at most {most}")
