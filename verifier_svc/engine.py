@@ -21,9 +21,9 @@ from verifier_svc.checks import check_job
 from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.judge import Judge, Ruling
 from verifier_svc.limits import EngineLimits
 from verifier_svc.target import Rows
+from verifier_svc.verification import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class VerifierEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.limits = runner, limits or EngineLimits()
-        self._judge = Judge(acceptance, self.runner.chooser)
+        self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
         self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
@@ -92,8 +92,8 @@ class VerifierEngine:
         logits = self._forward([segments[index] for index in ready])
         targets = self._targets([jobs[index] for index in ready], logits)
         for index, rows, target in zip(ready, logits, targets, strict=True):
-            ruling = self._judge.rule(jobs[index], rows, target)
-            outcomes[index] = self._conclude(jobs[index], ruling, most)
+            verified = self._trees.verify(jobs[index], rows, target)
+            outcomes[index] = self._conclude(jobs[index], verified, most)
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
@@ -175,26 +175,28 @@ class VerifierEngine:
     ) -> list[Target | RuntimeError | None]:
         """What the rules ask. A pass on a device is waited for here, which counts as its time."""
         started = time.perf_counter()
-        targets = self._judge.targets(jobs, logits)
+        targets = self._trees.targets(jobs, logits)
         if self.passes:
             tokens, seconds = self.passes[-1]
             self.passes[-1] = tokens, seconds + time.perf_counter() - started
         return targets
 
-    def _conclude(self, job: VerifyJob, ruling: Ruling | SpecInferError, feature_bytes: int) -> VerifyOutcome:
-        if isinstance(ruling, SpecInferError):
+    def _conclude(
+        self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int
+    ) -> VerifyOutcome:
+        if isinstance(verified, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, ruling.for_logs)
+            return VerifyOutcome(job.request_id, EntryStatus.ERROR, verified.for_logs)
         sequence = self._held[job.request_id].sequence
-        accepted = ruling.verdict.accepted if ruling.verdict is not None else ()
+        accepted = verified.verdict.accepted if verified.verdict is not None else ()
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
         return VerifyOutcome(
             job.request_id,
             EntryStatus.OK,
-            verdict=ruling.verdict,
-            logprobs=ruling.logprobs,
+            verdict=verified.verdict,
+            logprobs=verified.logprobs,
             held_len=sequence.length + len(accepted),
-            top_k=ruling.top_k,
+            top_k=verified.top_k,
             features=self._features(job, sequence, accepted, feature_bytes),
         )
 

@@ -113,13 +113,13 @@ class VerifierMetrics:
             self._pass.observe(pass_s, _size_name(tokens))
         for status, count in Tally([outcome.status for outcome in outcomes]).items():
             self._entries[status].inc(count)
-        judged = [
+        verified = [
             (len(job.tree) - 1, len(outcome.verdict.accepted))
             for job, outcome in zip(jobs, outcomes, strict=True)
             if job.tree is not None and outcome.verdict is not None
         ]
-        self._nodes.inc(sum([nodes for nodes, _ in judged]))
-        self._accepted.inc(sum([accepted for _, accepted in judged]))
+        self._nodes.inc(sum([nodes for nodes, _ in verified]))
+        self._accepted.inc(sum([accepted for _, accepted in verified]))
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
         """Shows what each rank holds."""

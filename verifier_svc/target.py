@@ -101,11 +101,11 @@ class ChosenTarget:
 def targets_of(
     jobs: Sequence[VerifyJob], logits: Sequence[Rows], chooser: Chooser | None
 ) -> list[Target | RuntimeError | None]:
-    """The target of each job; an error where its pass or choice failed, None where nothing is to be judged.
+    """The target of each job; an error where its pass or choice failed, None where nothing is to be verified.
 
     If choosing for all jobs fails, each is chosen for by itself, so that only the culprit fails.
     """
-    judged = [
+    verified = [
         index
         for index, (job, rows) in enumerate(zip(jobs, logits, strict=True))
         if job.tree is not None and not isinstance(rows, RuntimeError)
@@ -114,9 +114,9 @@ def targets_of(
         index: rows for index, rows in enumerate(logits) if isinstance(rows, RuntimeError)
     }
     # what is not lossless looks at whole distributions
-    here = [i for i in judged if chooser is None or not jobs[i].sampling.lossless]
+    here = [i for i in verified if chooser is None or not jobs[i].sampling.lossless]
     found |= {i: LogitsTarget(_tensor(logits[i]), jobs[i].sampling) for i in here}
-    there = [i for i in judged if i not in here]
+    there = [i for i in verified if i not in here]
     if chooser is not None and there:
         tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
         found |= dict(zip(there, _chosen(chooser, tasks), strict=True))

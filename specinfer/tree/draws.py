@@ -1,8 +1,8 @@
-"""How likely the draws of a sampled proposal are accepted, judged before their tokens are looked at.
+"""How likely the draws of a sampled proposal are accepted, estimated before their tokens are looked at.
 
 Trees grow and are cut best first. Where a sampled candidate stands in that order must not depend on its own
 token: keeping likely draws and dropping unlikely ones would change the distribution they come from, and the
-output with it. So a draw is judged by what is known before it: the distribution it will come from.
+output with it. So a draw is ranked by what is known before it: the distribution it will come from.
 
 If q is all that is known, a draw x is accepted with probability sum(min(P, q)). A draft does not know P,
 but where it is sure of what comes next it is right more often: on text the sum follows the norm of q

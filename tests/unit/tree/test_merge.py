@@ -124,7 +124,7 @@ def test_whether_a_draw_is_kept_does_not_depend_on_its_token(kind: ProposalKind)
 
 
 def test_draws_of_a_surer_speculator_come_first() -> None:
-    """A draw is judged by its q, not by its token: the sure one keeps its unlikely token."""
+    """A draw is ranked by its q, not by its token: the sure one keeps its unlikely token."""
     sure, unsure = TreeBuilder(THE), TreeBuilder(THE)
     sure.propose_samples(0, WITHOUT, [DOG], distribution([CAT, DOG], [0.95, 0.05]))
     unsure.propose_samples(0, WITHOUT, [RAN], distribution([CAT, RAN, SAT], [0.3, 0.4, 0.3]))

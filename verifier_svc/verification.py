@@ -1,4 +1,4 @@
-"""What becomes of the trees of one pass: logits in, rulings out. No caches here."""
+"""Verification of the trees of one pass: logits in, verdicts out. No caches here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from verifier_svc.target import BrokenModelError, Rows, targets_of
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Verification:
     """What a pass says about a job; no verdict if it had no tree."""
 
     verdict: Verdict | None = None
@@ -24,7 +24,7 @@ class Ruling:
     top_k: tuple[tuple[int, ...], ...] = ()
 
 
-class Judge:
+class TreeVerifier:
     """Applies the acceptance rules to what a pass says about trees."""
 
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
@@ -38,14 +38,14 @@ class Judge:
         """What the rules ask, one per job; waits for logits on a device."""
         return targets_of(jobs, logits, self._chooser)
 
-    def rule(
+    def verify(
         self, job: VerifyJob, rows: Rows, target: Target | RuntimeError | None
-    ) -> Ruling | SpecInferError:
-        """The ruling on a job from its logits, or why there is none. Changes nothing."""
+    ) -> Verification | SpecInferError:
+        """Verifies one job by its logits; an error says why that was not possible. Changes nothing."""
         if isinstance(target, RuntimeError):
             return BrokenModelError(FaultError("the model failed", target).for_logs)
         if job.tree is None or target is None or isinstance(rows, RuntimeError):
-            return Ruling()
+            return Verification()
         rule = self._rule(job.sampling)
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
         try:
@@ -53,7 +53,7 @@ class Judge:
         except BrokenModelError as error:
             return error
         logprobs = _logprobs(job.tree, verdict, rows) if job.logprobs else ()
-        return Ruling(verdict, logprobs, _top_k(rows, job.top_k))
+        return Verification(verdict, logprobs, _top_k(rows, job.top_k))
 
     def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
         if sampling.greedy:
