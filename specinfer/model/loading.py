@@ -8,7 +8,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.cache.window import KVWindow
 from specinfer.model.executors.executor import Executor, TorchExecutor, make_executor
-from specinfer.model.layers.transformer import Weights
+from specinfer.model.layers.parts import Weights
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor

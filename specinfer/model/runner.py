@@ -18,7 +18,7 @@ from specinfer.model.cache.window import KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
 from specinfer.model.executors.executor import Executor, TorchExecutor
-from specinfer.model.layers.transformer import Weights
+from specinfer.model.layers.parts import Weights
 from specinfer.model.loading import build_model, load_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specinfer.model.layers.transformer import LAYER_MODULES, Layer, Parts, rotary_tables
+from specinfer.model.layers.layer import LAYER_MODULES, Layer
+from specinfer.model.layers.parts import Parts
+from specinfer.model.layers.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
 

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from specinfer.model.layers.transformer import LAYER_MODULES, Transformer, Weights
+from specinfer.model.layers.layer import LAYER_MODULES
+from specinfer.model.layers.parts import Weights
+from specinfer.model.layers.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import DraftModel, frozen_names
 

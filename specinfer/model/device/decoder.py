@@ -11,14 +11,10 @@ import torch
 from specinfer.model.device.description import power_above
 from specinfer.model.device.layer_kernels import add_norm, gate, turn_heads
 from specinfer.model.device.weights import Quantise, ShownWeights
+from specinfer.model.layers.layer import Attend, Layer
+from specinfer.model.layers.parts import LayerNorm, Parts, RMSNorm, Weights
 from specinfer.model.layers.transformer import (
-    Attend,
-    Layer,
-    LayerNorm,
-    Parts,
-    RMSNorm,
     Transformer,
-    Weights,
 )
 from specinfer.model.weights.config import ModelConfig
 

@@ -20,8 +20,10 @@ from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthTask
 from specinfer.model.layers.attention import make_attention
+from specinfer.model.layers.layer import Layer
 from specinfer.model.layers.linear import make_linear
-from specinfer.model.layers.transformer import Layer, Parts, rotary_tables
+from specinfer.model.layers.parts import Parts
+from specinfer.model.layers.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 
 

@@ -24,7 +24,8 @@ from specinfer.model.device.inputs import Inputs
 from specinfer.model.device.launch import check_device, processors
 from specinfer.model.device.weights import quantiser
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.layers.transformer import Weights, rotate
+from specinfer.model.layers.parts import Weights
+from specinfer.model.layers.rotary import rotate
 from specinfer.model.sampling.choices import Choices, ChoiceTask
 from specinfer.model.weights.config import ModelConfig
 from specinfer.tree import TokenTree

@@ -15,7 +15,10 @@ from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.layers.attention import make_attention
-from specinfer.model.layers.transformer import Surgery, Transformer, Weights, rotate
+from specinfer.model.layers.parts import Weights
+from specinfer.model.layers.rotary import rotate
+from specinfer.model.layers.surgery import Surgery
+from specinfer.model.layers.transformer import Transformer
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.transformer import StreamedTransformer
 from specinfer.model.weights.config import ModelConfig

@@ -18,7 +18,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.executors.native_model import NativeModel
 from specinfer.model.executors.native_stream import StreamedMatrices
-from specinfer.model.layers.transformer import Weights
+from specinfer.model.layers.parts import Weights
 from specinfer.model.native.bindings import BLOCK, Pass
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.weights.config import ModelConfig

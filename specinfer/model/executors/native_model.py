@@ -8,7 +8,8 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.drafting.native import CacheMemory, NativeGrowth
 from specinfer.model.executors.native_weights import WeightPacker
-from specinfer.model.layers.transformer import Weights, rotary_tables
+from specinfer.model.layers.parts import Weights
+from specinfer.model.layers.rotary import rotary_tables
 from specinfer.model.native.bindings import LANES, Activation, Shape
 from specinfer.model.native.build import load_library
 from specinfer.model.weights.config import ModelConfig

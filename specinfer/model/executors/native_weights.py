@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from specinfer.errors import IncompatibleError, UnavailableError
-from specinfer.model.layers.transformer import Weights
+from specinfer.model.layers.parts import Weights
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import POSITIONS

@@ -4,8 +4,10 @@ from math import prod
 
 import torch
 
+from specinfer.model.layers.layer import Attend, Layer
 from specinfer.model.layers.linear import DenseLinear, Linear
-from specinfer.model.layers.transformer import Attend, Layer, LayerCall, Parts, Transformer, Weights
+from specinfer.model.layers.parts import Parts, Weights
+from specinfer.model.layers.transformer import LayerCall, Transformer
 from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream

@@ -21,7 +21,7 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, Features
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.executors.executor import TorchExecutor
-from specinfer.model.layers.transformer import Weights
+from specinfer.model.layers.parts import Weights
 from specinfer.model.parallel.layout import check_layout
 from specinfer.model.parallel.microbatches import micro_batches
 from specinfer.model.parallel.ranks import Ranks, end_process

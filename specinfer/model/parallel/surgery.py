@@ -5,7 +5,7 @@ Megatron-LM, arXiv 1909.08053, section 3.
 import torch
 
 from specinfer.model.layers.linear import Linear
-from specinfer.model.layers.transformer import Surgery
+from specinfer.model.layers.surgery import Surgery
 from specinfer.model.parallel.ranks import Ranks
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.layers import transformer
+from specinfer.model.layers import parts
+from specinfer.model.layers.linear import Linear
 from specinfer.model.runner import ModelRunner
 from tests.tiny_models import rounds_activations, runner_of, silence_attention, tiny_transformers
 
@@ -38,10 +39,10 @@ def test_rounds_less_than_bfloat16_activations_do(monkeypatch: pytest.MonkeyPatc
     exact = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
     found = logits(runner_of(model, executor="native", dtype="bfloat16"), TOKENS)
 
-    def rounding(weight: torch.Tensor, bias: torch.Tensor | None = None) -> transformer.Linear:
+    def rounding(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return lambda x: torch.nn.functional.linear(x.bfloat16().float(), weight, bias)
 
-    monkeypatch.setattr(transformer, "make_linear", rounding)
+    monkeypatch.setattr(parts, "make_linear", rounding)
     rounded = logits(runner_of(model, executor="torch", dtype="float32"), TOKENS)
     assert (rounded - exact).std() > 0.001 * exact.std()
     assert (found - exact).std() < 0.5 * (rounded - exact).std()
