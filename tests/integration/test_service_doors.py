@@ -162,14 +162,14 @@ async def test_a_fault_of_the_verifier_costs_its_step(
 ) -> None:
     async with verifier_service() as (address, engine), open_channel(address) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)
-        rule, faults = engine._judge.rule, [IndexError("a fault of ours")]
+        verify, faults = engine._trees.verify, [IndexError("a fault of ours")]
 
         def raises(*arguments: Any) -> Any:
             if faults:
                 raise faults.pop()
-            return rule(*arguments)
+            return verify(*arguments)
 
-        monkeypatch.setattr(engine._judge, "rule", raises)
+        monkeypatch.setattr(engine._trees, "verify", raises)
         before, failed, after = await one_reply(
             stub.Verify,
             request([]),
