@@ -54,7 +54,7 @@ class Bench:
                 beam=8,
                 depth=DEPTH,
                 proposal=drawn,
-                least_reach=0.0,
+                min_path_probability=0.0,
             )
             self._drafters[name] = make_drafter("ngram" if name == "ngram" else "ssm", options)
         return self._drafters[name]

@@ -52,7 +52,7 @@ def main(
     with console.status("loading") as spinner:
         runner = ModelRunner.load(resolve_model(model), RunnerOptions())
         for shape, (expansion, nodes) in SHAPES.items():
-            options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, least_reach=0.0)
+            options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, min_path_probability=0.0)
             comparison = Comparison(runner, make_drafter("ssm", options), TreeLimits(nodes, DEPTH))
             comparison.run(found[: sizes[0]], WARM_UP, Measured())
             report["shapes"][shape] = by_batch = {}

@@ -127,8 +127,10 @@ class SpeculatorEngine:
             )
         if entry.limits.nodes > self.max_nodes:
             raise InvalidInputError("node_budget", entry.limits.nodes, f"at most {self.max_nodes}")
-        if not 0 <= entry.limits.least_reach <= 1:
-            raise InvalidInputError("least_reach", entry.limits.least_reach, "must be between 0 and 1")
+        if not 0 <= entry.limits.min_path_probability <= 1:
+            raise InvalidInputError(
+                "min_path_probability", entry.limits.min_path_probability, "must be between 0 and 1"
+            )
         token_bytes = 2 * description.feature_size * len(description.feature_layers)
         if entry.features and (not token_bytes or len(entry.features) % token_bytes):
             size = len(entry.features)

@@ -136,7 +136,7 @@ def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:
     """No tree is deeper than it has nodes, so a drafter need not look further."""
     width = 1 if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(entry.max_depth, entry.node_budget)
-    return TreeLimits(entry.node_budget, depth, width, entry.least_reach)
+    return TreeLimits(entry.node_budget, depth, width, entry.min_path_probability)
 
 
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:

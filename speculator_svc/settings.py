@@ -64,8 +64,8 @@ class SpeculatorSettings(ServiceSettings):
     depth: int = Field(
         _DEFAULTS.depth, ge=1, description="ssm: most levels of a best-first tree; each costs a pass."
     )
-    least_reach: float = Field(
-        _DEFAULTS.least_reach,
+    min_path_probability: float = Field(
+        _DEFAULTS.min_path_probability,
         ge=0,
         le=1,
         description="ssm: least probability of a path that a best-first tree follows further.",

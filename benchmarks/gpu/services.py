@@ -81,7 +81,7 @@ def _options(context: Context, target: Path, drafter: Path) -> LocalOptions:
         "drafter": "ssm",
         "model": str(drafter),
         "depth": str(_DEPTH),
-        "least-reach": "0",
+        "min-path-probability": "0",
         "weights": "converted",
         **where,
     }

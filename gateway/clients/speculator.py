@@ -136,7 +136,7 @@ class SpeculatorService:
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, with_seed=not entry.state.drawn_for),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
-            least_reach=entry.limits.least_reach,
+            min_path_probability=entry.limits.min_path_probability,
             draw_seed=draft_seed(sampling.seed, self.members[0]),
             target_features=features,
             features_start=start,

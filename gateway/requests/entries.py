@@ -17,7 +17,7 @@ from specinfer.tree import TreeLimits
 
 
 def plan_entries(
-    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, least_reach: float
+    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, min_path_probability: float
 ) -> list[StepEntry]:
     """The entries of a step; requests whose prompts have to wait for another step have none."""
     limits = room.limits
@@ -31,7 +31,7 @@ def plan_entries(
         final = length == state.pending
         nodes = min(share, free) if final else 0
         free -= nodes
-        entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, least_reach)))
+        entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, min_path_probability)))
     return entries
 
 
@@ -83,10 +83,12 @@ def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) 
     return nodes if most_nodes is None else min(nodes, most_nodes)
 
 
-def _tree_limits(state: RequestState, nodes: int, limits: SchedulerLimits, least_reach: float) -> TreeLimits:
+def _tree_limits(
+    state: RequestState, nodes: int, limits: SchedulerLimits, min_path_probability: float
+) -> TreeLimits:
     sequence = state.request.speculation is Speculation.SEQUENCE
     depth = limits.sequence_length if sequence else limits.tree_depth
-    return TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, least_reach)
+    return TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, min_path_probability)
 
 
 def _entry(state: RequestState, length: int, final: bool, limits: TreeLimits) -> StepEntry:

@@ -146,16 +146,18 @@ class Scheduler:
             if state.request.speculation is not Speculation.OFF
         }
 
-    def plan(self, now: float, most_nodes: int | None = None, least_reach: float = 0.0) -> list[StepEntry]:
+    def plan(
+        self, now: float, most_nodes: int | None = None, min_path_probability: float = 0.0
+    ) -> list[StepEntry]:
         """The entries of the next step; empty if there is nothing to do.
 
         Args:
             most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
-            least_reach: probability of a path below which following it is hardly worth it in this step.
+            min_path_probability: of a path; following a less probable one is hardly worth it in this step.
         """
         self._batch.admit(now)
         self._batch.preempt()
-        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, least_reach)
+        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, min_path_probability)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
         """Requests that no step could be planned with, and why."""

@@ -13,7 +13,7 @@ Flags = Mapping[str, str]
 TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
 
 
-LARGE_TREES = {"beam": "16", "depth": "12", "least-reach": "0"}
+LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
 """Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
 for one: tokens a step on training prompts are in docs/findings/2026-11-24.md."""
 

@@ -15,7 +15,7 @@ class TreeLimits:
     """Depth of the deepest node; the root has depth 0."""
     width: int | None = None
     """Most children of a node; 1 is sequence speculation, None is no limit."""
-    least_reach: float = 0.0
+    min_path_probability: float = 0.0
     """Nodes whose path is less probable will hardly be verified, so a tree need not go on below them."""
 
     @property

@@ -89,7 +89,7 @@ class DrafterOptions:
     expansion: str = ""
     beam: int = 4
     depth: int = 7
-    least_reach: float = 0.05
+    min_path_probability: float = 0.05
     proposal: str = "point"
     q_support: int = 32
     ngram_max: int = 4

@@ -172,7 +172,7 @@ def shape_of(options: DrafterOptions) -> GrowthShape:
         expansion=expansion,
         beam=options.beam,
         deepest=options.depth,
-        least_reach=options.least_reach,
+        min_path_probability=options.min_path_probability,
         kind=_PROPOSALS[options.proposal],
         q_support=options.q_support,
     )

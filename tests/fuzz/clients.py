@@ -140,7 +140,7 @@ class SpeculatorClient:
             max_depth=_LIMITS.depth,
             shape=speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(context.sampling, with_seed=context.rng.random() < 0.5),
-            least_reach=context.rng.choice((0.0, 0.1)),
+            min_path_probability=context.rng.choice((0.0, 0.1)),
             draw_seed=context.rng.randrange(2**63),
         )
 

@@ -67,7 +67,7 @@ async def test_drafters_are_told_what_will_not_be_verified(redis_url: str, adapt
     drafter = ScriptedDrafter(always)
     async with running_system(redis_url, {"scripted": drafter}, adaptive=adaptive) as system:
         assert await system.tokens(PROMPTS[0], max_new_tokens=24) == greedy(PROMPTS[0], 24)
-    drafted = [job.limits.least_reach for job in drafter.jobs if not job.limits.empty]
+    drafted = [job.limits.min_path_probability for job in drafter.jobs if not job.limits.empty]
     assert drafted
     assert all((0 < least < 1) if adaptive else least == 0 for least in drafted)
 

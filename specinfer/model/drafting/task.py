@@ -34,7 +34,7 @@ class GrowthShape:
     """Most nodes expanded per level when growing best-first."""
     deepest: int | None = None
     """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
-    least_reach: float = 0.0
+    min_path_probability: float = 0.0
     """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that no
     tree wants is not run."""
     kind: ProposalKind = ProposalKind.POINT
@@ -50,7 +50,7 @@ class GrowthShape:
 
     def followed(self, limits: TreeLimits) -> float:
         """The least probability of a path that a tree within these limits follows further."""
-        return max(self.least_reach, limits.least_reach) if self.best_first(limits) else 0.0
+        return max(self.min_path_probability, limits.min_path_probability) if self.best_first(limits) else 0.0
 
     def best_first(self, limits: TreeLimits) -> bool:
         """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""

@@ -238,8 +238,8 @@ def test_speculation_off_and_sequence_get_their_limits() -> None:
 def test_trees_are_told_what_will_not_be_verified() -> None:
     s = scheduler()
     s.submit(request("a"), 0.0)
-    (entry,) = s.plan(0.0, most_nodes=4, least_reach=0.25)
-    assert (entry.limits.nodes, entry.limits.least_reach) == (4, 0.25)
+    (entry,) = s.plan(0.0, most_nodes=4, min_path_probability=0.25)
+    assert (entry.limits.nodes, entry.limits.min_path_probability) == (4, 0.25)
 
 
 def test_bad_requests_are_named() -> None:

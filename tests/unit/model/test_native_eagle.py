@@ -173,7 +173,7 @@ def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: boo
         (GrowthShape(), CHAINS, GREEDY, None),
         (GrowthShape(kind=WITHOUT), CHAINS, SAMPLED, None),
         (GrowthShape(ExpansionVector((2, 1, 3, 1))), LIMITS, GREEDY, None),
-        (GrowthShape(least_reach=0.1), LIMITS, GREEDY, None),
+        (GrowthShape(min_path_probability=0.1), LIMITS, GREEDY, None),
         (GrowthShape(beam=1), LIMITS, GREEDY, None),
     ],
 )

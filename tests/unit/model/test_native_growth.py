@@ -88,7 +88,7 @@ def test_best_first_trees_are_those_of_the_reference(beam: int, dtype: str) -> N
 
 @pytest.mark.parametrize("least", [0.01, 0.03, 0.2])
 def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: float) -> None:
-    shape = GrowthShape(least_reach=least)
+    shape = GrowthShape(min_path_probability=least)
     for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
         for found, expected in grow_both(replace(shape, kind=kind), LIMITS, sampling):
             assert_same(found, expected)
@@ -99,9 +99,9 @@ def test_trees_that_stop_at_improbable_paths_are_those_of_the_reference(least: f
 
 def test_every_request_says_where_its_tree_may_stop() -> None:
     """Side by side; what the speculator asks of all trees holds besides."""
-    limits = [replace(limits, least_reach=least) for limits, least in zip(LIMITS, LEAST, strict=True)]
+    limits = [replace(each, min_path_probability=p) for each, p in zip(LIMITS, LEAST, strict=True)]
     for sampling, kind in ((GREEDY, POINT), (SAMPLED, POINT), (SAMPLED, DRAWS)):
-        shape = GrowthShape(least_reach=0.02, kind=kind)
+        shape = GrowthShape(min_path_probability=0.02, kind=kind)
         pairs = grow_both(shape, limits, sampling)
         for found, expected in pairs:
             assert_same(found, expected)

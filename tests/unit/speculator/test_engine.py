@@ -35,7 +35,7 @@ def test_bad_entries_fail_alone() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
     drafter.description = DrafterDescription(vocab_size=10, max_context_len=6)
     engine = SpeculatorEngine([drafter], max_nodes=4)
-    limits = [TreeLimits(3, 3, least_reach=least) for least in (-0.1, 1.5, nan)]
+    limits = [TreeLimits(3, 3, min_path_probability=least) for least in (-0.1, 1.5, nan)]
     entries = [
         entry("empty", 0, []),
         entry("foreign", 0, [5, 11]),
@@ -50,7 +50,7 @@ def test_bad_entries_fail_alone() -> None:
     assert "node_budget = 5: at most 4" in outcomes[2].message
     assert "context = 8: longer than the 6 served" in outcomes[3].message
     for outcome, value in zip(outcomes[4:7], ("-0.1", "1.5", "nan"), strict=True):
-        assert f"least_reach = {value}: must be between 0 and 1" in outcome.message
+        assert f"min_path_probability = {value}: must be between 0 and 1" in outcome.message
     ((speculator, tree),) = outcomes[7].drafts
     assert speculator == 0
     assert isinstance(tree, TokenTree)

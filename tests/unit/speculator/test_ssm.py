@@ -95,8 +95,8 @@ def test_best_first_trees_are_cut_at_a_depth_and_chains_are_not() -> None:
 def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_request: float) -> None:
     """Whoever says so; and they are otherwise what they are without that. Chains go on."""
     least = max(of_all, of_request)
-    jobs = jobs_for(TreeLimits(90, 4, least_reach=of_request))
-    found = draft(make(GrowthShape(least_reach=of_all)), jobs)
+    jobs = jobs_for(TreeLimits(90, 4, min_path_probability=of_request))
+    found = draft(make(GrowthShape(min_path_probability=of_all)), jobs)
     whole = draft(make(), jobs_for(TreeLimits(90, 4)))
     cut_short = 0
     for tree, other in zip(found, whole, strict=True):
@@ -107,12 +107,12 @@ def test_best_first_trees_do_not_go_on_below_improbable_paths(of_all: float, of_
         assert followed <= paths(tree)
         cut_short += len(followed) < len(shared)
     assert cut_short
-    for chain in draft(make(GrowthShape(least_reach=0.9)), jobs_for(TreeLimits(5, 5, 1, 0.9))):
+    for chain in draft(make(GrowthShape(min_path_probability=0.9)), jobs_for(TreeLimits(5, 5, 1, 0.9))):
         assert len(chain) == 6
 
 
 def test_levels_that_nobody_asks_for_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = make(GrowthShape(least_reach=0.9))
+    drafter = make(GrowthShape(min_path_probability=0.9))
     passes = passes_of(drafter, monkeypatch)
     draft(drafter, jobs_for(TreeLimits(20, 5)))
     assert len(passes) == 1, "the context, and no level: no first token is so probable"

@@ -100,8 +100,12 @@ def test_trees_of_sampled_requests_are_those_of_the_reference() -> None:
 
 @pytest.mark.usefixtures("_no_reference")
 def test_trees_that_stop_at_improbable_paths_and_chains_are_those_of_the_reference() -> None:
-    limits = [TreeLimits(12, 4, least_reach=0.3), TreeLimits(30, 3, least_reach=0.02), TreeLimits(9, 2)]
-    shape = GrowthShape(beam=2, least_reach=0.03)
+    limits = [
+        TreeLimits(12, 4, min_path_probability=0.3),
+        TreeLimits(30, 3, min_path_probability=0.02),
+        TreeLimits(9, 2),
+    ]
+    shape = GrowthShape(beam=2, min_path_probability=0.03)
     pairs = grow_both(shape, limits, [GREEDY, NOISY, GREEDY])
     chains = grow_both(shape, [TreeLimits(n, n, width=1) for n in (1, 4, 2)], [GREEDY, NOISY, GREEDY])
     for found, expected in [*pairs, *chains]:
