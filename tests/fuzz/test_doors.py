@@ -6,13 +6,13 @@ import pytest
 
 import gateway.clients.verifier
 import specinfer.speculators.drafts
+import verifier_svc.engine
 from gateway.clients.speculator import SpeculatorService
 from gateway.clients.verdicts import _verdict
 from gateway.requests.request import GenerationRequest
 from speculator_svc.engine import SpeculatorEngine
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
-from verifier_svc.engine import VerifierEngine
 
 SEED = 28
 MESSAGES = 600
@@ -50,7 +50,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
             "sound_verdicts",
             lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
         ),
-        ("verify-request", VerifierEngine, "_check", _nothing),
+        ("verify-request", verifier_svc.engine, "check_job", _nothing),
         ("draft-request", SpeculatorEngine, "_check", _nothing),
         ("generate", GenerationRequest, "check_against", _nothing),
     ],
