@@ -15,6 +15,12 @@ TasksFor = Callable[[list[KVSequence], int], Sequence[GrowthTask]]
 """The tasks of a round, on these sequences."""
 
 
+def contexts(round_: int) -> list[list[int]]:
+    """What is new in each of five requests, of 97 tokens; the second round continues the first."""
+    rng = np.random.default_rng(round_)
+    return [rng.integers(0, 97, n).tolist() for n in (1, 7, 33, 64, 16)]
+
+
 def grow_side_by_side(
     fast: ModelRunner,
     other: ModelRunner,

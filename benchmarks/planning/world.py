@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from math import exp
 
-from gateway.clients.draft_round import USUAL_DELTA
+from gateway.clients.draft_round import tokens_read
 from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
@@ -129,7 +129,7 @@ class World:
         lacking = [text.lacking for text in self._texts]
         for text in self._texts:
             text.lacking = 0
-        return sum(lacking) if max(lacking) > USUAL_DELTA else 0
+        return tokens_read(lacking)
 
     def _drafts(self, text: Text, choice: Choice) -> list[tuple[int, TokenTree]]:
         return [

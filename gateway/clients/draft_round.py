@@ -14,7 +14,7 @@ from specinfer.speculators.drafts import exchange_drafts
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
-USUAL_DELTA = 16
+_USUAL_DELTA = 16
 """Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 _FEATURE_BYTES = 2**23
 """Most features in one message, of 16 MiB at most."""
@@ -68,7 +68,7 @@ class DraftRound:
             service.busy = False
         self._take(service, asked, reply, features_until)
         service.last_seconds = time.perf_counter() - started
-        read = _read([len(entry.delta_token_ids) for entry in request.entries])
+        read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
         self._times.append(service.draft_time(reply, read))
 
     def _message(
@@ -104,9 +104,10 @@ class DraftRound:
         service.books.count("failed", _drafts(open_))  # not answered
 
 
-def _read(tokens: Sequence[int]) -> int:
-    """How many context tokens a service read, if what it took tells of that rather than of drafting."""
-    return sum(tokens) if max(tokens) > USUAL_DELTA else 0
+def tokens_read(tokens: Sequence[int]) -> int:
+    """How many context tokens a service read, of those sent for each request, if what it took tells of that
+    rather than of drafting; else 0."""
+    return sum(tokens) if max(tokens) > _USUAL_DELTA else 0
 
 
 def _drafts(asked: Mapping[str, Asked]) -> int:

@@ -84,7 +84,7 @@ class StepReport:
     """Tokens in the target's pass."""
     pass_s: float
     drafts: Sequence[DraftTime]
-    """Of every service that answered in time and had no more to read than usual."""
+    """Of every service that answered in time."""
     overhead_s: float
     """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
     outcomes: Outcomes
@@ -134,7 +134,7 @@ class Planner:
             return
         if report.drafts or not report.choice.speculators:
             self.latency.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
-        else:  # late, or reading what they missed: not what steps usually take
+        else:  # late: not what steps usually take
             self.latency.observe_pass(report.batch, report.tokens, report.pass_s)
         drafted = len(report.outcomes) + len(report.chains)
         if report.choice.speculators and drafted:

@@ -15,8 +15,7 @@ class Expectation:
 
     state: RequestState
     right: list[int] | None
-    """All tokens of its answer; None where what is drawn for it decides, or a rule that is
-    not lossless."""
+    """All tokens of its answer; None where draws or a rule that is not lossless decide."""
     tainted: bool = False
     """Whether its own part of a message was spoilt by somebody who is believed: then only invariants hold."""
 

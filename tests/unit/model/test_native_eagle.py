@@ -23,7 +23,7 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import starting_tensors
-from tests.growth_rounds import assert_same
+from tests.growth_rounds import assert_same, contexts
 from tests.tiny_models import tiny_transformers
 
 pytestmark = pytest.mark.native
@@ -112,13 +112,11 @@ def tasks_for(
     sampling: SamplingParams,
     blind: float | None,
 ) -> list[EagleTask]:
-    """What is new in each of five requests; the second round continues the first."""
-    rng = np.random.default_rng(round_)
+    """What is new in each request, with hidden states of the target."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
-    for sequence, size, own in zip(sequences, (1, 7, 33, 64, 16), limits, strict=True):
-        delta = rng.integers(0, 97, size).tolist()
-        states = torch.randn((size, LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
+    for sequence, delta, own in zip(sequences, contexts(round_), limits, strict=True):
+        states = torch.randn((len(delta), LAYERS, HIDDEN), generator=generator).to(torch.bfloat16)
         tasks.append(EagleTask(GrowthTask(sequence, delta, own, sampling, blind, offset=1), states))
     return tasks
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
-from tests.growth_rounds import assert_same, grow_side_by_side
+from tests.growth_rounds import assert_same, contexts, grow_side_by_side
 from tests.tiny_models import runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
@@ -26,12 +25,6 @@ def make(dtype: str = "float32") -> ModelRunner:
     if dtype == "w8a8":
         return runner_of(MODEL, executor="native", dtype="bfloat16", weights="w8a8", kv_tokens=8192)
     return runner_of(MODEL, executor="native", dtype=dtype, kv_tokens=8192)
-
-
-def contexts(round_: int) -> list[list[int]]:
-    """What is new in each of five requests; the second round continues the first."""
-    rng = np.random.default_rng(round_)
-    return [rng.integers(0, 97, n).tolist() for n in (1, 7, 33, 64, 16)]
 
 
 def tasks_for(
