@@ -78,7 +78,9 @@ class World:
         return Text(f"r{number}", self._rng.choice((0.25, 0.5, 0.7, 0.9)))
 
     def _step(self) -> tuple[int, float]:
-        choice = self._planner.choose(self._batch, {text.name: PROMPT + TOKENS - text.left for text in self._texts})
+        choice = self._planner.choose(
+            self._batch, {text.name: PROMPT + TOKENS - text.left for text in self._texts}
+        )
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
