@@ -18,7 +18,7 @@ import typer
 from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
-from gateway.planning import acceptance, average, pass_times, planner, reading
+from gateway.planning import acceptance, average, pass_times, planner
 from specinfer.cli.about import about_this_run
 from specinfer.speculators import calibration
 
@@ -26,7 +26,6 @@ CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     *((acceptance, name) for name in ("_FIRST", "_USUAL_MEMORY", "_REQUEST_MEMORY", "_PRIOR", "_RECORDS")),
     *((calibration, name) for name in ("_TRUST", "_MEMORY")),
     *((average, name) for name in ("_SMOOTHING", "_OUTLIER")),
-    (reading, "_MEMORY"),
     *((pass_times, name) for name in ("_NOISE", "_DRIFT", "_OWN_DRIFT", "_OUTLIER")),
     *((planner, name) for name in ("_FIRST_OUTCOMES", "_MARGIN", "_PROBE_SHARE")),
 )

@@ -10,7 +10,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from hypothesis import settings
 from redis import Redis
 
 from specinfer.cli.processes import Child, free_ports, wait_for_port
@@ -23,8 +22,6 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
     # processes that tests start side by side must not meet at the default ports
     os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
-settings.register_profile("no clock", deadline=None)  # a busy machine is no failure
-settings.load_profile("no clock")
 torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
 # how long an example takes depends on the machine
 hypothesis.settings.register_profile("no deadline", deadline=None)

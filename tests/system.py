@@ -287,7 +287,9 @@ async def another_gateway(
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:
-            async with grpc.aio.insecure_channel(address, options=channel_options()) as client:
+            # of its own: gRPC shares connections, and one that failed at this port before would fail this one
+            options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(address, options=options) as client:
                 yield gateway, generation_pb2_grpc.GenerationStub(client), address
         finally:
             await server.stop()

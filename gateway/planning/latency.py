@@ -1,6 +1,6 @@
 """The latency model: expected seconds of a step. Pure.
 
-    seconds(S, n) = overhead + max over services of (reading + drafts(S in that service)) + pass(batch, n)
+    seconds(S, n) = overhead + max over services of drafts(S in that service) + pass(batch, n)
 
 Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
 alternatives were measured then. So every time is kept relative to the pace of its moment, which the passes
@@ -80,10 +80,7 @@ class LatencyModel:
     ) -> float:
         """Seconds of a step that asks these speculators, without its pass."""
         drafts = [
-            self.passes.pace * self.reading.seconds_per_step(members)
-            + self.draft_seconds(batch, asked & members, members)
-            for members in services
-            if asked & members
+            self.draft_seconds(batch, asked & members, members) for members in services if asked & members
         ]
         return self.passes.pace * self._overhead[bool(asked)].value + max(drafts, default=0.0)
 

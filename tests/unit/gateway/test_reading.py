@@ -1,4 +1,4 @@
-"""What reading contexts costs speculators: counted per step for prompts, at once for what they missed."""
+"""What reading contexts costs speculators: what they missed since they were last asked."""
 
 import pytest
 
@@ -10,16 +10,6 @@ ONE, OTHER = frozenset({0}), frozenset({1})
 CURVE = PassCurve([(1, 0.008), (17, 0.012)])
 
 
-def test_prompts_that_arrive_cost_their_reading_spread_over_the_steps() -> None:
-    reading = Reading()
-    reading.observe(ONE, 100, 0.010)
-    for step in range(1000):  # a prompt of 40 tokens every fourth step
-        reading.follow({f"r{step // 4}": 40 + step % 4})
-        reading.asked()
-    assert reading.seconds_per_step(ONE) == pytest.approx(10 * 0.0001, rel=0.05)
-    assert reading.seconds_per_step(OTHER) == 0, "never seen reading"
-
-
 def test_what_was_missed_is_what_came_since_speculators_were_asked() -> None:
     reading = Reading()
     reading.observe(ONE, 100, 0.010)
@@ -29,7 +19,7 @@ def test_what_was_missed_is_what_came_since_speculators_were_asked() -> None:
     assert reading.seconds_to_catch_up(ONE) == 0
     reading.follow({"a": 57, "c": 20})
     assert reading.seconds_to_catch_up(ONE) == pytest.approx((7 + 20) * 0.0001), "b has ended, c is new"
-    assert reading.seconds_to_catch_up(OTHER) == 0
+    assert reading.seconds_to_catch_up(OTHER) == 0, "never seen reading"
 
 
 def test_a_step_in_which_a_service_read_tells_of_reading_and_not_of_drafting() -> None:
@@ -41,15 +31,3 @@ def test_a_step_in_which_a_service_read_tells_of_reading_and_not_of_drafting() -
     assert latency.draft_seconds(1, ONE, ONE) == pytest.approx(before, rel=0.05), "the pace moves a little"
     latency.reading.follow({"r": 200})
     assert latency.seconds_to_catch_up([ONE, OTHER]) == pytest.approx(0.020, rel=0.2 * pace)
-
-
-def test_arriving_prompts_are_part_of_what_a_step_with_drafts_takes() -> None:
-    latency = LatencyModel(CURVE)
-    latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.002}, 0.0, read=0)], 0.0)
-    latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.022}, 0.0, read=200)], 0.0)
-    quiet = [latency.seconds_before_pass(1, asked, [ONE]) for asked in (frozenset[int](), ONE)]
-    latency.reading.follow({"r": 200})
-    busy = [latency.seconds_before_pass(1, asked, [ONE]) for asked in (frozenset[int](), ONE)]
-    assert busy[0] == quiet[0], "plain decoding waits for nobody"
-    assert busy[1] - quiet[1] == pytest.approx(latency.passes.pace * latency.reading.seconds_per_step(ONE))
-    assert busy[1] > quiet[1]
