@@ -12,19 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from specinfer.errors import ExhaustedError, SettingError, SpecInferError
-from specinfer.hub import resolve_model
+from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.eagle import EagleRunner
-from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, verifier_of
-from specinfer.model.weights.eagle_checkpoint import load_eagle
+from specinfer.model.weights.eagle_checkpoint import EagleSource
 from specinfer.model.weights.families import EMBEDDING, open_weights
-from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob, Features
+from speculator_svc.drafters.checkpoint import load_trained
 from speculator_svc.drafters.ssm import growth_task, runner_options, shape_of
 
 log = logging.getLogger(__name__)
@@ -68,25 +65,15 @@ class EagleDrafter:
             SettingError: naming the bad option.
         """
         shape = shape_of(options)
-        directory = resolve_model(options.model)
-        if not is_draft_checkpoint(directory):
-            raise SettingError("model", options.model, "is no trained EAGLE speculator")
-        target = resolve_model(verifier_of(directory))
-        eagle, config = load_eagle(directory, target), load_config(target)
-        embedding = eagle.embedding
+        trained = load_trained(options, EagleSource)
+        eagle, config, embedding = trained.draft, trained.config, trained.draft.embedding
         if embedding is None:
-            embedding = open_weights(target, config)[EMBEDDING]
+            embedding = open_weights(trained.target, config)[EMBEDDING]
         shape_of_layer = replace(config, layers=1, vocab_size=len(eagle.token_ids), tied_embeddings=False)
         weights = EagleWeights(shape_of_layer, eagle.tensors, embedding, eagle.norm_before_residual)
         runner = EagleRunner.build(weights, runner_options(options))
-        tokenizer = Tokenizer.load(target)
-        description = DrafterDescription(
-            options.model,
-            tokenizer.vocab_size,
-            tokenizer.fingerprint(),
-            config.max_positions,
-            feature_layers=eagle.layers,
-            feature_size=config.hidden_size,
+        description = replace(
+            trained.description, feature_layers=eagle.layers, feature_size=config.hidden_size
         )
         return cls(runner, description, shape, eagle.token_ids)
 

@@ -4,7 +4,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -15,11 +14,12 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.native.build import multiplies_bytes
 from specinfer.model.options import RunnerOptions, holds_blocks
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_draft, verifier_of
+from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint
 from specinfer.sampling import GREEDY
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+from speculator_svc.drafters.checkpoint import load_trained
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class SsmDrafter:
         shape = shape_of(options)
         directory = resolve_model(options.model)
         if is_draft_checkpoint(directory):
-            return cls._trained(directory, options, shape)
+            return cls._trained(options, shape)
         runner = ModelRunner.load(directory, runner_options(options))
         name = f"{options.model}[:{options.layers}]" if options.layers else options.model
         description = DrafterDescription(
@@ -67,16 +67,12 @@ class SsmDrafter:
         return cls(runner, description, shape)
 
     @classmethod
-    def _trained(cls, directory: Path, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
+    def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
         """Loads a trained SSM: a reduced head, the target's embeddings and tokenizer."""
-        target = resolve_model(verifier_of(directory))
-        draft = load_draft(directory, target)
+        trained = load_trained(options, DraftModel)
+        draft = trained.draft
         runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
-        tokenizer = Tokenizer.load(target)
-        description = DrafterDescription(
-            options.model, tokenizer.vocab_size, tokenizer.fingerprint(), runner.config.max_positions
-        )
-        return cls(runner, description, shape, draft.token_ids)
+        return cls(runner, trained.description, shape, draft.token_ids)
 
     @property
     def description(self) -> DrafterDescription:

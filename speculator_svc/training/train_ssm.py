@@ -15,7 +15,7 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_draft, save_draft
+from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_ssm, save_ssm
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report
@@ -88,8 +88,8 @@ def train_ssm(
         raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
     own = _layers("layers", layers, config) or [0, config.layers - 1]
     inserted = _layers("insert", insert, config)
-    pool = [load_draft(path, directory) for path in after or ()]
-    base = load_draft(start, directory) if start is not None else None
+    pool = [load_ssm(path, directory) for path in after or ()]
+    base = load_ssm(start, directory) if start is not None else None
     given = base or (pool[0] if pool else None)
     if given is None and not LABEL_WIDTH <= vocabulary <= config.vocab_size:
         raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
@@ -122,7 +122,7 @@ def train_ssm(
         trained["pool_held_out"] = report
     with deferred_signals():  # a checkpoint is whole or not there
         (out / "config.json").unlink(missing_ok=True)
-        save_draft(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
+        save_ssm(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
         state.unlink()  # finished: whoever trains again begins anew
     console.print(f"saved {out}")
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -21,6 +21,7 @@ from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 
+KIND = "speculators_model_type"
 ALGORITHM = "ssm"
 _OFFSETS = "d2t"
 
@@ -29,6 +30,7 @@ _OFFSETS = "d2t"
 class DraftModel:
     """A trained SSM, put together with its target's embeddings."""
 
+    algorithm: ClassVar[str] = ALGORITHM
     config: ModelConfig
     weights: Mapping[str, torch.Tensor]
     token_ids: torch.Tensor
@@ -48,7 +50,13 @@ def verifier_of(directory: Path) -> str:
     return name
 
 
-def save_draft(
+def algorithm_of(directory: Path) -> str | None:
+    """The `speculators_model_type` of a checkpoint, if it has one."""
+    found: str | None = json.loads((directory / "config.json").read_text()).get(KIND)
+    return found
+
+
+def save_ssm(
     directory: Path,
     tensors: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
@@ -64,7 +72,7 @@ def save_draft(
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["SsmSpeculator"],
-        "speculators_model_type": ALGORITHM,
+        KIND: ALGORITHM,
         "draft_vocab_size": len(token_ids),
         **speculators_config(ALGORITHM, target_directory, target_name, layers),
         "trained": dict(trained),
@@ -109,14 +117,26 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
         )
 
 
-def load_draft(directory: Path, target_directory: Path) -> DraftModel:
+def checked_config(directory: Path, target_directory: Path, algorithm: str) -> dict[str, Any]:
+    """The `config.json` of a checkpoint.
+
+    Raises:
+        IncompatibleError: if it is of another kind, or was trained for another target.
+    """
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    if config.get(KIND) != algorithm:
+        raise IncompatibleError(f"{directory}: {KIND} = {config.get(KIND)!r} is not {algorithm!r}")
+    check_target(config, directory, target_directory)
+    return config
+
+
+def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     """Reads a checkpoint and the embeddings of its target.
 
     Raises:
-        IncompatibleError: if it was trained for another target.
+        IncompatibleError: if it is of another kind, or was trained for another target.
     """
-    config = json.loads((directory / "config.json").read_text())
-    check_target(config, directory, target_directory)
+    config = checked_config(directory, target_directory, ALGORITHM)
     target = load_config(target_directory)
     target_weights = open_weights(target_directory, target)
     own = SafetensorsWeights(directory)

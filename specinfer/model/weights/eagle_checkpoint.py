@@ -15,14 +15,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 
-from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import check_target, speculators_config
+from specinfer.model.weights.draft_checkpoint import KIND, checked_config, speculators_config
 from specinfer.model.weights.files import SafetensorsWeights
 
 ALGORITHM = "eagle3"
@@ -34,6 +33,7 @@ _EMBEDDING = "embed_tokens.weight"
 class EagleSource:
     """An EAGLE-3 speculator."""
 
+    algorithm: ClassVar[str] = ALGORITHM
     tensors: Mapping[str, torch.Tensor]
     """`fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
     token_ids: torch.Tensor
@@ -64,7 +64,7 @@ def save_eagle(
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": ALGORITHM,
+        KIND: ALGORITHM,
         "draft_vocab_size": len(eagle.token_ids),
         "norm_before_residual": eagle.norm_before_residual,
         "eagle_aux_hidden_state_layer_ids": list(eagle.layers),
@@ -80,11 +80,7 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     Raises:
         IncompatibleError: if it was trained for another target, or is of another kind.
     """
-    config = json.loads((directory / "config.json").read_text())
-    if config.get("speculators_model_type") != ALGORITHM:
-        kind = config.get("speculators_model_type")
-        raise IncompatibleError(f"{directory}: speculators_model_type = {kind!r} is not {ALGORITHM!r}")
-    check_target(config, directory, target_directory)
+    config = checked_config(directory, target_directory, ALGORITHM)
     target = load_config(target_directory)
     own = SafetensorsWeights(directory)
     tensors = {_named(name): own[name] for name in own if name not in ("d2t", "t2d", _EMBEDDING)}

@@ -1,0 +1,29 @@
+"""Trained speculators of every kind: a checkpoint says of which in `speculators_model_type`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.draft_checkpoint import KIND, DraftModel, algorithm_of, load_ssm
+from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle
+
+Draft: TypeAlias = DraftModel | EagleSource
+
+_LOADERS: dict[str, Callable[[Path, Path], Draft]] = {
+    DraftModel.algorithm: load_ssm,
+    EagleSource.algorithm: load_eagle,
+}
+
+
+def load_draft(directory: Path, target_directory: Path) -> Draft:
+    """Reads a checkpoint of any kind.
+
+    Raises:
+        IncompatibleError: if nothing here reads its kind, or if it was trained for another target.
+    """
+    algorithm = algorithm_of(directory)
+    if algorithm not in _LOADERS:
+        known = ", ".join(_LOADERS)
+        raise IncompatibleError(f"{directory}: {KIND} = {algorithm!r} must be one of {known}")
+    return _LOADERS[algorithm](directory, target_directory)

@@ -1,0 +1,51 @@
+"""Checkpoints of every kind are read by what they say they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.drafts import load_draft
+from specinfer.model.weights.eagle_checkpoint import EagleSource, save_eagle
+from speculator_svc.drafters import DrafterOptions, make_drafter
+from speculator_svc.training.eagle_student import starting_tensors
+from tests.tiny_models import tiny_transformers
+
+
+@pytest.fixture(scope="module")
+def eagle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(checkpoint, target)"""
+    directory, model = tmp_path_factory.mktemp("eagle"), tiny_transformers("llama")
+    model.save_pretrained(directory / "target")
+    ids = torch.arange(40)
+    tensors = starting_tensors(from_transformers(model.config), model.state_dict(), 1, ids)
+    target = directory / "target"
+    save_eagle(directory / "draft", EagleSource(tensors, ids, (3,)), target, str(target), {})
+    return directory / "draft", target
+
+
+def test_a_checkpoint_is_read_as_what_it_says_it_is(eagle: tuple[Path, Path]) -> None:
+    draft = load_draft(*eagle)
+    assert isinstance(draft, EagleSource)
+    assert draft.layers == (3,)
+
+
+def test_an_unknown_kind_is_named(eagle: tuple[Path, Path]) -> None:
+    config = eagle[0] / "config.json"
+    before = config.read_text()
+    config.write_text(json.dumps(json.loads(before) | {"speculators_model_type": "crystal"}))
+    with pytest.raises(IncompatibleError, match="speculators_model_type = 'crystal' must be one of ssm, "):
+        load_draft(*eagle)
+    config.write_text(before)
+
+
+def test_a_drafter_says_which_kind_it_reads(eagle: tuple[Path, Path]) -> None:
+    options = DrafterOptions(model=str(eagle[0]))
+    with pytest.raises(SettingError, match="has speculators_model_type = 'eagle3', this drafter reads 'ssm'"):
+        make_drafter("ssm", options)
+    options = DrafterOptions(model=str(eagle[1]))
+    with pytest.raises(SettingError, match=r"is no trained speculator \(speculators_model_type = 'eagle3'\)"):
+        make_drafter("eagle", options)
