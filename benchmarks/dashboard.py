@@ -21,7 +21,7 @@ from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.cli.speculators import default_speculators
-from specinfer.client import GatewayClient
+from specinfer.client import AsyncClient
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
@@ -76,15 +76,13 @@ def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child
 async def work(address: str, speed: float) -> None:
     """Every phase with prompts of its own until its time is over."""
     prompts = read_prompts()
-    async with GatewayClient(address) as client:
+    async with AsyncClient(address) as client:
         for clients, seconds in PHASES:
             typer.echo(f"{clients} clients for {seconds / speed:.0f} s")
             await phase(client, prompts, clients, seconds / speed)
 
 
-async def phase(
-    client: GatewayClient, prompts: Sequence[Sequence[int]], clients: int, seconds: float
-) -> None:
+async def phase(client: AsyncClient, prompts: Sequence[Sequence[int]], clients: int, seconds: float) -> None:
     """So many clients, each with one request at a time, for so long; those that run then are finished."""
     load = Load(1, generation_pb2.SPECULATION_UNSPECIFIED, new_tokens=64)
     stop = time.monotonic() + seconds

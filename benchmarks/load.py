@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.client import Answer, GatewayClient
+from specinfer.client import Answer, AsyncClient
 from specinfer.v1 import common_pb2, generation_pb2
 
 
@@ -23,7 +23,7 @@ class Load:
 
 
 async def generate_all(
-    client: GatewayClient,
+    client: AsyncClient,
     prompts: Sequence[Sequence[int]],
     load: Load,
     drained: asyncio.Event | None = None,
@@ -61,7 +61,7 @@ def _seed(prompt: Sequence[int]) -> int:
 
 
 async def sustained(
-    client: GatewayClient, prompts: Sequence[Sequence[int]], load: Load
+    client: AsyncClient, prompts: Sequence[Sequence[int]], load: Load
 ) -> tuple[list[Answer], float]:
     """Answers, and the tokens per second while `batch` requests were running.
 

@@ -24,7 +24,7 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
-from specinfer.client import Answer, GatewayClient, acceptance_length
+from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import generation_pb2
 
@@ -131,7 +131,7 @@ async def _measure(
     if not size:
         modes[SEQUENCE] = generation_pb2.SPECULATION_SEQUENCE
     measured: dict[str, Measured] = defaultdict(Measured)
-    client = GatewayClient(system.address)
+    client = AsyncClient(system.address)
     try:
         await _warm_up(client, prompts, batch)
         for turn, part in enumerate(_parts(prompts, batch)):
@@ -146,7 +146,7 @@ async def _measure(
     return report, _pass_ms((system.logs / "verifier.log").read_text())
 
 
-async def _warm_up(client: GatewayClient, prompts: Sequence[Prompt], batch: int) -> None:
+async def _warm_up(client: AsyncClient, prompts: Sequence[Prompt], batch: int) -> None:
     """Reads every prompt once, so that all modes find it in the cache, and drafts, to teach the planner."""
     tokens = [prompt.tokens for prompt in prompts]
     await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
@@ -161,9 +161,7 @@ def _parts(prompts: Sequence[Prompt], batch: int) -> list[list[tuple[int, ...]]]
     return [[tokens[(turn * batch + i) % len(tokens)] for i in range(2 * batch)] for turn in range(3)]
 
 
-async def _run(
-    client: GatewayClient, prompts: list[tuple[int, ...]], load: Load
-) -> tuple[float, list[Answer]]:
+async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) -> tuple[float, list[Answer]]:
     """Tokens per second behind the first message, or while a batch is full."""
     if load.batch == 1:
         (answer,) = await generate_all(client, prompts, load)

@@ -122,6 +122,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {
             "specinfer.errors",
             "specinfer.service.channel",
+            "specinfer.service.loop_thread",
             "specinfer.service.tls",
             "specinfer.wire.status",
             "specinfer.v1",
@@ -130,7 +131,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"grpc"},
     ),
     "specinfer.client.resume": (
-        {"specinfer.client.errors", "specinfer.client.failure", "specinfer.v1"},
+        {*(f"specinfer.client.{name}" for name in ("errors", "failure", "summary")), "specinfer.v1"},
         set(),
     ),
     "specinfer.speculators": (

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.client import Answer, GatewayClient, acceptance_length
+from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
 TURNS = 5
@@ -129,7 +129,7 @@ def part_of(prompts: Sequence[Prompt], turn: int, batch: int) -> list[Prompt]:
 
 async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
     """Reads all prompts once, so that every mode finds them in the verifier's cache."""
-    client = GatewayClient(address)
+    client = AsyncClient(address)
     try:
         tokens = [prompt.tokens for prompt in prompts]
         await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
@@ -139,7 +139,7 @@ async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
 
 async def _run(address: str, prompts: Sequence[Prompt], load: Load, measured: Measured) -> None:
     """One mode's turn."""
-    client = GatewayClient(address)
+    client = AsyncClient(address)
     tokens = [prompt.tokens for prompt in prompts]
     try:
         await generate_all(client, tokens[: load.batch], replace(load, new_tokens=FIRST_TOKENS))

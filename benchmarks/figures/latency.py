@@ -11,7 +11,7 @@ from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.speculators import Flags
-from specinfer.client import GatewayClient, acceptance_length
+from specinfer.client import AsyncClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
 INCREMENTAL, SEQUENCE, TREE = "incremental", "sequence", "tree"
@@ -80,7 +80,7 @@ async def _by_batch(
     say: Callable[[str], None],
     keep: Callable[[int, ByMode], None],
 ) -> None:
-    client = GatewayClient(address)
+    client = AsyncClient(address)
     try:
         say("reading prompts")
         reading = Load(max(setup.batches), generation_pb2.SPECULATION_OFF, 1)
@@ -98,7 +98,7 @@ async def _by_batch(
         await client.close()
 
 
-async def _turn(client: GatewayClient, prompts: Sequence[Sequence[int]], load: Load, turns: Turns) -> None:
+async def _turn(client: AsyncClient, prompts: Sequence[Sequence[int]], load: Load, turns: Turns) -> None:
     await generate_all(client, prompts[: load.batch], replace(load, new_tokens=_FIRST_TOKENS))
     answers, rate = await sustained(client, prompts, load)
     turns.latency_ms.append(1000 * load.batch / rate)

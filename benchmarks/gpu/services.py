@@ -18,7 +18,7 @@ from benchmarks.synthetic.histogram import AcceptanceHistogram, mark, measured
 from benchmarks.synthetic.rule import HISTOGRAM_VARIABLE
 from specinfer.cli.local import LocalOptions, LocalSystem
 from specinfer.cli.speculators import Flags
-from specinfer.client import GatewayClient
+from specinfer.client import AsyncClient
 from specinfer.model.options import DTYPES
 from specinfer.v1 import generation_pb2
 
@@ -105,7 +105,7 @@ async def measure_steps(
 ) -> None:
     """Tells `keep` the figures of each mode and batch as soon as they stand."""
     scale, rng = context.scale, np.random.default_rng(0)
-    client = GatewayClient(address)
+    client = AsyncClient(address)
     try:
         for batch in scale.batches:
             prompts = [rng.integers(1, 90, scale.context).tolist() for _ in range(batch)]
@@ -121,7 +121,7 @@ async def measure_steps(
 
 
 async def _steps(
-    client: GatewayClient, prompts: list[list[int]], load: Load, mode: str, context: Context
+    client: AsyncClient, prompts: list[list[int]], load: Load, mode: str, context: Context
 ) -> dict[str, Any]:
     """The second run of the same prompts: they are in the cache then, so that nearly every step decodes."""
     before = await client.status()

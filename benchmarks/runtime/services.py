@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.load import Load, generate_all
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.client import Answer, GatewayClient, acceptance_length
+from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.v1 import generation_pb2
 
 MODES = {"plain": generation_pb2.SPECULATION_OFF, "tree": generation_pb2.SPECULATION_TREE}
@@ -26,7 +26,7 @@ def measure(
 async def _measure(
     address: str, prompts: list[list[int]], batches: Sequence[int], few: int, new_tokens: int
 ) -> dict[str, dict[str, Any]]:
-    client = GatewayClient(address)
+    client = AsyncClient(address)
     found: dict[str, dict[str, Any]] = {}
     try:
         for mode, speculation in MODES.items():

@@ -1,7 +1,6 @@
 """`specinfer attach`: the rest of a request that was begun elsewhere. `specinfer cancel`: its end."""
 
 import asyncio
-from contextlib import aclosing
 from typing import Annotated
 
 import typer
@@ -20,8 +19,7 @@ from specinfer.cli.options import (
     TlsKey,
 )
 from specinfer.cli.show import print_retry, print_way_back
-from specinfer.client import Answer, GatewayClient, Patience, StreamLostError
-from specinfer.client.answer import read_answer
+from specinfer.client import Answer, AsyncClient, Patience, StreamLostError
 from specinfer.prompts import check_text
 
 RequestId = Annotated[str, typer.Argument(help="Id of the request.")]
@@ -45,10 +43,10 @@ def attach(
     print_answer(asyncio.run(_attach(client, request_id, from_token, json_output)), json_output)
 
 
-async def _attach(client: GatewayClient, request_id: str, from_token: int, quiet: bool) -> Answer:
-    async with client, aclosing(client.attach(request_id, from_token)) as items:
+async def _attach(client: AsyncClient, request_id: str, from_token: int, quiet: bool) -> Answer:
+    async with client, client.attach(request_id, from_token) as stream:
         try:
-            return await read_answer(request_id, items, silent if quiet else print_text)
+            return await stream.read(silent if quiet else print_text)
         except StreamLostError as error:
             print_way_back(error)
             raise
@@ -67,6 +65,6 @@ def cancel(
     asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
 
 
-async def _cancel(client: GatewayClient, request_id: str) -> None:
+async def _cancel(client: AsyncClient, request_id: str) -> None:
     async with client:
         await client.cancel(request_id)

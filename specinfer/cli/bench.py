@@ -9,7 +9,7 @@ from statistics import quantiles, stdev
 from time import perf_counter
 from typing import Any
 
-from specinfer.client import Answer, GatewayClient, acceptance_length, make_request
+from specinfer.client import Answer, AsyncClient, acceptance_length
 
 MODES = {"incremental": "off", "sequence": "sequence", "tree": "tree"}
 Advance = Callable[[str], None]
@@ -81,7 +81,7 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(client: GatewayClient, plan: BenchPlan, advance: Advance) -> list[Run]:
+async def run_bench(client: AsyncClient, plan: BenchPlan, advance: Advance) -> list[Run]:
     """Runs every mode at every batch size; `advance(label)` is called after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
@@ -91,7 +91,7 @@ async def run_bench(client: GatewayClient, plan: BenchPlan, advance: Advance) ->
     return [run for batch in plan.batches for run in await _in_turns(client, plan, batch, advance)]
 
 
-async def _in_turns(client: GatewayClient, plan: BenchPlan, batch: int, advance: Advance) -> list[Run]:
+async def _in_turns(client: AsyncClient, plan: BenchPlan, batch: int, advance: Advance) -> list[Run]:
     modes = sorted(plan.modes, key=list(MODES).index)
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     reading = replace(plan, max_new_tokens=1)
@@ -118,7 +118,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 
 
 async def _take_turn(
-    client: GatewayClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
+    client: AsyncClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
     """All these prompts in one mode, `batch` of them at a time."""
     slots = asyncio.Semaphore(batch)
@@ -134,8 +134,8 @@ async def _take_turn(
     return Turn(answers, perf_counter() - started)
 
 
-async def _answer(client: GatewayClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
-    request = make_request(
+async def _answer(client: AsyncClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
+    return await client.generate(
         prompt,
         chat=plan.chat,
         max_new_tokens=plan.max_new_tokens,
@@ -144,7 +144,6 @@ async def _answer(client: GatewayClient, plan: BenchPlan, prompt: str, speculati
         seed=plan.seed,
         ignore_eos=True,
     )
-    return await client.generate(request)
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> Run:

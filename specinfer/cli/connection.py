@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specinfer.client import GatewayClient, Patience, Retry
+from specinfer.client import AsyncClient, Patience, Retry
 from specinfer.service.tls import ClientTls
 
 API_KEY_VARIABLE = "SPECINFER_API_KEY"
@@ -27,13 +27,13 @@ class Connection:
 
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None
-    ) -> GatewayClient:
+    ) -> AsyncClient:
         """A client, which connects on first use.
 
         Raises:
             InvalidInputError: if an address is empty.
         """
-        return GatewayClient(
+        return AsyncClient(
             self.addresses,
             self.api_key,
             self.tls,

@@ -4,7 +4,7 @@ import typer
 
 from specinfer.cli.bench import MODES, BenchPlan, Run, Turn, run_bench, summarise
 from specinfer.cli.show import output, print_runs
-from specinfer.client import Answer, GatewayClient, make_request
+from specinfer.client import Answer, AsyncClient
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -13,7 +13,7 @@ PROMPTS = (
 )
 
 
-async def run_demo(client: GatewayClient, max_new_tokens: int) -> list[Run]:
+async def run_demo(client: AsyncClient, max_new_tokens: int) -> list[Run]:
     """Streams every prompt in every mode to standard output; returns one row per mode."""
     # every mode is to find the prompts in the verifier's cache, not only the later ones
     await run_bench(client, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
@@ -32,11 +32,13 @@ def _heading(text: str) -> None:
     output.print(text, style="bold", markup=False, highlight=False)
 
 
-async def _stream(client: GatewayClient, prompt: str, mode: str, max_new_tokens: int) -> Answer:
-    request = make_request(
-        prompt, chat=True, max_new_tokens=max_new_tokens, temperature=0.0, speculation=MODES[mode]
+async def _stream(client: AsyncClient, prompt: str, mode: str, max_new_tokens: int) -> Answer:
+    answer = await client.generate(
+        prompt,
+        lambda piece: typer.echo(piece, nl=False),
+        max_new_tokens=max_new_tokens,
+        speculation=MODES[mode],
     )
-    answer = await client.generate(request, on_text=lambda piece: typer.echo(piece, nl=False))
     summary = answer.summary
     typer.echo()
     output.print(

@@ -36,7 +36,7 @@ from specinfer.cli.running import gateway
 from specinfer.cli.show import print_answer_line, print_retry, print_way_back
 from specinfer.client import (
     Answer,
-    GatewayClient,
+    AsyncClient,
     Patience,
     StreamLostError,
     make_request,
@@ -105,10 +105,6 @@ def generate(
         refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which starts a gateway of its own")
     else:
         refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
-    if seed is not None and seed < 0:
-        raise InvalidInputError("seed", seed, "must be >= 0")
-    if top_k < 0:
-        raise InvalidInputError("top_k", top_k, "must be >= 0")
     request = make_request(
         _prompt(prompt, prompt_file),
         chat=not raw,
@@ -155,7 +151,7 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate(client: GatewayClient, request: generation_pb2.GenerateRequest, quiet: bool) -> Answer:
+async def _generate(client: AsyncClient, request: generation_pb2.GenerateRequest, quiet: bool) -> Answer:
     async with client:
         try:
             return await client.generate(request, silent if quiet else print_text)
@@ -167,7 +163,7 @@ async def _generate(client: GatewayClient, request: generation_pb2.GenerateReque
             raise
 
 
-async def _cancel(client: GatewayClient, request_id: str) -> None:
+async def _cancel(client: AsyncClient, request_id: str) -> None:
     """Tells the gateway, which would let the request run on for a while in case its client comes back."""
     with suppress(SpecInferError, TimeoutError):
         async with asyncio.timeout(_CANCEL_TIMEOUT_S):

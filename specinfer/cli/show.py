@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from specinfer.cli.bench import Run
-from specinfer.client import Answer, Retry, StreamLostError, acceptance_length
+from specinfer.client import Answer, Retry, StreamLostError
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
@@ -146,14 +146,13 @@ def planner_words(planner: generation_pb2.PlannerState) -> str:
 
 def answer_line(answer: Answer) -> str:
     """What one answer took, and which speculators won steps."""
-    summary, result = answer.summary, answer.to_json()
-    steps, accepted = summary.stats.steps, summary.stats.accepted
+    summary, stats = answer.summary, answer.stats
     parts = [
-        f"{summary.new_tokens} tokens in {steps} steps",
-        f"{acceptance_length(steps, accepted):.2f} tokens/step",
-        *(f"{speculator.name} won {speculator.wins}" for speculator in summary.stats.speculators),
-        result["finish_reason"],
-        *(["typical acceptance: not lossless"] if summary.stats.lossy else []),
+        f"{summary.new_tokens} tokens in {stats.steps} steps",
+        f"{stats.acceptance_length:.2f} tokens/step",
+        *(f"{speculator.name} won {speculator.wins}" for speculator in stats.speculators),
+        answer.finish_reason,
+        *(["typical acceptance: not lossless"] if stats.lossy else []),
     ]
     return ", ".join(parts)
 

@@ -14,7 +14,7 @@ from specinfer.cli.connection import Connection, client_tls
 from specinfer.cli.options import DEFAULT_ADDRESS, Address, ApiKey, TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output, status_table
 from specinfer.cli.watch import Interval, Look, watch_lines, watch_table
-from specinfer.client import GatewayClient
+from specinfer.client import AsyncClient
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 
@@ -79,7 +79,7 @@ async def _watch(connection: Connection, show: Show, interval_s: float, count: i
             await asyncio.sleep(interval_s)
 
 
-async def _look(client: GatewayClient, may_fail: bool) -> Look | UnavailableError:
+async def _look(client: AsyncClient, may_fail: bool) -> Look | UnavailableError:
     try:
         return Look(await client.status(), time.monotonic())
     except UnavailableError as error:

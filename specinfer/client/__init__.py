@@ -1,24 +1,41 @@
-"""The Python client of a gateway, or of several that share a Redis. Loads no model and no torch."""
+"""The Python client of a gateway, or of several that share a Redis. Loads no model, no torch and no numpy."""
 
-from specinfer.client.answer import Answer, acceptance_length
+from specinfer.client.answer import Answer, stats_to_json
+from specinfer.client.async_client import AsyncClient
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
-from specinfer.client.gateway_client import GatewayClient
 from specinfer.client.request import SPECULATION, make_request, new_request_id
 from specinfer.client.resume import Patience, Piece, Retry
+from specinfer.client.stream import AsyncStream
+from specinfer.client.summary import (
+    FinishReason,
+    SpeculationStats,
+    SpeculatorStats,
+    Summary,
+    acceptance_length,
+)
+from specinfer.client.sync_client import Client, Stream
 
 __all__ = [
     "SPECULATION",
     "Answer",
+    "AsyncClient",
+    "AsyncStream",
     "BrokenStreamError",
+    "Client",
     "Failure",
-    "GatewayClient",
+    "FinishReason",
     "Patience",
     "Piece",
     "RequestFailedError",
     "Retry",
+    "SpeculationStats",
+    "SpeculatorStats",
+    "Stream",
     "StreamLostError",
+    "Summary",
     "acceptance_length",
     "make_request",
     "new_request_id",
+    "stats_to_json",
 ]

@@ -1,27 +1,35 @@
-"""One finished request, as whoever asked sees it."""
+"""One request's answer: what has come of it so far, and how it ended."""
 
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specinfer.client.resume import Item, Piece
-from specinfer.v1 import generation_pb2
+from specinfer.client.summary import FinishReason, SpeculationStats, Summary
 
 
 @dataclass(slots=True)
 class Answer:
-    """One finished request."""
+    """The answer of one request; whole once it has a summary."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    summary: generation_pb2.Summary = field(default_factory=generation_pb2.Summary)
+    """Of the tokens, if asked for."""
+    summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
     """From sending to the first token."""
     tpot_s: float = 0.0
     """Mean time per token after the first message."""
     request_id: str = ""
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why it ended; `UNSPECIFIED` until then."""
+        return self.summary.finish_reason
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """What speculation did for it."""
+        return self.summary.stats
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for `--json`."""
@@ -31,56 +39,26 @@ class Answer:
             "text": self.text,
             "token_ids": self.token_ids,
             **({"logprobs": self.logprobs} if self.logprobs else {}),
-            "finish_reason": self.finish_reason,
+            "finish_reason": s.finish_reason.value,
             "prompt_tokens": s.prompt_tokens,
             "new_tokens": s.new_tokens,
             "seed": s.seed,
             "seconds": s.total_seconds,
             "ttft_ms": self.ttft_s * 1000,
             "tpot_ms": self.tpot_s * 1000,
-            "steps": s.stats.steps,
-            "drafted": s.stats.drafted,
-            "accepted": s.stats.accepted,
-            "acceptance_length": acceptance_length(s.stats.steps, s.stats.accepted),
-            "acceptance_histogram": list(s.stats.acceptance_histogram),
-            **({"lossy": True} if s.stats.lossy else {}),
-            "speculators": {
-                x.name: {"drafted": x.drafted, "accepted": x.accepted, "wins": x.wins}
-                for x in s.stats.speculators
-            },
+            **stats_to_json(s.stats),
         }
 
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended, in the words of `FinishReason`: "length", "stop_token", ..."""
-        name = generation_pb2.FinishReason.Name(self.summary.finish_reason)
-        return name.removeprefix("FINISH_REASON_").lower()
 
-
-def acceptance_length(steps: int, accepted: int) -> float:
-    """Tokens per step, the bonus token included."""
-    return 1 + accepted / steps if steps else 0.0
-
-
-async def read_answer(
-    request_id: str, items: AsyncIterator[Item], on_text: Callable[[str], None] = lambda _: None
-) -> Answer:
-    """An answer made of its pieces, with the times at which they came by the performance counter."""
-    answer, first_count = Answer(request_id=request_id), 0
-    started = last = time.perf_counter()
-    async for item in items:
-        if not isinstance(item, Piece):
-            answer.summary = item
-            continue
-        if item.token_ids:
-            last = time.perf_counter()
-            if not answer.token_ids:
-                answer.ttft_s, first_count = last - started, len(item.token_ids)
-        answer.token_ids.extend(item.token_ids)
-        answer.logprobs.extend(item.logprobs)
-        answer.text += item.text
-        if item.text:
-            on_text(item.text)
-    later = len(answer.token_ids) - first_count
-    answer.tpot_s = (last - started - answer.ttft_s) / later if later else 0.0
-    return answer
+def stats_to_json(stats: SpeculationStats) -> dict[str, Any]:
+    """What speculation did, with the tokens per step."""
+    rows = [asdict(row) for row in stats.speculators]
+    return {
+        "steps": stats.steps,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_histogram": list(stats.acceptance_histogram),
+        **({"lossy": True} if stats.lossy else {}),
+        "speculators": {row.pop("name"): row for row in rows},
+    }

@@ -24,7 +24,7 @@ class RequestFailedError(SpecInferError):
 class StreamLostError(UnavailableError):
     """No gateway could be made to go on with a request for as long as the client is patient.
 
-    The request may still run or have ended well: `GatewayClient.attach(request_id, from_token)` goes on
+    The request may still run or have ended well: `AsyncClient.attach(request_id, from_token)` goes on
     with it.
     """
 

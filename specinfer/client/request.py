@@ -1,7 +1,10 @@
-"""Messages of requests."""
+"""Messages of requests, made of plain values."""
 
 import secrets
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypedDict, Unpack
 
+from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2, generation_pb2
 
 SPECULATION = {
@@ -9,6 +12,43 @@ SPECULATION = {
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
     "off": generation_pb2.SPECULATION_OFF,
 }
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+"""A text; a conversation, as mappings with `role` and `content`; or token ids."""
+_WIRE_RANGES = {"max_new_tokens": (-(2**31), 2**31), "priority": (-(2**31), 2**31), "top_k": (0, 2**32)}
+"""Lowest value and first one above the highest that the message can carry."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said about a request beside its prompt. The gateway checks the values."""
+
+    chat: bool
+    """Whether a text is a user's turn, which is the default; else it is continued as it is."""
+    max_new_tokens: int
+    """Most tokens to generate; default 128."""
+    temperature: float
+    """0, the default, is greedy."""
+    top_k: int
+    """Keep the k most probable tokens; 0, the default, keeps all."""
+    top_p: float
+    """Keep the most probable tokens up to this mass; default 1."""
+    seed: int | None
+    """None, the default: drawn at random by the gateway."""
+    speculation: str
+    """"tree" (the default), "sequence" or "off"."""
+    stop: str | Sequence[str]
+    """Generation ends before this, or any of these."""
+    ignore_eos: bool
+    """Go on after the model's own end-of-sequence token."""
+    logprobs: bool
+    """Return the log-probability of every token."""
+    priority: int
+    """Higher runs first; default 0."""
+    request_id: str
+    """Empty, the default: chosen by the client."""
+    deadline_seconds: float | None
+    """After which the request ends with the tokens it has; None, the default: never."""
+    typical_epsilon: float
+    """Threshold of typical acceptance, which is not lossless; 0, the default: lossless."""
 
 
 def new_request_id() -> str:
@@ -16,49 +56,83 @@ def new_request_id() -> str:
     return secrets.token_hex(12)
 
 
-def make_request(
-    prompt: str,
-    *,
-    chat: bool = True,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    speculation: str = "tree",
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | None = None,
-    stop: list[str] | None = None,
-    ignore_eos: bool = False,
-    logprobs: bool = False,
-    request_id: str = "",
-    deadline_seconds: float | None = None,
-    typical_epsilon: float = 0.0,
-) -> generation_pb2.GenerateRequest:
-    """The message of a request; the gateway checks the values.
+def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generation_pb2.GenerateRequest:
+    """The message of a request.
 
-    Args:
-        chat: whether the prompt is a user's turn; else it is continued as it is.
-        speculation: one of `SPECULATION`.
-        seed: None: drawn at random by the gateway.
-        request_id: empty: chosen by the client.
-        deadline_seconds: after which the request ends with the tokens it has.
-        typical_epsilon: threshold of typical acceptance, which is not lossless; 0: lossless.
+    Raises:
+        InvalidInputError: naming an option whose value the message cannot carry.
     """
+    for name, (lowest, end) in _WIRE_RANGES.items():
+        _check_range(name, options.get(name, 0), lowest, end)
+    stop = options.get("stop", ())
     request = generation_pb2.GenerateRequest(
-        request_id=request_id,
-        max_new_tokens=max_new_tokens,
+        request_id=options.get("request_id", ""),
+        max_new_tokens=options.get("max_new_tokens", 128),
         sampling=common_pb2.SamplingParams(
-            temperature=temperature, top_k=top_k, top_p=top_p, typical_epsilon=typical_epsilon
+            temperature=options.get("temperature", 0.0),
+            top_k=options.get("top_k", 0),
+            top_p=options.get("top_p", 1.0),
+            typical_epsilon=options.get("typical_epsilon", 0.0),
         ),
-        stop_strings=stop or [],
-        ignore_eos=ignore_eos,
-        speculation=SPECULATION[speculation],
-        logprobs=logprobs,
-        deadline_seconds=deadline_seconds,
+        stop_strings=[stop] if isinstance(stop, str) else stop,
+        ignore_eos=options.get("ignore_eos", False),
+        priority=options.get("priority", 0),
+        speculation=_speculation(options.get("speculation", "tree")),
+        logprobs=options.get("logprobs", False),
+        deadline_seconds=options.get("deadline_seconds"),
     )
+    seed = options.get("seed")
     if seed is not None:
+        _check_range("seed", seed, 0, 2**64)
         request.sampling.seed = seed
-    if chat:
-        request.chat.messages.add(role="user", content=prompt)
-    else:
-        request.text = prompt
+    _set_prompt(request, prompt, options.get("chat", True))
     return request
+
+
+def as_request(
+    prompt: Prompt | generation_pb2.GenerateRequest, options: RequestOptions
+) -> generation_pb2.GenerateRequest:
+    """The message of a request, or a copy of the one given; with an id, without which nobody could attach.
+
+    Raises:
+        InvalidInputError: naming an option that the message cannot carry, or given beside a message.
+    """
+    if isinstance(prompt, generation_pb2.GenerateRequest):
+        for name, value in options.items():
+            raise InvalidInputError(name, value, "excludes a ready message: set it there")
+        request = generation_pb2.GenerateRequest()
+        request.CopyFrom(prompt)
+    else:
+        request = make_request(prompt, **options)
+    request.request_id = request.request_id or new_request_id()
+    return request
+
+
+def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, chat: bool) -> None:
+    if isinstance(prompt, str):
+        if chat:
+            request.chat.messages.add(role="user", content=prompt)
+        else:
+            request.text = prompt
+        return
+    kinds = {isinstance(item, Mapping) for item in prompt}
+    if len(kinds) > 1:
+        raise InvalidInputError("prompt", prompt, "must be messages or token ids, not both")
+    for index, item in enumerate(prompt):
+        if isinstance(item, Mapping) and set(item) == {"role", "content"}:
+            request.chat.messages.add(role=item["role"], content=item["content"])
+        elif isinstance(item, int) and 0 <= item < 2**32:
+            request.tokens.ids.append(item)
+        else:
+            raise InvalidInputError(f"prompt[{index}]", item, "must be a token id, or a role and a content")
+
+
+def _speculation(word: str) -> generation_pb2.Speculation:
+    if word not in SPECULATION:
+        raise InvalidInputError("speculation", word, f"must be one of {', '.join(SPECULATION)}")
+    return SPECULATION[word]
+
+
+def _check_range(name: str, value: object, lowest: int, end: int) -> None:
+    if not isinstance(value, int) or not lowest <= value < end:
+        raise InvalidInputError(name, value, f"must be an integer in [{lowest}, {end})")

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
+from specinfer.client.summary import Summary, read_summary
 from specinfer.v1 import generation_pb2
 
 
@@ -29,7 +30,7 @@ class Piece:
     """Of the tokens, if asked for."""
 
 
-Item: TypeAlias = Piece | generation_pb2.Summary
+Item: TypeAlias = Piece | Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Resume:
             piece = Piece(self.position, tuple(reply.token_ids), reply.text, tuple(reply.logprobs))
             items = (piece,)
         if reply.HasField("summary"):
-            items, self.ended = (*items, reply.summary), True
+            items, self.ended = (*items, read_summary(reply.summary)), True
         if items:
             self.position += len(reply.token_ids)
             self._lost_at, self._failures = None, 0

@@ -7,10 +7,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import UnavailableError
-from specinfer.service.settings import MEBIBYTE
 from specinfer.service.tls import ClientTls, channel_credentials
 
-DEFAULT_MAX_MESSAGE = 64 * MEBIBYTE
+DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
 
 
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specinfer.client import GatewayClient, Patience
+from specinfer.client import AsyncClient, Patience
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 from tests.chaos.model_directory import write_model
@@ -37,9 +37,9 @@ def gateways(cluster: LocalCluster) -> list[Pod]:
     return cluster.of("specinfer-gateway")
 
 
-def client_of(pods: list[Pod]) -> GatewayClient:
+def client_of(pods: list[Pod]) -> AsyncClient:
     addresses = [f"{pod.address}:{pod.workload.ports['grpc']}" for pod in pods]
-    return GatewayClient(addresses, patience=Patience(patience_s=120.0, longest_wait_s=0.5))
+    return AsyncClient(addresses, patience=Patience(patience_s=120.0, longest_wait_s=0.5))
 
 
 def greedy_request(prompt: list[int]) -> generation_pb2.GenerateRequest:

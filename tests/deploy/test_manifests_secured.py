@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.client import GatewayClient, RequestFailedError
+from specinfer.client import AsyncClient, RequestFailedError
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.tls import ClientTls
 from tests.certificates import Authority, Pair
@@ -64,12 +64,12 @@ async def test_who_has_key_and_authority_is_served(secured: tuple[LocalCluster, 
     cluster, secrets = secured
     addresses = [f"{pod.address}:50051" for pod in cluster.of("specinfer-gateway")]
     tls = ClientTls(secrets.public.certificate, server_name="specinfer-gateway")
-    async with GatewayClient(addresses, secrets.key, tls) as client:
+    async with AsyncClient(addresses, secrets.key, tls) as client:
         answer = await client.generate(request_for([5, 17, 3], max_new_tokens=20, ignore_eos=True))
         assert len(answer.token_ids) == 20
         known = {row.name for _ in addresses for row in (await client.status()).speculators}
     assert known <= {"ngram", "ssm"}
-    async with GatewayClient(addresses, None, tls) as client:
+    async with AsyncClient(addresses, None, tls) as client:
         with pytest.raises(RequestFailedError, match="UNAUTHENTICATED"):
             await client.generate(request_for([5, 17, 3], max_new_tokens=20))
 

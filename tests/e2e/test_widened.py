@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.client import GatewayClient
+from specinfer.client import AsyncClient
 from specinfer.hub.widen import widen
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
@@ -31,7 +31,7 @@ async def test_a_widened_model_gives_the_originals_text_with_its_speculators(
         sampling=common_pb2.SamplingParams(temperature=0),
     )
     with LocalSystem(LocalOptions(model=str(wide), dtype="float32")) as system:
-        async with GatewayClient(system.address) as client:
+        async with AsyncClient(system.address) as client:
             answer = await client.generate(request)
     original = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32)
     logits = reference_logits(original, [*prompt, *answer.token_ids])

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from contextlib import aclosing
 from dataclasses import replace
 
 import grpc
@@ -10,8 +9,8 @@ import pytest
 
 from specinfer.cli.processes import free_ports
 from specinfer.client import (
+    AsyncClient,
     BrokenStreamError,
-    GatewayClient,
     Patience,
     Piece,
     RequestFailedError,
@@ -31,25 +30,22 @@ POINTS = [0, 1, 17, len(TOKENS) - 1, len(TOKENS)]
 """Replies before a fault: none, one, some, all but one, all but the summary."""
 
 
-def client_of(*gateways: FakeGateway, **options: object) -> GatewayClient:
+def client_of(*gateways: FakeGateway, **options: object) -> AsyncClient:
     given = {"patience": PATIENCE, **options}
-    return GatewayClient([gateway.address for gateway in gateways], **given)  # type: ignore[arg-type]
+    return AsyncClient([gateway.address for gateway in gateways], **given)  # type: ignore[arg-type]
 
 
-async def check_whole(client: GatewayClient) -> None:
+async def check_whole(client: AsyncClient) -> None:
     """An answer is the undisturbed one, and its pieces say where they belong."""
     pieces: list[Piece] = []
-    summaries: list[generation_pb2.Summary] = []
-    async with aclosing(client.stream(REQUEST)) as items:
-        async for item in items:
-            if isinstance(item, Piece):
-                assert item.position == sum(len(piece.token_ids) for piece in pieces)
-                pieces.append(item)
-            else:
-                summaries.append(item)
+    async with client.stream(REQUEST) as stream:
+        async for piece in stream:
+            assert piece.position == sum(len(piece.token_ids) for piece in pieces)
+            pieces.append(piece)
     assert tuple(t for piece in pieces for t in piece.token_ids) == TOKENS
     assert "".join(piece.text for piece in pieces) == TEXT
-    assert [summary.new_tokens for summary in summaries] == [len(TOKENS)]
+    assert tuple(stream.answer.token_ids) == TOKENS
+    assert stream.answer.summary.new_tokens == len(TOKENS)
 
 
 FAULTS = {
@@ -89,7 +85,7 @@ async def test_every_gateway_dies_again_and_again_and_comes_back() -> None:
     retries: list[Retry] = []
     addresses = [f"127.0.0.1:{port}" for port in ports]
     try:
-        async with GatewayClient(addresses, patience=PATIENCE, on_retry=retries.append) as client:
+        async with AsyncClient(addresses, patience=PATIENCE, on_retry=retries.append) as client:
             await check_whole(client)
     finally:
         for gateway in gateways:
@@ -116,7 +112,7 @@ async def test_connections_that_break_at_any_byte_lose_nothing() -> None:
     async with (
         fake_gateways([]) as (gateway,),
         cutting_proxy(gateway.address, cuts) as address,
-        GatewayClient(address, patience=PATIENCE) as client,
+        AsyncClient(address, patience=PATIENCE) as client,
     ):
         while cuts:
             await check_whole(client)
@@ -192,8 +188,8 @@ async def test_patience_ends_with_what_is_needed_to_go_on() -> None:
             await client.generate(REQUEST)
         assert caught.value.from_token == 3
         await gateway.start(gateway.port)
-        items = [item async for item in client.attach(caught.value.request_id, caught.value.from_token)]
-    assert tuple(t for item in items[:-1] if isinstance(item, Piece) for t in item.token_ids) == TOKENS[3:]
+        rest = await client.attach(caught.value.request_id, caught.value.from_token).read()
+    assert tuple(rest.token_ids) == TOKENS[3:]
     assert gateway.calls[-1].request_id == gateway.calls[0].request_id
 
 
@@ -255,16 +251,16 @@ async def test_closing_the_client_ends_its_streams_with_an_error() -> None:
 @pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
 def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        GatewayClient("127.0.0.1:1", key)
+        AsyncClient("127.0.0.1:1", key)
     assert str(caught.value) == "api_key = '...': must be printable ASCII"
 
 
 @pytest.mark.parametrize("addresses", ["", "a:1,,b:2", [], ["a:1", ""]])
 def test_addresses_are_checked(addresses: str | list[str]) -> None:
     with pytest.raises(InvalidInputError, match="address = "):
-        GatewayClient(addresses)
+        AsyncClient(addresses)
 
 
 async def test_attach_takes_a_number_of_tokens() -> None:
     with pytest.raises(InvalidInputError, match="from_token = -1"):
-        await anext(GatewayClient("a:1").attach("r", -1))
+        AsyncClient("a:1").attach("r", -1)

@@ -2,7 +2,7 @@
 
 import random
 
-from specinfer.client import GatewayClient, Patience, Retry
+from specinfer.client import AsyncClient, Patience, Retry
 from tests.cutting_proxy import cutting_proxy
 from tests.oracle import first, greedy
 from tests.system import ScriptedDrafter, request_for, running_system, text_of
@@ -20,7 +20,7 @@ async def test_connections_that_break_at_any_byte_change_nothing(redis_url: str)
     async with (
         running_system(redis_url, {"a": ScriptedDrafter(first(1))}, linger_seconds=10.0) as system,
         cutting_proxy(system.address, cuts) as address,
-        GatewayClient(address, patience=PATIENCE, on_retry=retries.append) as client,
+        AsyncClient(address, patience=PATIENCE, on_retry=retries.append) as client,
     ):
         number = 0
         while cuts:

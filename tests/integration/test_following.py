@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from gateway.settings import GatewaySettings
 from gateway.traces import RequestTraces
-from specinfer.client import GatewayClient, make_request
+from specinfer.client import AsyncClient, make_request
 from specinfer.errors import SettingError
 from specinfer.service.logs import make_formatter
 from specinfer.service.tracing import Tracer, open_tracer
@@ -90,7 +90,7 @@ async def test_a_trace_goes_from_the_client_through_all_services(
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
     async with traced_system(redis_url) as (system, exporter):
         request = make_request("abc", chat=False, max_new_tokens=9, ignore_eos=True, request_id="mine")
-        async with GatewayClient(system.address, traceparent=f"00-{trace_id}-{caller}-01") as client:
+        async with AsyncClient(system.address, traceparent=f"00-{trace_id}-{caller}-01") as client:
             await client.generate(request)
         await system.tokens(PROMPT)  # not traced: nobody says so, and the ratio is 0
         await until(lambda: bool(named(exporter, "request")))

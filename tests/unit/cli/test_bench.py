@@ -1,38 +1,34 @@
 """How modes take turns, and what is made of their times."""
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from specinfer.cli.bench import BenchPlan, Turn, parts, run_bench, summarise
-from specinfer.client import Answer, GatewayClient
-from specinfer.v1 import generation_pb2
+from specinfer.client import Answer, AsyncClient
 
 
 class Gateway:
     """Records what it is asked, in order; every answer is the token 7 as often as wanted."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, int]] = []
+        self.asked: list[tuple[str, str, int]] = []
 
-    async def generate(self, request: generation_pb2.GenerateRequest) -> Answer:
-        self.asked.append((request.text, request.speculation, request.max_new_tokens))
-        return Answer(token_ids=[7] * request.max_new_tokens)
+    async def generate(self, prompt: str, **options: Any) -> Answer:
+        assert not options["chat"]
+        self.asked.append((prompt, options["speculation"], options["max_new_tokens"]))
+        return Answer(token_ids=[7] * options["max_new_tokens"])
 
 
-OFF, SEQUENCE, TREE = (
-    generation_pb2.SPECULATION_OFF,
-    generation_pb2.SPECULATION_SEQUENCE,
-    generation_pb2.SPECULATION_TREE,
-)
+OFF, SEQUENCE, TREE = "off", "sequence", "tree"
 
 
 async def test_modes_take_turns_prompt_by_prompt_over_prompts_that_were_read() -> None:
     gateway = Gateway()
     labels: list[str] = []
     plan = BenchPlan(("a", "b", "c"), ("tree", "sequence", "incremental"), (1,), 5, 0.0, chat=False)
-    runs = await run_bench(cast(GatewayClient, gateway), plan, labels.append)
+    runs = await run_bench(cast(AsyncClient, gateway), plan, labels.append)
     warm_up, *asked = gateway.asked
     assert warm_up == ("a", TREE, 5)
     orders = [(OFF, SEQUENCE, TREE), (TREE, SEQUENCE, OFF), (OFF, SEQUENCE, TREE)]

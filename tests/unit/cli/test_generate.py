@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from specinfer.cli import generate
-from specinfer.client import GatewayClient, make_request
+from specinfer.client import AsyncClient, make_request
 from specinfer.errors import NotFoundError
 
 
@@ -43,6 +43,6 @@ def test_the_request_is_cancelled_where_a_signal_comes_while_a_word_is_printed(
     gateway = Gateway()
     with pytest.raises(type(ending)):
         asyncio.run(
-            generate._generate(cast(GatewayClient, gateway), make_request("hi", request_id="r"), quiet=False)
+            generate._generate(cast(AsyncClient, gateway), make_request("hi", request_id="r"), quiet=False)
         )
     assert gateway.cancelled == ["r"]

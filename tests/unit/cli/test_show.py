@@ -12,16 +12,14 @@ from rich.console import Console
 from specinfer.cli import demo, show
 from specinfer.cli.bench import Run, Turn, summarise
 from specinfer.cli.show import answer_line, planner_words, print_runs, status_table
-from specinfer.client import Answer, GatewayClient
+from specinfer.client import Answer, AsyncClient, FinishReason, SpeculationStats, SpeculatorStats, Summary
 from specinfer.v1 import generation_pb2
 
 
 def test_an_answer_says_who_won_its_steps() -> None:
-    stats = generation_pb2.SpeculationStats(steps=10, drafted=30, accepted=15)
-    stats.speculators.add(name="ngram", wins=3)
-    stats.speculators.add(name="ssm", wins=6)
-    finish = generation_pb2.FINISH_REASON_LENGTH
-    answer = Answer(summary=generation_pb2.Summary(finish_reason=finish, new_tokens=25, stats=stats))
+    speculators = (SpeculatorStats("ngram", wins=3), SpeculatorStats("ssm", wins=6))
+    stats = SpeculationStats(steps=10, drafted=30, accepted=15, speculators=speculators)
+    answer = Answer(summary=Summary(FinishReason.LENGTH, new_tokens=25, stats=stats))
     assert answer_line(answer) == "25 tokens in 10 steps, 2.50 tokens/step, ngram won 3, ssm won 6, length"
 
 
@@ -59,18 +57,17 @@ def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
 
     class Gateway:
         async def generate(
-            self, request: generation_pb2.GenerateRequest, on_text: Callable[[str], None] = str
+            self, prompt: str, on_text: Callable[[str], None] = str, **options: object
         ) -> Answer:
             for piece in ("An [answer] ", "of two lines\n", "and `code`."):
                 on_text(piece)
-            summary = generation_pb2.Summary(total_seconds=1.0, new_tokens=3)
-            return Answer(token_ids=[1, 2, 3], summary=summary)
+            return Answer(token_ids=[1, 2, 3], summary=Summary(total_seconds=1.0, new_tokens=3))
 
     # a console keeps the width that the environment named when it was made, which was in another test
     narrow = Console(width=width)
     monkeypatch.setattr(show, "output", narrow)
     monkeypatch.setattr(demo, "output", narrow)
-    demo.print_demo(asyncio.run(demo.run_demo(cast(GatewayClient, Gateway()), 3)))
+    demo.print_demo(asyncio.run(demo.run_demo(cast(AsyncClient, Gateway()), 3)))
     text, errors = capsys.readouterr()
     assert errors == ""
     assert "\x1b" not in text

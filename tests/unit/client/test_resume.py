@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.client import BrokenStreamError, Failure, Patience, Piece, RequestFailedError, StreamLostError
+from specinfer.client import (
+    BrokenStreamError,
+    Failure,
+    Patience,
+    Piece,
+    RequestFailedError,
+    StreamLostError,
+    Summary,
+)
 from specinfer.client.resume import Item, Resume
 from specinfer.v1 import generation_pb2
 
@@ -118,8 +126,8 @@ def test_what_comes_out_is_the_undisturbed_stream(
         now += attempt.delay_s
         now += machine.failed(AWAY, now).wait_s
     assert joined(items) == (story.tokens, story.text, tuple(-float(t) for t in story.tokens))
-    assert isinstance(items[-1], generation_pb2.Summary)
-    assert [type(item) for item in items].count(generation_pb2.Summary) == 1
+    assert isinstance(items[-1], Summary)
+    assert [type(item) for item in items].count(Summary) == 1
 
 
 @given(stories(), st.lists(st.integers(1, 4), max_size=4), st.data())

@@ -5,22 +5,24 @@ retry.
 """
 
 import asyncio
+import copy
 import random
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
 
-from specinfer.client.answer import Answer, read_answer
+from specinfer.client.answer import Answer
 from specinfer.client.errors import RequestFailedError
 from specinfer.client.failure import CUT_SHORT, Failure
 from specinfer.client.gateways import CLOSED, Gateways, check_addresses, read_addresses
-from specinfer.client.request import new_request_id
+from specinfer.client.metadata import call_metadata
+from specinfer.client.request import Prompt, RequestOptions, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
+from specinfer.client.stream import AsyncStream
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
@@ -31,7 +33,7 @@ _END_TIMEOUT_S = 1.0
 """For the status behind a summary, which needs nobody's work any more."""
 
 
-class GatewayClient:
+class AsyncClient:
     """Talks to the first of some gateways that answers. An async context manager."""
 
     def __init__(
@@ -58,52 +60,63 @@ class GatewayClient:
         """
         read = read_addresses(addresses) if isinstance(addresses, str) else None
         self._gateways = Gateways(read or check_addresses(addresses, addresses), tls)
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if api_key is not None:
-            self._metadata = (("authorization", f"Bearer {_checked(api_key)}"),)
-        if traceparent:
-            self._metadata = (*self._metadata, ("traceparent", _checked_trace(traceparent)))
+        self._metadata = call_metadata(api_key, traceparent)
         self._patience, self._on_retry = patience or Patience(), on_retry
         self._calls: set[_ReplyCall] = set()
 
-    def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[Item, None]:
-        """The pieces of an answer as they come, then its summary.
-
-        A request without an id is given one. Leaving before the end closes the connection, with
-        `contextlib.aclosing` at once.
+    def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
+        """A client for somebody else over the same connections; closing it closes those of all.
 
         Raises:
-            RequestFailedError: if a gateway refused or ended the request.
-            StreamLostError: if no gateway went on with it within the patience.
-            BrokenStreamError: if a gateway left tokens out.
+            InvalidInputError: if the key or the trace context cannot be sent.
         """
-        message = _with_id(request)
-        return self._follow(message, self._resume(message.request_id))
+        other = copy.copy(self)
+        other._metadata = call_metadata(api_key, traceparent)
+        return other
 
-    def attach(self, request_id: str, from_token: int = 0) -> AsyncGenerator[Item, None]:
-        """The rest of a request, from the token after the first `from_token` ones, then its summary.
+    def stream(
+        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
+    ) -> AsyncStream:
+        """The pieces of an answer as they come. Nothing is sent before the first is asked for.
+
+        Args:
+            prompt: or a whole message, then without options.
+
+        Raises:
+            InvalidInputError: naming an option that cannot be sent; what else is wrong the gateway says.
+        """
+        message = as_request(prompt, options)
+        return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
+
+    def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
+        """The rest of a request, from the token after the first `from_token` ones.
+
+        The stream raises RequestFailedError with NOT_FOUND if no gateway knows the request.
 
         Raises:
             InvalidInputError: if `from_token` is no number of tokens.
-            RequestFailedError: NOT_FOUND if no gateway knows it, else as `stream`.
-            StreamLostError, BrokenStreamError: as `stream`.
         """
         if not 0 <= from_token < 2**32:
             raise InvalidInputError("from_token", from_token, "must be in [0, 2**32)")
         message = generation_pb2.GenerateRequest(request_id=request_id)
-        return self._follow(message, self._resume(request_id, from_token))
+        return AsyncStream(request_id, self._follow(message, self._resume(request_id, from_token)))
 
     async def generate(
-        self, request: generation_pb2.GenerateRequest, on_text: Callable[[str], None] = lambda _: None
+        self,
+        prompt: Prompt | generation_pb2.GenerateRequest,
+        on_text: Callable[[str], None] = lambda _: None,
+        **options: Unpack[RequestOptions],
     ) -> Answer:
-        """Streams one request to its end.
+        """The answer to a prompt; `on_text` is told of each piece of its text as it comes.
 
         Raises:
-            RequestFailedError, StreamLostError, BrokenStreamError: as `stream`.
+            InvalidInputError: naming an option that cannot be sent.
+            RequestFailedError: if a gateway refused or ended the request.
+            StreamLostError: if no gateway went on with it within the patience.
+            BrokenStreamError: if a gateway left tokens out.
         """
-        message = _with_id(request)
-        async with aclosing(self.stream(message)) as items:
-            return await read_answer(message.request_id, items, on_text)
+        async with self.stream(prompt, **options) as stream:
+            return await stream.read(on_text)
 
     async def cancel(self, request_id: str) -> None:
         """Stops a running request.
@@ -219,24 +232,3 @@ class GatewayClient:
                     raise RequestFailedError(failure) from error
                 last = UnavailableError(f"gateway at {self._gateways.addresses[index]}: {failure.details}")
         raise last
-
-
-def _checked(api_key: str) -> str:
-    """The key, if it can be sent; errors do not show it."""
-    if not api_key or not api_key.isascii() or not api_key.isprintable():
-        raise InvalidInputError("api_key", "...", "must be printable ASCII")
-    return api_key
-
-
-def _checked_trace(traceparent: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", traceparent):
-        raise InvalidInputError("traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS, in hex")
-    return traceparent
-
-
-def _with_id(request: generation_pb2.GenerateRequest) -> generation_pb2.GenerateRequest:
-    """A copy that has an id, without which nobody could attach."""
-    message = generation_pb2.GenerateRequest()
-    message.CopyFrom(request)
-    message.request_id = request.request_id or new_request_id()
-    return message

@@ -17,8 +17,13 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a coroutine; waits for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """The result of a coroutine; waits for it. What interrupts the waiting, as Ctrl-C does, ends it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # nothing if it has ended by itself
+            raise
 
     def stop(self) -> None:
         """Ends the loop and the thread."""

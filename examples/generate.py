@@ -1,0 +1,8 @@
+"""One prompt, its whole answer, and what speculation did for it."""
+
+from specinfer import Client
+
+with Client("127.0.0.1:50051") as client:
+    answer = client.generate("Why is the sky blue?", max_new_tokens=64)
+    print(answer.text)
+    print(f"{answer.summary.new_tokens} tokens, {answer.stats.acceptance_length:.1f} a step")

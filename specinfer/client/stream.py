@@ -1,0 +1,80 @@
+"""A stream of pieces, and the answer that they make."""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Self
+
+from specinfer.client.answer import Answer
+from specinfer.client.resume import Item, Piece
+
+
+class AsyncStream:
+    """The pieces of one answer as they come: an async iterator, and an async context manager.
+
+    Leaving the context, or `aclose`, closes the connection; the request itself goes on for the gateway's
+    linger time, so that `attach` can take it up. `AsyncClient.cancel` ends it.
+    """
+
+    def __init__(self, request_id: str, items: AsyncGenerator[Item, None]) -> None:
+        self._items = items
+        self._started: float | None = None
+        self._first_count = 0
+        self.answer = Answer(request_id=request_id)
+        """What has come so far; with a summary once the stream has ended."""
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, for `attach` and `cancel`."""
+        return self.answer.request_id
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece.
+
+        Raises:
+            RequestFailedError: if a gateway refused or ended the request.
+            StreamLostError: if no gateway went on with it within the patience.
+            BrokenStreamError: if a gateway left tokens out.
+        """
+        if self._started is None:
+            self._started = time.perf_counter()
+        while True:
+            item = await anext(self._items)
+            if isinstance(item, Piece):
+                self._add(item, time.perf_counter() - self._started)
+                return item
+            self.answer.summary = item
+
+    async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
+        """The answer, read to its end; `on_text` is told of each piece of its text."""
+        async for piece in self:
+            if piece.text:
+                on_text(piece.text)
+        return self.answer
+
+    async def aclose(self) -> None:
+        """Closes the connection."""
+        await self._items.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _add(self, piece: Piece, seconds: float) -> None:
+        """Adds a piece that came so many seconds after the request was sent."""
+        answer = self.answer
+        if piece.token_ids and not answer.token_ids:
+            answer.ttft_s, self._first_count = seconds, len(piece.token_ids)
+        answer.token_ids.extend(piece.token_ids)
+        answer.logprobs.extend(piece.logprobs)
+        answer.text += piece.text
+        later = len(answer.token_ids) - self._first_count
+        if piece.token_ids and later:
+            answer.tpot_s = (seconds - answer.ttft_s) / later

@@ -1,0 +1,113 @@
+"""The client for code without an event loop: `AsyncClient` in a thread of its own."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from specinfer.client.answer import Answer
+from specinfer.client.async_client import AsyncClient
+from specinfer.client.request import Prompt, RequestOptions
+from specinfer.client.resume import Patience, Piece, Retry
+from specinfer.client.stream import AsyncStream
+from specinfer.service.loop_thread import LoopThread
+from specinfer.service.tls import ClientTls
+from specinfer.v1 import generation_pb2
+
+
+class Stream:
+    """The pieces of one answer as they come: an iterator, and a context manager that ends the connection."""
+
+    def __init__(self, stream: AsyncStream, thread: LoopThread) -> None:
+        self._stream, self._thread = stream, thread
+
+    @property
+    def answer(self) -> Answer:
+        """What has come so far; with a summary once the stream has ended."""
+        return self._stream.answer
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, for `attach` and `cancel`."""
+        return self._stream.request_id
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        """The next piece; raises what `AsyncStream` raises."""
+        piece = self._thread.call(self._next())
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._thread.call(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _next(self) -> Piece | None:
+        return await anext(self._stream, None)
+
+
+class Client:
+    """Talks to the first of some gateways that answers. A context manager; threads may share it."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        api_key: str | None = None,
+        tls: ClientTls | None = None,
+        *,
+        patience: Patience | None = None,
+        on_retry: Callable[[Retry], None] = lambda _: None,
+        traceparent: str = "",
+    ) -> None:
+        """As `AsyncClient`; `on_retry` is called in another thread."""
+        self._client = AsyncClient(
+            addresses, api_key, tls, patience=patience, on_retry=on_retry, traceparent=traceparent
+        )
+        self._thread = LoopThread("specinfer-client")
+
+    def stream(
+        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
+    ) -> Stream:
+        """As `AsyncClient.stream`."""
+        return Stream(self._client.stream(prompt, **options), self._thread)
+
+    def attach(self, request_id: str, from_token: int = 0) -> Stream:
+        """As `AsyncClient.attach`."""
+        return Stream(self._client.attach(request_id, from_token), self._thread)
+
+    def generate(
+        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
+    ) -> Answer:
+        """As `AsyncClient.generate`."""
+        return self._thread.call(self._client.generate(prompt, **options))
+
+    def cancel(self, request_id: str) -> None:
+        """As `AsyncClient.cancel`."""
+        self._thread.call(self._client.cancel(request_id))
+
+    def status(self) -> generation_pb2.StatusReply:
+        """As `AsyncClient.status`."""
+        return self._thread.call(self._client.status())
+
+    def close(self) -> None:
+        """Closes all connections and ends the thread, for good."""
+        self._thread.call(self._client.close())
+        self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
