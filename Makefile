@@ -33,7 +33,7 @@ demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m pytest -n logical --dist loadfile
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"

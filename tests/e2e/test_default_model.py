@@ -1,6 +1,7 @@
 """The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
 
-44 evaluation prompts (all sources), different rows in every batch, through the real engines.
+44 prompts (all sources), different rows in every batch, through the real engines. What takes long has every
+third of them, each time others.
 """
 
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ def test_plain_decoding_is_transformers_generate(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
-    for prompt, ours in zip(prompts, plain, strict=True):
+    for prompt, ours in list(zip(prompts, plain, strict=True))[::3]:
         with torch.inference_mode():
             out = model.generate(
                 torch.tensor([prompt]),
@@ -150,15 +151,16 @@ def test_speculation_changes_nothing(
     batch: int,
 ) -> None:
     pool, width = (drafters[1:], 1) if mode == "sequence" else (drafters, None)
-    assert decode(engine, prompts, batch, pool, width) == plain
+    some = slice(1 if mode == "sequence" else 2, None, 3) if batch == 1 else slice(None)
+    assert decode(engine, prompts[some], batch, pool, width) == plain[some]
 
 
 @pytest.mark.parametrize(
-    ("batch", "sampling", "weights", "count"),
+    ("batch", "sampling", "weights", "first"),
     [
-        (1, GREEDY, "converted", None),
-        (8, GREEDY, "native", 16),
-        (8, SamplingParams(temperature=0.8, seed=5), "converted", None),
+        (1, GREEDY, "converted", 0),
+        (8, GREEDY, "native", 1),
+        (8, SamplingParams(temperature=0.8, seed=5), "converted", 2),
     ],
 )
 def test_speculation_changes_nothing_in_bfloat16_either(
@@ -168,7 +170,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
     batch: int,
     sampling: SamplingParams,
     weights: str,
-    count: int | None,
+    first: int,
 ) -> None:
     """Only the native executor promises this: its passes agree bit for bit, whatever is in them. What is
     sampled hangs on seed and position, not on what is proposed."""
@@ -177,7 +179,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
         runner = ModelRunner.load(default_model, options)
     except SettingError as error:
         pytest.skip(str(error))
-    engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[:count]
+    engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[first::3]
     expected = decode(engine, some, 1, sampling=sampling)
     assert decode(engine, some, batch, drafters, sampling=sampling) == expected
 

@@ -227,7 +227,7 @@ def options(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=500, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(1, 3))
 def test_any_pool_follows_the_target(data: st.DataObject, seed: int, size: int, length: int) -> None:
     rng = np.random.default_rng(seed)
@@ -237,7 +237,7 @@ def test_any_pool_follows_the_target(data: st.DataObject, seed: int, size: int, 
     np.testing.assert_allclose(found, exact(targets, length), rtol=0, atol=EXACT)
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(2, 3))
 def test_any_two_requests_of_a_batch_follow_their_targets_independently(
     data: st.DataObject, seed: int, size: int
