@@ -15,7 +15,7 @@ from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
 from gateway.journal import Journal
-from gateway.lane import Shared
+from gateway.lane import Shared, longest_request
 from gateway.metrics import GatewayMetrics
 from gateway.ownership.follower import Follower
 from gateway.ownership.handovers import Handovers
@@ -100,7 +100,8 @@ async def build_gateway(
     try:
         await keeper.start()
         target = lanes.target
-        decoder = RequestDecoder(tokenizer, target.vocab_size, target.max_context_len, target.eos_token_ids)
+        context, longest = target.max_context_len, longest_request(target)
+        decoder = RequestDecoder(tokenizer, target.vocab_size, context, target.eos_token_ids, longest=longest)
         status = StatusReporter(gateway_id, lanes, keeper, target, journal.totals)
         servicer = GenerationServicer(
             desk, decoder, tokenizer, callers, status, journal.metrics.requests.refused

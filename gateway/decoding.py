@@ -19,6 +19,8 @@ from specinfer.wire.sampling_codec import decode_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
 ROLES = ("system", "user", "assistant")
+FILL_CONTEXT = 0
+"""As `max_new_tokens`: as many as there is room for."""
 _NOT_READ_YET = (0,)
 """Stands for the prompt while the other fields are checked, which costs less than tokenizing."""
 
@@ -57,7 +59,12 @@ class RequestDecoder:
         max_context_len: int,
         eos_token_ids: Sequence[int],
         limits: RequestLimits | None = None,
+        *,
+        longest: int | None = None,
     ) -> None:
+        """`longest`: tokens of a request that takes all there is room for, prompt included; None: the
+        context's."""
+        self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
@@ -73,7 +80,11 @@ class RequestDecoder:
             IncompatibleError: for a conversation, if the model has no chat template.
         """
         asked = self._fields(message, caller)
-        request = replace(asked, prompt=tuple(await self._prompt(message)))
+        prompt = tuple(await self._prompt(message))
+        limit = asked.max_new_tokens
+        if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
+            limit = self._room_behind(prompt)
+        request = replace(asked, prompt=prompt, max_new_tokens=limit)
         request.check_against(self._vocab_size, self._max_context_len)
         return request
 
@@ -89,7 +100,7 @@ class RequestDecoder:
         return GenerationRequest(
             request_id=message.request_id or secrets.token_hex(8),
             prompt=_NOT_READ_YET,
-            max_new_tokens=limit,
+            max_new_tokens=limit or 1,  # what fills the context is known behind the prompt
             sampling=decode_sampling(message.sampling, default_seed=secrets.randbits(63)),
             stop_strings=tuple(message.stop_strings),
             stop_token_ids=frozenset([*message.stop_token_ids, *eos]),
@@ -99,6 +110,12 @@ class RequestDecoder:
             caller=caller.name,
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
         )
+
+    def _room_behind(self, prompt: Sequence[int]) -> int:
+        room = self._longest - len(prompt)
+        if room < 1:
+            raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1}")
+        return room
 
     def check_request_id(self, request_id: str) -> None:
         """Checks an id: it becomes part of keys, of errors and of lines in logs.

@@ -236,6 +236,14 @@ def scheduler_limits(
     )
 
 
+def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
+    """Most tokens of a request, prompt included, that a verifier has room for, whatever trees it gets."""
+    if verifier.kv_window_tokens:
+        return verifier.max_context_len
+    whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
+    return min(verifier.max_context_len, whole_blocks - verifier.max_nodes)
+
+
 def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
     """The operator's, or what the verifier's passes allow."""
     return derive_budget(

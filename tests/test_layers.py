@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HOUSES = ("gateway", "verifier_svc", "speculator_svc")
+HOUSES = ("gateway", "http_svc", "verifier_svc", "speculator_svc")
 TORCH = {"torch", "transformers", "safetensors", "gguf"}
 SERVICE = {
     "opentelemetry",
@@ -243,6 +243,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         SERVICE,
     ),
+    "http_svc.bodies": (set(), {"pydantic", "pydantic_core"}),
+    "http_svc.orders": ({f"specinfer.{n}" for n in ("client", "errors", "v1")} | {"http_svc.bodies"}, set()),
+    "http_svc.replies": ({"specinfer.client"}, set()),
+    "http_svc": (
+        {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
+        SERVICE | {"fastapi", "starlette", "uvicorn"},
+    ),
     "speculator_svc.feature_buffer": ({"speculator_svc.drafters"}, {"numpy"}),
     "speculator_svc.training": (
         {
@@ -270,6 +277,7 @@ FORBIDDEN_STDLIB = {
     "specinfer.speculators.service": {"asyncio", "time"},
     "specinfer.integrations.vllm.contexts": {"asyncio", "time"},
     "specinfer.client.resume": {"asyncio", "random", "time"},
+    **{f"http_svc.{name}": {"asyncio", "time"} for name in ("bodies", "errors", "orders", "replies")},
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }
@@ -336,12 +344,13 @@ def test_the_check_notices_what_it_should() -> None:
     assert not violations("gateway.store.connection", {"redis.asyncio", "asyncio"})
 
 
-def test_the_gateway_runs_without_torch() -> None:
+@pytest.mark.parametrize("house", ["gateway", "http_svc"])
+def test_runs_without_torch(house: str) -> None:
     """Not only its own imports: nothing it loads loads torch."""
     import subprocess
     import sys
 
-    code = "import sys, gateway.__main__; sys.exit('torch' in sys.modules)"
+    code = f"import sys, {house}.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gateway.metrics import GatewayMetrics
+from http_svc.metrics import HttpMetrics
 from speculator_svc.metrics import SpeculatorMetrics
 from verifier_svc.metrics import VerifierMetrics
 
@@ -37,11 +38,13 @@ def told(section: str) -> dict[str, frozenset[str]]:
 
 
 def test_the_tables_are_what_services_declare() -> None:
-    gateway, verifier, speculator = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    gateway, verifier, speculator, http = (CollectorRegistry() for _ in range(4))
     GatewayMetrics(gateway)
     VerifierMetrics(verifier)
     SpeculatorMetrics(speculator, ["ngram"])
+    HttpMetrics(http)
     assert told("Metrics of the gateway") == declared(gateway)
     assert told("Metrics of the verifier") == declared(verifier)
     assert told("Metrics of a speculator service") == declared(speculator)
+    assert told("Metrics of the HTTP service") == declared(http)
     assert len(told("Metrics of the gateway")) > 40

@@ -90,6 +90,11 @@ class Failure:
             return any(word in self.details.lower() for word in _TRANSPORT_WORDS)
         return cure is Cure.TRANSIENT
 
+    @property
+    def no_room(self) -> bool:
+        """Whether the gateway has no room for the request, now or ever."""
+        return self.code is _Code.RESOURCE_EXHAUSTED
+
     def __str__(self) -> str:
         return f"{self.details} ({self.code.name})"
 

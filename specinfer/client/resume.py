@@ -39,6 +39,8 @@ class Patience:
 
     patience_s: float = 60.0
     """From the first failure after the last new token; 0: a failure is final."""
+    for_room: bool = True
+    """Whether a full queue or a used-up quota, which says when to come back, is waited for, too."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
 
@@ -152,7 +154,7 @@ class Resume:
             RequestFailedError: if trying again cures nothing.
             StreamLostError: if patience is over.
         """
-        if not failure.transient:
+        if not failure.transient or (failure.no_room and not self._patience.for_room):
             raise RequestFailedError(failure)
         self._lost_at = now if self._lost_at is None else self._lost_at
         left = self._lost_at + self._patience.patience_s - now

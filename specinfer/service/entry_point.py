@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.service.logs import set_up_logs
-from specinfer.service.settings import ServiceSettings, exit_with
+from specinfer.service.settings import ProcessSettings, exit_with
 
 log = logging.getLogger(__name__)
-Settings = TypeVar("Settings", bound=ServiceSettings)
+Settings = TypeVar("Settings", bound=ProcessSettings)
 
 
 def run_service(

@@ -20,8 +20,8 @@ from specinfer.service.tls import ServerTls
 MEBIBYTE = 1024 * 1024
 
 
-class ServiceSettings(BaseSettings):
-    """What every service can be told."""
+class ProcessSettings(BaseSettings):
+    """What every process that serves can be told, whatever it speaks."""
 
     model_config = SettingsConfigDict(
         cli_kebab_case=True,
@@ -32,12 +32,6 @@ class ServiceSettings(BaseSettings):
     )
 
     listen: str = Field("127.0.0.1:50050", description="Address to listen on, host:port.")
-    metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
-    )
-    metrics_host: str = Field(
-        "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0 lets other machines read it."
-    )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe log level."
     )
@@ -49,23 +43,10 @@ class ServiceSettings(BaseSettings):
     log_requests: bool = Field(
         False, description="Write exceptions whole, with what they may quote of prompts and answers."
     )
-    otlp_endpoint: str = Field(
-        "",
-        description="Address of an OpenTelemetry collector (OTLP over gRPC, for example "
-        "http://127.0.0.1:4317) that gets traces; empty for no traces. Needs the extra `tracing`.",
-    )
-    trace_ratio: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
-    )
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
     max_calls: int = Field(
-        4096, ge=1, description="Most calls at once; more are refused with RESOURCE_EXHAUSTED."
+        4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
     )
-    max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
-
     tls_certificate: str = Field(
         "", description="PEM file of the server's certificate; with it the port is TLS, without plaintext."
     )
@@ -80,11 +61,6 @@ class ServiceSettings(BaseSettings):
     def tls(self) -> ServerTls:
         """What the server shows, and whom it serves."""
         return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
-
-    @property
-    def max_message_bytes(self) -> int:
-        """Largest gRPC message accepted, in bytes."""
-        return self.max_message_mebibytes * MEBIBYTE
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
@@ -107,6 +83,34 @@ class ServiceSettings(BaseSettings):
             raise SettingError("arguments", list(argv), str(error)) from error
         settings.tls.check()  # before a model is loaded
         return settings
+
+
+class ServiceSettings(ProcessSettings):
+    """What every gRPC service can be told."""
+
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address of the Prometheus endpoint; 0.0.0.0 lets other machines read it."
+    )
+    otlp_endpoint: str = Field(
+        "",
+        description="Address of an OpenTelemetry collector (OTLP over gRPC, for example "
+        "http://127.0.0.1:4317) that gets traces; empty for no traces. Needs the extra `tracing`.",
+    )
+    trace_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
+    )
+    max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest gRPC message accepted, in bytes."""
+        return self.max_message_mebibytes * MEBIBYTE
 
 
 def as_path(text: str) -> Path | None:

@@ -54,7 +54,7 @@ def base_distributions() -> set[str]:
 def hidden_modules() -> list[str]:
     """Top-level modules of all other distributions."""
     allowed = base_distributions()
-    ours = {"specinfer", "gateway", "verifier_svc", "speculator_svc", "models"}
+    ours = {"specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models"}
     modules = packages_distributions()
     return sorted(
         module

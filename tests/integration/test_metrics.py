@@ -297,7 +297,7 @@ async def test_refused_requests_are_counted_by_status_code(redis_url: str, tmp_p
                 _ = [r async for r in call(message, metadata=[("authorization", f"Bearer {key}")])]
 
         generate, attach = system.stub.Generate, system.stub.Attach
-        for request in (request_for([]), request_for([500]), request_for(PROMPT, max_new_tokens=0)):
+        for request in (request_for([]), request_for([500]), request_for(PROMPT, max_new_tokens=-1)):
             await refuse(generate, request)
         await refuse(generate, request_for(PROMPT, priority=5))
         await refuse(attach, generation_pb2.AttachRequest(request_id="unknown"))

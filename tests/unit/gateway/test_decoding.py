@@ -118,7 +118,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"deadline_seconds": 0.0}, "deadline_seconds = 0.0: must be a finite number > 0"),
     "endless time": ({"deadline_seconds": float("inf")}, "deadline_seconds = inf: must be a finite number"),
     "NaN time": ({"deadline_seconds": float("nan")}, "deadline_seconds = nan: must be a finite number"),
-    "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens = 0: must be positive"),
+    "no new tokens": ({"max_new_tokens": -1}, "max_new_tokens = -1: must be positive"),
     "top_p": ({"sampling": {"top_p": 0.0}}, "top_p = 0.0"),
 }
 
@@ -211,7 +211,7 @@ async def test_long_texts_are_tokenized_beside_the_event_loop_a_few_at_once() ->
 
 async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:
     gate = Gate()  # stays shut: tokenizing would fail
-    message = generation_pb2.GenerateRequest(text="hi", max_new_tokens=0)
-    with pytest.raises(InvalidInputError, match="max_new_tokens = 0"):
+    message = generation_pb2.GenerateRequest(text="hi", max_new_tokens=-1)
+    with pytest.raises(InvalidInputError, match="max_new_tokens = -1"):
         await decoder(gate).decode(message, ANYBODY)
     assert gate.most == 0

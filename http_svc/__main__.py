@@ -1,0 +1,26 @@
+"""Starts the HTTP service: settings -> app -> server."""
+
+from collections.abc import Sequence
+
+from http_svc.app import build_app
+from http_svc.server import HttpServer
+from http_svc.settings import HttpSettings
+from specinfer.service.entry_point import run_service
+from specinfer.service.metrics import service_registry
+
+PROGRAM = "http_svc"
+
+
+async def serve(settings: HttpSettings) -> None:
+    """Serves until signalled."""
+    server = HttpServer(settings, build_app(settings, service_registry()))
+    await server.run_until_signalled()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `python -m http_svc`."""
+    run_service(PROGRAM, HttpSettings, argv, lambda _: "http", serve)
+
+
+if __name__ == "__main__":
+    main()

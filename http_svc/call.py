@@ -1,0 +1,120 @@
+"""The gateway requests of one HTTP call, one for each choice, read side by side."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from specinfer.client import Answer, AsyncClient, AsyncStream, Piece
+from specinfer.errors import SpecInferError
+
+Result = TypeVar("Result")
+_CANCEL_TIMEOUT_S = 3.0
+"""For a gateway to be told that nobody waits for a request any more."""
+
+
+class ClientGoneError(Exception):
+    """Whoever called has hung up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece of one choice, or its end."""
+
+    index: int
+    piece: Piece | None = None
+    """None: the choice has ended."""
+    error: Exception | None = None
+    """Why it has not ended well."""
+
+
+class Call:
+    """Streams that are read at once, in tasks of their own. `close` it."""
+
+    def __init__(self, client: AsyncClient, streams: Sequence[AsyncStream], *, lingers: bool) -> None:
+        """`lingers`: what is not finished when the call is closed may be attached to for a while."""
+        self._client, self._streams, self._lingers = client, streams, lingers
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._running = set(range(len(streams)))
+        self._tasks = [asyncio.create_task(self._read(index)) for index in self._running]
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What has come of each choice."""
+        return [stream.answer for stream in self._streams]
+
+    async def next(self) -> Event | None:
+        """What comes next of any choice; None when all have ended.
+
+        Raises:
+            SpecInferError: if one of them was refused or lost.
+        """
+        if not self._running:
+            return None
+        event = await self._events.get()
+        if event.piece is None:
+            self._running.discard(event.index)
+        if event.error is not None:
+            raise event.error
+        return event
+
+    async def finish(self) -> list[Answer]:
+        """The whole answers.
+
+        Raises:
+            SpecInferError: if one of them was refused or lost.
+        """
+        while await self.next() is not None:
+            pass
+        return self.answers
+
+    async def close(self) -> None:
+        """Ends all connections, and unless they linger the requests that have not ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+        if not self._lingers:
+            left = [self._streams[index].request_id for index in self._running]
+            await asyncio.gather(*map(self._cancel, left))
+
+    async def _read(self, index: int) -> None:
+        try:
+            async for piece in self._streams[index]:
+                self._events.put_nowait(Event(index, piece))
+            self._events.put_nowait(Event(index))
+        except Exception as error:  # noqa: BLE001  whoever takes the events raises it
+            self._events.put_nowait(Event(index, error=error))
+
+    async def _cancel(self, request_id: str) -> None:
+        with suppress(SpecInferError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+                await self._client.cancel(request_id)
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Awaitable[Result]) -> Result:
+    """The result of some work, which ends when the client hangs up.
+
+    Args:
+        receive: ASGI's, of a request whose body was read.
+
+    Raises:
+        ClientGoneError: if it did.
+    """
+    working, gone = asyncio.ensure_future(work), asyncio.create_task(_hung_up(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _hung_up(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,135 @@
+"""Answers calls by asking gateways: one body, its requests, one response. Keeps nothing between calls."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+
+from http_svc.bodies import Body, ChatBody, CompletionBody
+from http_svc.call import Call, ClientGoneError, Event, unless_gone
+from http_svc.errors import ApiError, api_error
+from http_svc.events import EventStream, event_lines, read_event_id
+from http_svc.metrics import HttpMetrics
+from http_svc.models import Models
+from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
+from http_svc.replies import CHAT, COMPLETION, Kind, Shape
+from specinfer.client import AsyncClient, AsyncStream
+from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.v1 import generation_pb2
+
+_CLIENT_GONE = 499
+"""nginx's status for a client that hung up; nobody reads it, but it is counted."""
+
+
+class Door:
+    """Serves `/v1`."""
+
+    def __init__(self, client: AsyncClient, metrics: HttpMetrics) -> None:
+        self._client, self._metrics, self._models = client, metrics, Models()
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        names = chat_names(body)
+        try:
+            requests = chat_requests(body, request.state.request_id)
+            return await self._answer(CHAT, body, request, requests, 1, names)
+        except SpecInferError as error:
+            raise api_error(error, names) from error
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        names = completion_names()
+        try:
+            requests = completion_requests(body, request.state.request_id)
+            prompts = len(requests) // (body.n or 1)
+            return await self._answer(COMPLETION, body, request, requests, prompts, names)
+        except SpecInferError as error:
+            raise api_error(error, names) from error
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        try:
+            found = await self._models.describe(self._caller(request))
+        except SpecInferError as error:
+            raise api_error(error, {}) from error
+        return JSONResponse({"object": "list", "data": [found]})
+
+    async def model(self, name: str, request: Request) -> Response:
+        """`GET /v1/models/NAME`."""
+        caller = self._caller(request)
+        try:
+            await self._models.check(caller, name)
+            return JSONResponse(await self._models.describe(caller))
+        except SpecInferError as error:
+            raise api_error(error, {}) from error
+
+    async def _answer(
+        self,
+        kind: Kind,
+        body: Body,
+        request: Request,
+        requests: Sequence[generation_pb2.GenerateRequest],
+        prompts: int,
+        names: Mapping[str, str],
+    ) -> Response:
+        caller = self._caller(request)
+        await self._models.check(caller, body.model)
+        streams, start = self._open(caller, body, request, requests)
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        shape = Shape(kind, request.state.request_id, body.model, int(time.time()), usage)
+        call = Call(caller, streams, lingers=bool(body.resumable))
+        try:
+            if not body.stream:
+                answers = await unless_gone(request.receive, call.finish())
+                await call.close()
+                return JSONResponse(shape.whole(answers, prompts))
+            first: Event | None = await unless_gone(request.receive, call.next())
+        except ClientGoneError:
+            self._metrics.hung_up.inc()
+            await call.close()
+            return Response(status_code=_CLIENT_GONE)
+        except BaseException:
+            await call.close()
+            raise
+        lines = event_lines(call, first, shape, prompts, start, lambda error: api_error(error, names))
+        return EventStream(lines, call.close, self._metrics.hung_up.inc)
+
+    def _open(
+        self,
+        caller: AsyncClient,
+        body: Body,
+        request: Request,
+        requests: Sequence[generation_pb2.GenerateRequest],
+    ) -> tuple[list[AsyncStream], int | None]:
+        """The streams of a call, and how many tokens of the first one its client has; None where events are
+        to have no ids."""
+        last = request.headers.get("last-event-id")
+        if last is None:
+            return [caller.stream(one) for one in requests], 0 if body.resumable else None
+        if not body.resumable:
+            raise InvalidInputError("Last-Event-ID", last, "only with resumable")
+        request_id, position = read_event_id(last)
+        request.state.request_id = request_id
+        self._metrics.resumed.inc()
+        return [caller.attach(request_id, position)], position
+
+    def _caller(self, request: Request) -> AsyncClient:
+        """A client with the caller's key and trace context.
+
+        Raises:
+            ApiError: 401 if there is an `Authorization` that holds no key.
+        """
+        given = request.headers.get("authorization")
+        trace = request.headers.get("traceparent", "")
+        if given is None:
+            return self._client.for_caller(None, trace)
+        scheme, _, key = given.partition(" ")
+        if (
+            scheme.lower() != "bearer"
+            or not key.isascii()
+            or not key.strip().isprintable()
+            or not key.strip()
+        ):
+            raise ApiError(401, "Authorization: must be `Bearer KEY`", "invalid_api_key", "Authorization")
+        return self._client.for_caller(key.strip(), trace)

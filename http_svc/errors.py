@@ -1,0 +1,143 @@
+"""Errors in the shape of OpenAI's API, made of gateways' statuses and of bodies that cannot be read.
+
+{"error": {"message": "...", "type": "...", "param": "...", "code": "..."}}
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
+from specinfer.client.failure import Failure
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+
+_Code = grpc.StatusCode
+_STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
+    _Code.INVALID_ARGUMENT: (400, "invalid_value"),
+    _Code.OUT_OF_RANGE: (400, "invalid_value"),
+    _Code.FAILED_PRECONDITION: (400, "incompatible"),
+    _Code.UNAUTHENTICATED: (401, "invalid_api_key"),
+    _Code.PERMISSION_DENIED: (403, "permission_denied"),
+    _Code.NOT_FOUND: (404, "not_found"),
+    _Code.ALREADY_EXISTS: (409, "already_exists"),
+    _Code.RESOURCE_EXHAUSTED: (429, "rate_limit_exceeded"),
+    _Code.UNAVAILABLE: (503, "unavailable"),
+    _Code.ABORTED: (503, "unavailable"),
+    _Code.CANCELLED: (503, "unavailable"),
+    _Code.DEADLINE_EXCEEDED: (504, "timeout"),
+}
+"""What is not here is 500."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+}
+"""Codes by pydantic's type of error; others are `invalid_value`."""
+_UNION_PART = re.compile(r"str|int|(?:list|function-after)\[.*")
+"""How pydantic names the branches of a union, which are no fields."""
+
+
+class ApiError(HTTPException):
+    """What a caller gets instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+        super().__init__(status, message, headers)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.content = {
+            "error": {
+                "message": message,
+                "type": _TYPES.get(status, kind),
+                "param": param,
+                "code": code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse(self.content, self.status_code, self.headers)
+
+
+def invalid_body(errors: Sequence[Any]) -> ApiError:
+    """The error of a body, from what pydantic or FastAPI say of it: of the field that lies deepest, where a
+    value could have been one of several things."""
+    first = max(errors, key=lambda error: len(error["loc"]))
+    kind, param = first["type"], _param_of(first)
+    if kind == "json_invalid":
+        return ApiError(400, f"body: no JSON: {first['ctx']['error']}", "invalid_json")
+    if not param:
+        return ApiError(400, "body: must be a JSON object, sent as application/json", "invalid_json")
+    same = [error["msg"] for error in errors if _param_of(error) == param]
+    why = "unknown field" if kind == "extra_forbidden" else "; or ".join(dict.fromkeys(same))
+    if kind == "missing":
+        message = f"{param}: needed"
+    elif "ctx" in first and "field" in first["ctx"]:
+        message = why
+    else:
+        message = str(InvalidInputError(param, first["input"], why))
+    return ApiError(400, message, _CODES.get(kind, "invalid_value"), param)
+
+
+def _param_of(error: Any) -> str:
+    """The field that an error is about, as `messages[0].role`; empty for the body itself."""
+    named = error.get("ctx", {}).get("field")
+    if named:
+        return str(named)
+    path = ""
+    for part in error["loc"][1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not _UNION_PART.fullmatch(part):
+            path += f".{part}" if path else part
+    return path
+
+
+def api_error(error: SpecInferError, names: Mapping[str, str]) -> ApiError:
+    """The error of a call that a gateway refused or lost.
+
+    Args:
+        names: of the gateway's fields -> what the caller calls them.
+    """
+    if isinstance(error, (RequestFailedError, StreamLostError)):
+        return _of_failure(error.failure, names)
+    if isinstance(error, InvalidInputError):
+        message, param = _renamed(str(error), names)
+        return ApiError(400, message, "invalid_value", param)
+    if isinstance(error, UnavailableError):
+        return ApiError(503, str(error), "unavailable", retry_after_s=error.retry_after_s)
+    assert isinstance(error, BrokenStreamError), error
+    return ApiError(502, str(error), "broken_stream")
+
+
+def _of_failure(failure: Failure, names: Mapping[str, str]) -> ApiError:
+    status, code = _STATUS.get(failure.code, (500, "internal_error"))
+    message, param = _renamed(failure.details or failure.code.name, names)
+    if " + " in (param or "") and "over the context" in message:
+        code = "context_length_exceeded"
+    wait = failure.retry_after_s
+    if status in (429, 503) and wait is None and not failure.hopeless:
+        wait = 1.0
+    return ApiError(status, message, code, param, wait)
+
+
+def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
+    """A message that begins with `FIELD = ` with the caller's name of the field, and that name."""
+    field, mark, rest = message.partition(" = ")
+    if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
+        return message, None
+    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    renamed = re.sub(rf"\b(?:{pattern})\b", lambda found: names[found[0]], field)
+    return f"{renamed} = {rest}", renamed

@@ -1,0 +1,52 @@
+"""Which model is served, as gateways say."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from http_svc.errors import ApiError
+from specinfer.client import AsyncClient
+from specinfer.v1 import generation_pb2
+
+_FRESH_S = 5.0
+"""For so long calls do not ask gateways again."""
+
+
+class Models:
+    """The model, remembered for a few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._asked_at, self._name = clock, 0.0, ""
+
+    async def check(self, client: AsyncClient, name: str) -> None:
+        """Returns if the model of this name is served.
+
+        Raises:
+            ApiError: 404 if it is not.
+            SpecInferError: if no gateway tells.
+        """
+        fresh = self._clock() < self._asked_at + _FRESH_S
+        if name != self._name or not fresh:
+            self._remember(await client.status())
+        if name != self._name:
+            why = f"model = {name!r}: not served here; {self._name!r} is"
+            raise ApiError(404, why, "model_not_found", "model")
+
+    async def describe(self, client: AsyncClient) -> dict[str, Any]:
+        """The model that is served, as OpenAI's API describes models.
+
+        Raises:
+            SpecInferError: if no gateway tells.
+        """
+        status = await client.status()
+        self._remember(status)
+        return {
+            "id": status.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "specinfer",
+            "max_model_len": status.max_context_len,
+        }
+
+    def _remember(self, status: generation_pb2.StatusReply) -> None:
+        self._name, self._asked_at = status.model, self._clock()

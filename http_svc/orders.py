@@ -1,0 +1,98 @@
+"""A body -> the requests that gateways are asked for, one for each choice. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from http_svc.bodies import Body, ChatBody, CompletionBody, Message
+from specinfer.client import make_request
+from specinfer.client.request import Prompt, RequestOptions
+from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
+
+MAX_REQUESTS = 128
+"""Most choices of one call, all prompts together."""
+COMPLETION_TOKENS = 16
+"""`max_tokens` of completions where it is not given, as in OpenAI's API."""
+_FILL_CONTEXT = 0
+"""`max_new_tokens` of the contract: as many as the context has room for."""
+
+
+def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
+    """The requests of a conversation."""
+    turns = [_turn(message) for message in body.messages]
+    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    return _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
+
+
+def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
+    """The requests of one prompt or several.
+
+    Raises:
+        InvalidInputError: if there is no prompt, or if there are too many.
+    """
+    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _requests(body, _prompts(body.prompt), request_id, limit)
+
+
+def chat_names(body: ChatBody) -> dict[str, str]:
+    """What the caller calls the fields that a gateway's errors name."""
+    limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    return {
+        **_NAMES,
+        "max_new_tokens": limit,
+        **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
+    }
+
+
+def completion_names() -> dict[str, str]:
+    """What the caller calls the fields that a gateway's errors name."""
+    return {**_NAMES, "max_new_tokens": "max_tokens", "text": "prompt", "tokens.ids": "prompt"}
+
+
+_NAMES = {"stop_strings": "stop", "request_id": "X-Request-Id"}
+
+
+def _turn(message: Message) -> Mapping[str, str]:
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": "system" if message.role == "developer" else message.role, "content": text}
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidInputError("prompt", given, "must not be empty")
+    tokens = [token for token in given if isinstance(token, int)]
+    return [tokens] if tokens else [prompt for prompt in given if not isinstance(prompt, int)]
+
+
+def _requests(
+    body: Body, prompts: Sequence[Prompt], request_id: str, limit: int
+) -> list[generation_pb2.GenerateRequest]:
+    choices = body.n or 1
+    count = choices * len(prompts)
+    if count > MAX_REQUESTS:
+        raise InvalidInputError("n", count, f"choices of all prompts, at most {MAX_REQUESTS}")
+    found = []
+    for number in range(count):
+        options = _options(body, limit)
+        # one seed would make all choices the same
+        if body.seed is not None:
+            options["seed"] = (body.seed + number % choices) % 2**64
+        options["request_id"] = request_id if count == 1 else f"{request_id}-{number}"
+        found.append(make_request(prompts[number // choices], **options))
+    return found
+
+
+def _options(body: Body, limit: int) -> RequestOptions:
+    options = RequestOptions(
+        max_new_tokens=limit,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        speculation=body.speculation or "tree",
+        chat=isinstance(body, ChatBody),
+    )
+    if body.stop is not None:
+        options["stop"] = body.stop
+    return options

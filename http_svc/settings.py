@@ -1,0 +1,72 @@
+"""Settings of the HTTP service (environment prefix SPECINFER_HTTP_)."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
+from specinfer.service.tls import ClientTls
+
+
+class HttpSettings(ProcessSettings):
+    """The HTTP service speaks OpenAI's API and asks gateways."""
+
+    model_config = SettingsConfigDict(**{**ProcessSettings.model_config, "env_prefix": "SPECINFER_HTTP_"})
+
+    listen: str = Field("127.0.0.1:8000", description="Address to listen on, host:port.")
+    gateways: str = Field(
+        "127.0.0.1:50051",
+        description="Gateways that share a Redis, host:port, separated by commas; the first that answers is "
+        "asked.",
+    )
+    patience_seconds: float = Field(
+        10.0, ge=0, description="Time that a lost gateway is tried again before a call fails."
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose pages may call, separated by commas, for example https://chat.example; "
+        "* for all.",
+    )
+    max_calls: int = Field(4096, ge=1, description="Most calls at once; more are refused with 503.")
+    max_body_mebibytes: int = Field(4, ge=1, le=1024, description="Largest request body; 413 above it.")
+    gateway_tls_ca: str = Field(
+        "", description="PEM file of the authorities of gateways; with it TLS is used."
+    )
+    gateway_tls_certificate: str = Field(
+        "", description="PEM file of this service's certificate for gateways that ask for one."
+    )
+    gateway_tls_key: str = Field("", description="PEM file of that certificate's private key.")
+    gateway_tls_name: str = Field(
+        "", description="Name in the certificates of gateways; empty: the host of each address."
+    )
+
+    @classmethod
+    def load(cls, program: str, argv: Sequence[str]) -> Self:
+        """Reads flags, then the environment, then defaults.
+
+        Raises:
+            SettingError: naming key and value.
+        """
+        settings = super().load(program, argv)
+        settings.gateway_tls.check()
+        return settings
+
+    @property
+    def origins(self) -> list[str]:
+        """The origins whose pages may call."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest request body."""
+        return self.max_body_mebibytes * MEBIBYTE
+
+    @property
+    def gateway_tls(self) -> ClientTls:
+        """How channels to gateways are opened."""
+        ca, certificate, key = map(
+            as_path, (self.gateway_tls_ca, self.gateway_tls_certificate, self.gateway_tls_key)
+        )
+        return ClientTls(ca, certificate, key, self.gateway_tls_name, prefix="gateway_tls")

@@ -1,0 +1,403 @@
+"""What the HTTP service refuses, and how: status, shape, name of the field.
+
+Gateways are real servers that follow a script, so that no model runs.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import openai
+import pytest
+from pydantic import BaseModel
+
+from http_svc.bodies import ChatBody, CompletionBody, Message
+from specinfer.cli.processes import free_ports
+from specinfer.v1 import generation_pb2
+from tests.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
+from tests.http_service import CHAT, COMPLETIONS, HttpService, http_service
+from tests.system import until
+
+Code = grpc.StatusCode
+MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+PROMPTED: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+SHAPE = {"message", "type", "param", "code"}
+JSON = {"Content-Type": "application/json"}
+
+
+@asynccontextmanager
+async def served(*script: Turn, **settings: Any) -> AsyncIterator[tuple[FakeGateway, HttpService]]:
+    """A gateway that follows a script, and an HTTP service that tries nothing again."""
+    async with fake_gateways(script) as (gateway,):
+        gateway.states.append(MODEL)
+        options = {"patience_seconds": 0.0, **settings}
+        async with http_service(gateway.address, **options) as http:
+            yield gateway, http
+
+
+def error_of(reply: Any) -> dict[str, Any]:
+    """The error in an answer, which has OpenAI's shape."""
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == SHAPE
+    return error
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi", **fields}]}
+
+
+DEEP = "[" * 100_000
+BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
+    "model of another type": ({"model": 5}, "model", "model = 5: "),
+    "no messages": ({"messages": []}, "messages", "messages = []: "),
+    "messages as text": ({"messages": "hi"}, "messages", "messages = 'hi': "),
+    "unknown role": (turn(role="tool"), "messages[0].role", "messages[0].role = 'tool': "),
+    "no content": (turn(content=None), "messages[0].content", "messages[0].content = None: "),
+    "lone surrogate": (turn(content="\ud800"), "messages[0].content", "without lone surrogates"),
+    "an image": (
+        turn(content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]),
+        "messages[0].content[1].type",
+        "messages[0].content[1].type = 'image_url': ",
+    ),
+    "unknown field of a message": (turn(weight=1), "messages[0].weight", "unknown field"),
+    "unknown field": ({"best": 1}, "best", "best = 1: unknown field"),
+    "vLLM's": ({"guided_json": {}}, "guided_json", "unknown field"),
+    "n zero": ({"n": 0}, "n", "n = 0: "),
+    "n too large": ({"n": 129}, "n", "n = 129: "),
+    "n as float": ({"n": 1.0}, "n", "n = 1.0: "),
+    "n as bool": ({"n": True}, "n", "n = True: "),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "max_tokens = 0: "),
+    "max_completion_tokens": ({"max_completion_tokens": 2**31}, "max_completion_tokens", "= 2147483648: "),
+    "both limits": ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "give one"),
+    "temperature as text": ({"temperature": "0.5"}, "temperature", "temperature = '0.5': "),
+    "top_p as text": ({"top_p": "1"}, "top_p", "top_p = '1': "),
+    "top_k": ({"top_k": -2}, "top_k", "top_k = -2: "),
+    "seed": ({"seed": 2**64}, "seed", "seed = 18446744073709551616: "),
+    "stop": (
+        {"stop": 5},
+        "stop",
+        "stop = 5: Input should be a valid string; or Input should be a valid list",
+    ),
+    "stops": ({"stop": ["a", 5]}, "stop[1]", "stop[1] = 5: "),
+    "stream": ({"stream": "yes"}, "stream", "stream = 'yes': "),
+    "stream_options": ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
+    "usage": (
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage",
+        "include_usage = 1: ",
+    ),
+    "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
+    "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
+    "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
+    "JSON": ({"response_format": {"type": "json_object"}}, "response_format.type", "'json_object': "),
+    "a schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.type",
+        "'json_schema': ",
+    ),
+}
+BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
+    "prompt": ({"prompt": 5}, "prompt", "prompt = 5: "),
+    "no prompt": ({"prompt": []}, "prompt", "prompt = []: must not be empty"),
+    "negative token": ({"prompt": [5, -1]}, "prompt[1]", "prompt[1] = -1: "),
+    "mixed": ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] = 1: "),
+    "too many choices": (
+        {"prompt": ["a", "b"], "n": 65},
+        "n",
+        "n = 130: choices of all prompts, at most 128",
+    ),
+    "messages": (ASKED, "messages", "unknown field"),
+}
+
+
+async def test_bad_fields_are_named() -> None:
+    async with served() as (gateway, http):
+        for path, good, table in ((CHAT, ASKED, BAD_CHAT), (COMPLETIONS, PROMPTED, BAD_COMPLETION)):
+            for name, (fields, param, words) in table.items():
+                content = json.dumps({**good, **fields})
+                reply = await http.plain.post(path, content=content, headers=JSON)
+                error = error_of(reply)
+                assert (reply.status_code, error["param"]) == (400, param), (name, error)
+                assert error["type"] == "invalid_request_error"
+                assert words in error["message"], (name, error)
+        for missing in ("model", "messages"):
+            reply = await http.plain.post(CHAT, json={k: v for k, v in ASKED.items() if k != missing})
+            error = error_of(reply)
+            assert (error["message"], error["code"]) == (f"{missing}: needed", "missing_required_parameter")
+        assert gateway.calls == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "5", DEEP, '{"a": NaN}', b'{"a": "\xff"}', '{"a": 1' + "0" * 5000 + "}"]
+)
+async def test_a_body_that_is_no_json_object(content: Any) -> None:
+    async with served() as (_, http):
+        reply = await http.plain.post(CHAT, content=content, headers=JSON)
+        assert reply.status_code == 400
+        assert error_of(reply)["message"].startswith(("body: ", "a = nan: unknown", "model: needed"))
+
+
+def unsupported(model: type[BaseModel]) -> list[str]:
+    """Fields that are known only to be refused."""
+    return [name for name, field in model.model_fields.items() if field.annotation is type(None)]
+
+
+async def test_what_is_not_supported_is_refused_by_name() -> None:
+    async with served() as (gateway, http):
+        asked = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
+        asked += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
+        asked += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
+        assert {"logit_bias", "tools", "logprobs", "presence_penalty"} <= {name for *_, name in asked}
+        for path, good, before, name in asked:
+            body = {**good, **(turn(**{name: "x"}) if before else {name: "x"})}
+            reply = await http.plain.post(path, json=body)
+            error = error_of(reply)
+            assert reply.status_code == 400
+            assert (error["param"], error["code"]) == (before + name, "unsupported_parameter")
+            assert error["message"] == f"{before}{name} = 'x': not supported"
+        assert gateway.calls == []
+
+
+async def test_what_asks_for_nothing_is_taken() -> None:
+    """Clients fill in defaults."""
+    defaults: dict[str, Any] = {
+        "n": 1,
+        "stop": None,
+        "seed": None,
+        "top_k": -1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": False,
+        "top_logprobs": None,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "stream_options": None,
+        "store": False,
+        "user": None,
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "metadata": None,
+    }
+    async with served() as (gateway, http):
+        reply = await http.plain.post(CHAT, json={**ASKED, **defaults})
+        assert reply.status_code == 200
+        assert (await http.plain.post(CHAT, json=ASKED)).status_code == 200
+        with_defaults, plain = gateway.calls
+        with_defaults.request_id = plain.request_id = ""
+        assert with_defaults == plain
+        assert plain.sampling.temperature == 1.0
+        done = await http.plain.post(
+            COMPLETIONS, json={**PROMPTED, "best_of": 1, "echo": False, "suffix": ""}
+        )
+        assert done.status_code == 200
+
+
+STATUSES = [
+    (Turn(code=Code.INVALID_ARGUMENT, details="temperature = -1.0: must be"), 400, "temperature", None),
+    (Turn(code=Code.INVALID_ARGUMENT, details="stop_strings = 17: at most 16"), 400, "stop", None),
+    (Turn(code=Code.INVALID_ARGUMENT, details="chat.messages[0].role = 'x'"), 400, "messages[0].role", None),
+    (
+        Turn(code=Code.INVALID_ARGUMENT, details="prompt + max_new_tokens = '7 + 9': over the context of 12"),
+        *(400, "messages + max_completion_tokens", None),
+    ),
+    (Turn(code=Code.FAILED_PRECONDITION, details="the model has no chat template"), 400, None, None),
+    (Turn(code=Code.UNAUTHENTICATED, details="authorization: no such key"), 401, None, None),
+    (Turn(code=Code.PERMISSION_DENIED, details="priority"), 403, None, None),
+    (Turn(code=Code.NOT_FOUND, details="request_id = 'r': no such request"), 404, "X-Request-Id", None),
+    (Turn(code=Code.ALREADY_EXISTS, details="request_id = 'r': in use"), 409, "X-Request-Id", None),
+    (Turn(code=Code.RESOURCE_EXHAUSTED, details="queue full", hint_ms="2300"), 429, None, "3"),
+    (Turn(code=Code.RESOURCE_EXHAUSTED, details="too many calls"), 429, None, "1"),
+    (Turn(code=Code.UNAVAILABLE, details="Redis does not answer", hint_ms="1000"), 503, None, "1"),
+    (Turn(code=Code.UNAVAILABLE, details="it has ended", hint_ms="-1"), 503, None, None),
+    (Turn(code=Code.DEADLINE_EXCEEDED, details="a proxy"), 504, None, None),
+    (Turn(code=Code.INTERNAL, details="a step failed"), 500, None, None),
+    (Turn(raises=True), 500, None, None),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_statuses_of_gateways(stream: bool) -> None:
+    """Whether a stream was asked for or not: it has not begun."""
+    async with served(*(turn_of(case[0]) for case in STATUSES), Turn(skip=3, replies=0)) as (gateway, http):
+        for case, status, param, retry_after in STATUSES:
+            reply = await http.plain.post(CHAT, json={**ASKED, "stream": stream})
+            error = error_of(reply)
+            assert (reply.status_code, error["param"]) == (status, param), error
+            assert reply.headers.get("retry-after") == retry_after
+            assert case.details.rpartition(" = ")[2] in error["message"]
+        reply = await http.plain.post(CHAT, json={**ASKED, "stream": stream})
+        assert (reply.status_code, error_of(reply)["code"]) == (502, "broken_stream")
+        await gateway.stop()
+        reply = await http.plain.post(CHAT, json={**ASKED, "stream": stream})
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+
+
+def turn_of(case: Turn) -> Turn:
+    """The same, before anything was said."""
+    from dataclasses import replace
+
+    return replace(case, replies=0)
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
+    fault = Turn(replies=3, code=Code.INTERNAL, details="a step failed")
+    async with served(fault, fault) as (_, http):
+        reply = await http.plain.post(CHAT, json={**ASKED, "stream": True})
+        *_, last = [line for line in reply.text.splitlines() if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "a step failed"
+        assert "[DONE]" not in reply.text
+        async with http.openai() as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            with pytest.raises(openai.APIError, match="a step failed"):
+                _ = [chunk async for chunk in stream]
+
+
+async def test_a_lost_gateway_is_not_noticed() -> None:
+    """The stream goes on at the next one."""
+    async with fake_gateways([Turn(replies=5, dies=True)], []) as (one, other):
+        one.states.append(MODEL)
+        async with http_service(f"{one.address},{other.address}") as http:
+            reply = await http.plain.post(CHAT, json=ASKED)
+            assert reply.json()["choices"][0]["message"]["content"] == TEXT
+    assert len(other.calls) == 1
+
+
+async def test_models_and_paths_that_do_not_exist() -> None:
+    async with served() as (_, http):
+        reply = await http.plain.post(CHAT, json={**ASKED, "model": "gpt-4"})
+        error = error_of(reply)
+        assert (reply.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
+        assert error["message"] == "model = 'gpt-4': not served here; 'tiny' is"
+        assert (await http.plain.get("/v1/models/gpt-4")).status_code == 404
+        assert error_of(await http.plain.get("/v1/embeddings"))["message"] == "GET /v1/embeddings: Not Found"
+        assert (await http.plain.get(CHAT)).status_code == 405
+
+
+async def test_bounds_are_named() -> None:
+    async with served(Turn(replies=0, hangs=True), max_calls=1, max_body_mebibytes=1) as (gateway, http):
+        running = asyncio.create_task(http.plain.post(CHAT, json=ASKED))
+        await gateway.reached.wait()
+        reply = await http.plain.post(CHAT, json=ASKED)
+        error = error_of(reply)
+        assert (reply.status_code, error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        assert error["message"] == "max_calls = 1: so many calls run"
+        assert (await http.plain.get("/metrics")).status_code == 200
+        running.cancel()
+        await until(lambda: http.metric("calls_running") == 0)
+
+        large = json.dumps(turn(content="x" * 2**20))
+        told = await http.plain.post(CHAT, content=large, headers=JSON)
+
+        async def untold() -> AsyncIterator[bytes]:
+            yield large.encode()
+
+        streamed = await http.plain.post(CHAT, content=untold(), headers=JSON)
+        for reply in (told, streamed):
+            error = error_of(reply)
+            assert (reply.status_code, error["param"]) == (413, "body")
+            assert "at most 1 MiB (max_body_mebibytes)" in error["message"]
+
+
+@pytest.mark.parametrize("identity", ["x" * 201, "sch\u00f6n"])
+async def test_a_request_id_that_cannot_be_one(identity: str) -> None:
+    async with served() as (_, http):
+        headers = {"X-Request-Id": identity.encode("latin-1")}
+        reply = await http.plain.post(CHAT, json=ASKED, headers=headers)
+        assert (reply.status_code, error_of(reply)["param"]) == (400, "X-Request-Id")
+
+
+@pytest.mark.parametrize("last", ["r", "r:", ":5", "r:-1", f"r:{2**32}"])
+async def test_an_event_id_that_is_none(last: str) -> None:
+    async with served() as (_, http):
+        body = {**ASKED, "stream": True, "resumable": True}
+        reply = await http.plain.post(CHAT, json=body, headers={"Last-Event-ID": last})
+        assert (reply.status_code, error_of(reply)["param"]) == (400, "Last-Event-ID")
+        reply = await http.plain.post(CHAT, json=ASKED, headers={"Last-Event-ID": "r:5"})
+        assert "only with resumable" in error_of(reply)["message"]
+
+
+async def test_the_trace_context_and_the_key_are_passed_on() -> None:
+    trace = f"00-{'1' * 32}-{'2' * 16}-01"
+    async with served() as (gateway, http):
+        headers = {"traceparent": trace, "Authorization": "Bearer abc"}
+        assert (await http.plain.post(CHAT, json=ASKED, headers=headers)).status_code == 200
+        row = gateway.metadata[-1]
+        assert (row["traceparent"], row["authorization"]) == (trace, "Bearer abc")
+
+
+async def test_pages_of_chosen_origins_may_call() -> None:
+    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization,content-type"
+    async with served(cors_origins="https://chat.example, https://b.example") as (_, http):
+        allowed = await http.plain.request("OPTIONS", CHAT, headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        refused = await http.plain.post(CHAT, json={}, headers={"Origin": "https://chat.example"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, asked["Origin"])
+        foreign = await http.plain.request("OPTIONS", CHAT, headers={**asked, "Origin": "https://c.example"})
+        assert "access-control-allow-origin" not in foreign.headers
+    async with served() as (_, http):
+        nobody = await http.plain.post(CHAT, json=ASKED, headers={"Origin": "https://chat.example"})
+        assert "access-control-allow-origin" not in nobody.headers
+
+
+async def test_health_follows_the_gateways() -> None:
+    """The gateways that play here have no health service."""
+    async with served() as (gateway, http):
+        reply = await http.plain.get("/health")
+        assert reply.status_code == 503
+        assert error_of(reply)["message"].startswith(f"gateway at {gateway.address}: ")
+
+
+async def start(*flags: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "http_svc", *flags), stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def test_the_process_drains_and_ends_well() -> None:
+    """A stream that runs when SIGTERM comes is finished; new connections are refused."""
+    port = free_ports(1)[0]
+    async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
+        gateway.states.append(MODEL)
+        flags = ("--listen", f"127.0.0.1:{port}", "--gateways", gateway.address, "--drain-seconds", "60")
+        process = await start(*flags)
+        assert process.stderr is not None
+        assert b"serving http" in await process.stderr.readline()
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            await gateway.reached.wait()
+            process.send_signal(signal.SIGTERM)
+            while b"draining" not in await process.stderr.readline():
+                pass
+            await gateway.stop()  # the stream is lost and comes back
+            await gateway.start(gateway.port)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert await process.wait() == 0
+    assert text == TEXT
+
+
+async def test_what_it_cannot_start_with() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for flags, words in [
+            (("--listen", taken), f"listen = '{taken}': Address already in use"),
+            (("--listen", "8000"), "listen = '8000': must be host:port"),
+            (("--gateways", "a:1,,b:2"), "address = 'a:1,,b:2'"),
+            (("--max-calls", "0"), "max_calls = '0'"),
+            (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
+        ]:
+            process = await start(*flags)
+            _, printed = await process.communicate()
+            assert words in printed.decode(), printed
+            assert process.returncode in (1, 2)
+            assert "Traceback" not in printed.decode()
