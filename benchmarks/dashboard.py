@@ -69,7 +69,7 @@ def start_prometheus(directory: Path, ports: dict[str, int], port: int) -> Child
     configuration.write_text(yaml.safe_dump(local_configuration(targets)))
     arguments = command(configuration, directory / "data", port)
     child = Child("prometheus", arguments, directory / "prometheus.log", {})
-    wait_for_port(child, port, timeout_s=30)
+    wait_for_port(child, f"127.0.0.1:{port}", timeout_s=30)
     return child
 
 

@@ -22,6 +22,7 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
     # processes that tests start side by side must not meet at the default ports
     os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
+os.environ.setdefault("SPECINFER_HTTP_LISTEN", "none")  # of `specinfer up`
 torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
 # how long an example takes depends on the machine
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -82,7 +83,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a private server for this session; never one of somebody else: tests empty it."""
     directory, port = tmp_path_factory.mktemp("redis"), free_ports(1)[0]
     child = Child("redis", redis_command(port, directory), directory / "redis.log", {})
-    wait_for_port(child, port, timeout_s=20)
+    wait_for_port(child, f"127.0.0.1:{port}", timeout_s=20)
     yield f"redis://127.0.0.1:{port}/0"
     child.terminate()
     child.join(timeout_s=5)

@@ -51,7 +51,7 @@ class ServingSystem:
         redis, verifier, _ = self._ports
         path, listen = Path(self._directory.name), f"127.0.0.1:{verifier}"
         child = self._start("redis", redis_command(redis, path))
-        wait_for_port(child, redis, _START_S)
+        wait_for_port(child, f"127.0.0.1:{redis}", _START_S)
         program = [sys.executable, "-m", "benchmarks.serving.fixed_verifier"]
         self._start(
             "verifier", [*program, listen, self.setup.model, str(self.setup.step_ms), str(self._steps)]

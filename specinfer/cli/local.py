@@ -16,6 +16,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specinfer.cli.ports import check_http, check_metrics_port
 from specinfer.cli.processes import Child, check_listen_address, free_ports, wait_for_port
 from specinfer.cli.redis_server import (
     check_redis,
@@ -24,7 +25,7 @@ from specinfer.cli.redis_server import (
     redis_url_from_environment,
 )
 from specinfer.cli.speculators import Flags, default_speculators
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
@@ -46,9 +47,6 @@ NO_METRICS = {
 }
 """Switches a service's metrics off, unless the user has set their port."""
 
-DEFAULT_METRICS_PORT = 9464
-"""Of a gateway."""
-
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
@@ -66,6 +64,8 @@ class LocalOptions:
     """By name; None takes those that suit the model."""
     metrics: bool = False
     """Whether the gateway serves metrics, at its default port; the other services do not."""
+    http: str | None = None
+    """Address of the HTTP service; None for no such service."""
 
 
 _TRY_OFTEN = (
@@ -146,7 +146,9 @@ class LocalSystem:
         resolve_model(self._options.model)
         check_listen_address(self.address)
         if self._options.metrics:
-            _check_metrics_port()
+            check_metrics_port()
+        if self._options.http is not None:
+            check_http(self._options.http)
         if self.redis_url:
             check_redis(self.redis_url)
         else:
@@ -177,14 +179,21 @@ class LocalSystem:
         }
         self._spawn("gateway", "gateway", gateway)
         self._wait("gateway", self.address)
+        if self._options.http is not None:
+            self._start_http(self._options.http)
 
     def _start_redis(self) -> str:
         port = self._redis_port
         self.report("starting redis")
         child = Child("redis", redis_command(port, self.logs), self.logs / "redis.log", {})
         self.children["redis"] = child
-        wait_for_port(child, port, START_TIMEOUT_S)
+        wait_for_port(child, f"127.0.0.1:{port}", START_TIMEOUT_S)
         return f"redis://127.0.0.1:{port}/0"
+
+    def _start_http(self, address: str) -> None:
+        self.report("starting http")
+        self._spawn("http", "http_svc", {"listen": address, "gateways": self.address})
+        wait_for_port(self.children["http"], address, START_TIMEOUT_S)
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
         """The command that starts a service, and what it wants in its environment; a benchmark may start
@@ -197,7 +206,7 @@ class LocalSystem:
             command += _arguments(key, value)
         wanted = dict(SERVICE_ENVIRONMENT)
         if module != "gateway" or not self._options.metrics:
-            wanted |= NO_METRICS[module]
+            wanted |= NO_METRICS.get(module, {})
         environment = {key: text for key, text in wanted.items() if key not in os.environ}
         environment |= wanted_by_program
         environment[INSTANCE_VARIABLE] = self.instance
@@ -221,23 +230,6 @@ class LocalSystem:
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
         raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
-
-
-def _check_metrics_port() -> None:
-    """Checks that the gateway can serve its metrics.
-
-    Raises:
-        InvalidInputError: naming the variable that sets the port.
-    """
-    variable, host = "SPECINFER_GATEWAY_METRICS_PORT", "SPECINFER_GATEWAY_METRICS_HOST"
-    port = os.environ.get(variable, str(DEFAULT_METRICS_PORT))
-    if port == "0":
-        return
-    try:
-        check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
-    except InvalidInputError as error:
-        why = "in use by another program, or no port; set another, or 0 for no metrics"
-        raise InvalidInputError(variable, port, why) from error
 
 
 def _arguments(key: str, value: str) -> list[str]:

@@ -64,6 +64,12 @@ def root(
 @app.command()
 def up(
     listen: Annotated[str, typer.Option(help="Address of the gateway.")] = DEFAULT_ADDRESS,
+    http_listen: Annotated[
+        str,
+        typer.Option(
+            envvar="SPECINFER_HTTP_LISTEN", help="Address of OpenAI's API over HTTP; none: it is not served."
+        ),
+    ] = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "converted",
@@ -83,10 +89,11 @@ def up(
         verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
         speculators=read_speculators(speculator),
         metrics=True,
+        http=None if http_listen == "none" else http_listen,
     )
     with local_system(options) as system:
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
-        ready = ready_line(system.address, get_status(connection), str(system.logs))
+        ready = ready_line(system.address, options.http, get_status(connection), str(system.logs))
         console.print(ready, markup=False, highlight=False, soft_wrap=True)
         while True:
             system.check()

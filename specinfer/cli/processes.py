@@ -23,8 +23,14 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def check_listen_address(address: str) -> None:
+def check_listen_address(
+    address: str, setting: str = "listen", otherwise: str = "choose another address"
+) -> None:
     """Checks that a server could listen on `host:port` at this moment.
+
+    Args:
+        setting: that the error names.
+        otherwise: what to do if it is in use.
 
     Raises:
         InvalidInputError: if it is no such address, not one of this machine, or in use.
@@ -33,16 +39,16 @@ def check_listen_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise InvalidInputError("listen", address, "must be host:port with a port from 1 to 65535")
+        raise InvalidInputError(setting, address, "must be host:port with a port from 1 to 65535")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InvalidInputError("listen", address, error.strerror or "no such host") from error
+        raise InvalidInputError(setting, address, error.strerror or "no such host") from error
     errors = [_why_not_bound(family, place) for family, _, _, _, place in found]
     if errno.EADDRINUSE in errors:
-        raise InvalidInputError("listen", address, "in use by another program; choose another address")
+        raise InvalidInputError(setting, address, f"in use by another program; {otherwise}")
     if all(errors):
-        raise InvalidInputError("listen", address, os.strerror(errors[0]))
+        raise InvalidInputError(setting, address, os.strerror(errors[0]))
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
@@ -106,16 +112,18 @@ class Child:
             self.kill()
 
 
-def wait_for_port(child: Child, port: int, timeout_s: float) -> None:
-    """Waits until something listens on a loopback port.
+def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
+    """Waits until something listens on `host:port`.
 
     Raises:
         UnavailableError: if the child ends or the time is over.
     """
+    host, _, port = address.rpartition(":")
+    place = (host.strip("[]"), int(port))
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         child.check()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=1):
             return
         time.sleep(0.02)
-    raise UnavailableError(f"{child.name} does not listen on port {port} after {timeout_s:.0f} s")
+    raise UnavailableError(f"{child.name} does not listen on {address} after {timeout_s:.0f} s")

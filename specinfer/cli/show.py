@@ -180,9 +180,10 @@ def print_way_back(error: StreamLostError) -> None:
         note(f"\nthe rest, if a gateway has it: {way}")
 
 
-def ready_line(address: str, status: generation_pb2.StatusReply, logs: str) -> str:
+def ready_line(address: str, http: str | None, status: generation_pb2.StatusReply, logs: str) -> str:
     """What a system that has just started says of itself."""
-    return f"ready at {address}: {target_words(status)}; logs in {logs}; Ctrl-C ends it"
+    api = f"OpenAI's API at http://{http}/v1; " if http else ""
+    return f"ready at {address}: {target_words(status)}; {api}logs in {logs}; Ctrl-C ends it"
 
 
 def target_words(status: generation_pb2.StatusReply) -> str:

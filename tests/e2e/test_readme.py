@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.settings import GatewaySettings
+from http_svc.settings import HttpSettings
 from specinfer.cli.processes import free_ports
 from specinfer.hub.resolve import cache_directory
 from specinfer.prompts import read_prompts
@@ -66,8 +67,9 @@ def test_the_cache_directory_is_as_described(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(900)
 def test_readme_commands(tmp_path: Path) -> None:
     background: list[subprocess.Popen[bytes]] = []
-    (metrics_port,) = free_ports(1)
+    metrics_port, http_port = free_ports(2)
     environment = {**os.environ, "SPECINFER_GATEWAY_METRICS_PORT": str(metrics_port)}
+    environment["SPECINFER_HTTP_LISTEN"] = f"127.0.0.1:{http_port}"
     try:
         for command in console_commands():
             command = command.replace("bench.json", str(tmp_path / "bench.json"))
@@ -83,7 +85,7 @@ def test_readme_commands(tmp_path: Path) -> None:
             if command == "make demo":
                 for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "ngram won"):
                     assert word in done.stdout
-        _check_client(tmp_path)
+        _check_clients(tmp_path, f"127.0.0.1:{http_port}")
         _check_health()
         assert "# HELP" in _read(
             f"http://127.0.0.1:{metrics_port}/metrics"
@@ -95,13 +97,18 @@ def test_readme_commands(tmp_path: Path) -> None:
     assert (tmp_path / "bench.json").is_file()
 
 
-def _check_client(folder: Path) -> None:
-    (client,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(client.strip().splitlines()) <= 10
-    (folder / "client.py").write_text(client)
-    done = subprocess.run([sys.executable, folder / "client.py"], capture_output=True, text=True, cwd=ROOT)
+def _check_clients(folder: Path, http: str) -> None:
+    """Ours, and OpenAI's at the port where this test has the HTTP service: each prints an answer."""
+    (clients,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(clients.strip().splitlines()) <= 10
+    assert "127.0.0.1:8000" in clients
+    (folder / "clients.py").write_text(
+        clients.replace("127.0.0.1:8000", http).replace("print(", "print('>',")
+    )
+    done = subprocess.run([sys.executable, folder / "clients.py"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) > 10
+    _, *answers = done.stdout.split(">")
+    assert [len(answer.split()) > 10 for answer in answers] == [True, True]
 
 
 def _check_health() -> None:
@@ -153,10 +160,15 @@ def test_flags_in_the_training_example_exist() -> None:
 
 def test_defaults_in_the_operations_page_are_those_of_the_settings() -> None:
     rows = dict(
-        re.findall(r"^\| (gateway|verifier|speculator service) \| (\S+:\d+) \|$", OPERATIONS, re.MULTILINE)
+        re.findall(
+            r"^\| (gateway|verifier|speculator service|\[HTTP service\]\(http.md\)) \| (\S+:\d+) \|$",
+            OPERATIONS,
+            re.MULTILINE,
+        )
     )
     assert rows == {
         "gateway": GatewaySettings.model_fields["listen"].default,
         "verifier": VerifierSettings.model_fields["listen"].default,
         "speculator service": SpeculatorSettings.model_fields["listen"].default,
+        "[HTTP service](http.md)": HttpSettings.model_fields["listen"].default,
     }

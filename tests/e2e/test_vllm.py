@@ -39,7 +39,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Child]]:
     command += ["--drafter", "ngram+ssm", "--model", "ssm-smollm2-135m"]
     child = Child("speculator", command, tmp_path / "speculator.log", {})
     try:
-        wait_for_port(child, port, 180.0)
+        wait_for_port(child, f"127.0.0.1:{port}", 180.0)
         yield f"127.0.0.1:{port}", child
     finally:
         child.terminate()

@@ -250,7 +250,7 @@ async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
 async def test_a_redis_that_dies_ends_requests_and_shows_no_token_it_lost(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     redis = Child("redis", redis_command(port, tmp_path), tmp_path / "redis.log", {})
-    wait_for_port(redis, port, timeout_s=20)
+    wait_for_port(redis, f"127.0.0.1:{port}", timeout_s=20)
     async with running_system(f"redis://127.0.0.1:{port}/0") as system:
         request = request_for(PROMPT, max_new_tokens=450)
         call = system.stub.Generate(request)

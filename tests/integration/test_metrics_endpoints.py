@@ -14,7 +14,8 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from specinfer import __version__
-from specinfer.cli.local import DEFAULT_METRICS_PORT, LocalOptions, LocalSystem
+from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.ports import DEFAULT_METRICS_PORT
 from specinfer.cli.processes import free_ports
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from specinfer.cli import local
 from specinfer.cli.local import LocalOptions, LocalSystem
@@ -65,6 +66,10 @@ def test_a_used_port_is_an_error_before_anything_starts(model: Path, monkeypatch
         done.stderr
         == f"specinfer: error: listen = {address!r}: in use by another program; choose another address\n"
     )
+    with listening() as other:
+        why = f"http_listen = '{other}': in use by another program; choose another address, or none"
+        with pytest.raises(InvalidInputError, match=why):
+            LocalSystem(LocalOptions(model=str(model), http=other)).__enter__()
     check_listen_address(address)  # free again, though its last connection may linger
 
 
@@ -93,8 +98,9 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
     model: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", redis_url)
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     flags = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--listen", address]
+    flags += ["--http-listen", http]
     with subprocess.Popen(
         up(*flags),
         stderr=subprocess.PIPE,
@@ -106,10 +112,19 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
             assert process.stderr is not None
             line = process.stderr.readline()
             target = f"{re.escape(str(model))}, (native|torch) executor, float32, cpu, weights converted"
-            found = re.fullmatch(rf"ready at {address}: {target}; logs in (\S+); Ctrl-C ends it\n", line)
+            api = f"OpenAI's API at http://{http}/v1"
+            found = re.fullmatch(
+                rf"ready at {address}: {target}; {api}; logs in (\S+); Ctrl-C ends it\n", line
+            )
             assert found, line
             logs = Path(found[2])
-            assert {path.name for path in logs.iterdir()} == {"verifier.log", "ngram.log", "gateway.log"}
+            names = {"verifier.log", "ngram.log", "gateway.log", "http.log"}
+            assert {path.name for path in logs.iterdir()} == names
+            with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:
+                assert [each.id for each in client.models.list().data] == [str(model)]
+                answer = client.completions.create(model=str(model), prompt="hi", max_tokens=2)
+                assert answer.usage is not None
+                assert answer.usage.completion_tokens == 2
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
         finally:
