@@ -16,6 +16,8 @@ from specinfer.tree import TokenTree, TreeLimits
 DRAFTERS = {
     "ssm": "speculator_svc.drafters.ssm:SsmDrafter",
     "eagle": "speculator_svc.drafters.eagle:EagleDrafter",
+    "medusa": "speculator_svc.drafters.medusa:MedusaDrafter",
+    "blockwise": "speculator_svc.drafters.blockwise:BlockwiseDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
     "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
     "custom": "speculator_svc.drafters.custom:CustomDrafter",

@@ -121,7 +121,6 @@ def train_ssm(
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
     with deferred_signals():  # a checkpoint is whole or not there
-        (out / "config.json").unlink(missing_ok=True)
         save_ssm(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
         state.unlink()  # finished: whoever trains again begins anew
     console.print(f"saved {out}")

@@ -32,7 +32,7 @@ BAD_SETTINGS = [
     (["verifier_svc", "--acceptance", "hope"], "acceptance = 'hope': must be one of greedy"),
     (["verifier_svc", "--max-nodes", "0"], "max_nodes = '0'"),
     (["verifier_svc", "--unheard-of", "1"], "--unheard-of"),
-    (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, ngram"),
+    (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, medusa"),
     (["speculator_svc", "--ngram-min", "9"], "ngram_min = 9"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),

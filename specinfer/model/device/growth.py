@@ -186,7 +186,7 @@ class DeviceGrowth:
     def _candidates(
         self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and columns [rows, n] of the best tokens in each row; see `ReferenceGrowth._candidates`."""
+        """Scores and columns [rows, n] of the best tokens in each row; see `drafting.candidates`."""
         rows, size = logits.shape
         each = rows // levels.bucket.requests
         by_row = {name: parameters[name][:, None].expand(-1, each).reshape(-1, 1) for name in _OF_ROWS}

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
-from specinfer.model.sampling.distributions import Float32, generator, probabilities
+from specinfer.model.drafting.candidates import candidates
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.sampling.distributions import generator
 from specinfer.model.sampling.drawing import Drawing, draft_distribution
-from specinfer.model.sampling.noise import perturbed
-from specinfer.sampling import StreamDomain, noise_key
+from specinfer.sampling import StreamDomain
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits, keep
 from specinfer.tree.builder import point_tree
 
@@ -150,10 +150,10 @@ class ReferenceGrowth:
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
         """Each frontier node gets the children that are likeliest to be the target's choice."""
         limits = growth.limits
-        width = self._width(limits, depth)
+        width = self._shape.width(limits, depth, len(self._token_ids))
         if width == 0:
             return []
-        scores, ids = self._candidates(growth.task, rows, width, growth.position + depth)
+        scores, ids = candidates(growth.task, rows, self._token_ids, width, growth.position + depth)
         below = np.array([growth.path_probability[node] for node in growth.frontier])[:, None] * scores
         # a candidate that is not among the level's `nodes` best cannot be among the tree's
         least = 0.0
@@ -166,25 +166,11 @@ class ReferenceGrowth:
             growth.path_probability.extend(below[row, :count].tolist())
         return added
 
-    def _candidates(
-        self, task: GrowthTask, rows: torch.Tensor, width: int, position: int
-    ) -> tuple[Float32, list[list[int]]]:
-        """Scores and target tokens [F, width] of what may follow each of F nodes, best first."""
-        if task.sampling.greedy:
-            top = (rows / task.score_temperature).softmax(-1).topk(width, dim=-1)
-            return top.values.cpu().numpy(), self._token_ids[top.indices.cpu()].tolist()
-        key, vocabulary = noise_key(task.sampling.seed, position), self._token_ids.numpy()
-        noisy = np.stack([perturbed(probabilities(row, task.sampling), vocabulary, key) for row in rows])
-        best = np.argsort(-noisy, axis=-1, kind="stable")[:, : max(width, NOISY_RIVALS)]
-        lead = np.take_along_axis(noisy, best, -1)
-        weights = np.exp((lead - lead[:, :1]) / task.score_temperature)
-        scores = weights / weights[:, :NOISY_RIVALS].sum(-1, keepdims=True)
-        return scores[:, :width].astype(np.float32), vocabulary[best[:, :width]].tolist()
-
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
         """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
-        before, most = len(growth.path_probability), self._width(growth.limits, depth)
+        before = len(growth.path_probability)
+        most = self._shape.width(growth.limits, depth, len(self._token_ids))
         if self._shape.expansion is not None:
             _draw_all(growth, drawings, most)
         else:
@@ -198,14 +184,6 @@ class ReferenceGrowth:
         rng = generator(growth.task.sampling, growth.position, StreamDomain.DRAFT, index)
         growth.drawings.append(Drawing(index, node, q, self._shape.kind, rng))
         return growth.drawings[-1]
-
-    def _width(self, limits: TreeLimits, depth: int) -> int:
-        """Most children per node at this depth."""
-        width = min(limits.nodes, len(self._token_ids))
-        if self._shape.expansion is not None:
-            widths = self._shape.expansion.widths
-            width = min(width, widths[depth]) if depth < len(widths) else 0
-        return min(width, limits.width) if limits.width is not None else width
 
 
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:

@@ -56,6 +56,14 @@ class GrowthShape:
         """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""
         return self.expansion is None and limits.width is None
 
+    def width(self, limits: TreeLimits, depth: int, vocabulary: int) -> int:
+        """Most children of a node at this depth, given the size of the draft vocabulary."""
+        width = min(limits.nodes, vocabulary)
+        if self.expansion is not None:
+            widths = self.expansion.widths
+            width = min(width, widths[depth]) if depth < len(widths) else 0
+        return min(width, limits.width) if limits.width is not None else width
+
     def draws(self, asked: SamplingParams) -> bool:
         """Whether children are drawn."""
         return self.kind is not ProposalKind.POINT and not asked.greedy

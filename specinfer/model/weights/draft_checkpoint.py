@@ -23,7 +23,7 @@ from specinfer.model.weights.files import SafetensorsWeights
 
 KIND = "speculators_model_type"
 ALGORITHM = "ssm"
-_OFFSETS = "d2t"
+_OFFSETS, _DRAFTED = "d2t", "t2d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,39 @@ def save_ssm(
     trained: Mapping[str, Any],
 ) -> None:
     """Writes a checkpoint in bfloat16. `trained` records data, command, seed, time and figures."""
+    fields = {"architectures": ["SsmSpeculator"], "trained": dict(trained)}
+    save_checkpoint(directory, ALGORITHM, tensors, token_ids, fields, target_directory, target_name, layers)
+
+
+def save_checkpoint(
+    directory: Path,
+    algorithm: str,
+    tensors: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor,
+    fields: Mapping[str, Any],
+    target_directory: Path,
+    target_name: str,
+    layers: int,
+) -> None:
+    """Writes a checkpoint of any kind in bfloat16, under the names of `tensors`, with its draft vocabulary.
+    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own."""
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").unlink(missing_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    vocab_size = load_config(target_directory).vocab_size
     stored[_OFFSETS] = token_ids - torch.arange(len(token_ids))
+    stored[_DRAFTED] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, token_ids, True)
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
-        "architectures": ["SsmSpeculator"],
-        KIND: ALGORITHM,
+        KIND: algorithm,
         "draft_vocab_size": len(token_ids),
-        **speculators_config(ALGORITHM, target_directory, target_name, layers),
-        "trained": dict(trained),
+        **_speculators_config(algorithm, target_directory, target_name, layers),
+        **fields,
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def speculators_config(
+def _speculators_config(
     algorithm: str, target_directory: Path, target_name: str, layers: int
 ) -> dict[str, Any]:
     """What the `speculators` format says of every kind: its layers are like the target's, so many."""
@@ -100,6 +118,14 @@ def speculators_config(
             },
         },
     }
+
+
+def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """A checkpoint's tensors, and the target token of each draft token, if it says which these are."""
+    stored = SafetensorsWeights(directory)
+    tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
+    offsets = stored.get(_OFFSETS)
+    return tensors, None if offsets is None else offsets + torch.arange(len(offsets))
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:

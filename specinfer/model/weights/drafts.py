@@ -1,18 +1,22 @@
 """Trained speculators of every kind: a checkpoint says of which in `speculators_model_type`."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.draft_checkpoint import KIND, DraftModel, algorithm_of, load_ssm
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, load_heads
 
-Draft: TypeAlias = DraftModel | EagleSource
+Draft: TypeAlias = DraftModel | EagleSource | HeadsSource
 
 _LOADERS: dict[str, Callable[[Path, Path], Draft]] = {
     DraftModel.algorithm: load_ssm,
     EagleSource.algorithm: load_eagle,
+    MedusaSource.algorithm: partial(load_heads, MedusaSource),
+    BlockwiseSource.algorithm: partial(load_heads, BlockwiseSource),
 }
 
 

@@ -11,18 +11,15 @@
 (`eagle_aux_hidden_state_layer_ids`: after so many layers), and `norm_before_residual`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors.torch import save_file
 
 from specinfer.model.weights.config import load_config
-from specinfer.model.weights.draft_checkpoint import KIND, checked_config, speculators_config
-from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.draft_checkpoint import checked_config, own_tensors, save_checkpoint
 
 ALGORITHM = "eagle3"
 _RENAMED = {"hidden_norm.weight": "layers.0.hidden_norm.weight", "model.norm.weight": "norm.weight"}
@@ -49,29 +46,19 @@ class EagleSource:
 def save_eagle(
     directory: Path, eagle: EagleSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
 ) -> None:
-    """Writes a checkpoint in bfloat16; `config.json` comes last, so a checkpoint is whole or not there.
-
-    `trained` records data, command, seed, time and figures.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").unlink(missing_ok=True)
-    stored = {_stored(name): tensor.to(torch.bfloat16).contiguous() for name, tensor in eagle.tensors.items()}
+    """Writes a checkpoint. `trained` records data, command, seed, time and figures."""
+    stored = {_stored(name): tensor for name, tensor in eagle.tensors.items()}
     if eagle.embedding is not None:
-        stored[_EMBEDDING] = eagle.embedding.to(torch.bfloat16).contiguous()
-    vocab_size = load_config(target_directory).vocab_size
-    stored["d2t"] = eagle.token_ids - torch.arange(len(eagle.token_ids))
-    stored["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, eagle.token_ids, True)
-    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {
+        stored[_EMBEDDING] = eagle.embedding
+    fields = {
         "architectures": ["Eagle3Speculator"],
-        KIND: ALGORITHM,
-        "draft_vocab_size": len(eagle.token_ids),
         "norm_before_residual": eagle.norm_before_residual,
         "eagle_aux_hidden_state_layer_ids": list(eagle.layers),
-        **speculators_config(ALGORITHM, target_directory, target_name, layers=1),
         "trained": dict(trained),
     }
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_checkpoint(
+        directory, ALGORITHM, stored, eagle.token_ids, fields, target_directory, target_name, layers=1
+    )
 
 
 def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
@@ -82,13 +69,11 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
     """
     config = checked_config(directory, target_directory, ALGORITHM)
     target = load_config(target_directory)
-    own = SafetensorsWeights(directory)
-    tensors = {_named(name): own[name] for name in own if name not in ("d2t", "t2d", _EMBEDDING)}
-    ids = torch.arange(config["draft_vocab_size"])
+    own, token_ids = own_tensors(directory)
     layers = config.get("eagle_aux_hidden_state_layer_ids") or _usual_layers(target.layers)
     return EagleSource(
-        tensors,
-        ids + own["d2t"] if "d2t" in own else ids,
+        {_named(name): tensor for name, tensor in own.items() if name != _EMBEDDING},
+        torch.arange(config["draft_vocab_size"]) if token_ids is None else token_ids,
         tuple(layers),
         bool(config.get("norm_before_residual", False)),
         own.get(_EMBEDDING),

@@ -1,0 +1,89 @@
+"""Trees from one distribution for each depth: what heads say does not hang on the tokens in between.
+
+A node's path probability is the product of its tokens' along the path, so the most probable nodes are found
+without looking at others: the next one is the best sibling or the best child of one that is in the tree.
+Points are taken so, exactly. Draws follow the rules of `ReferenceGrowth`, every node by numbers of its own.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from specinfer.model.batch import Segment
+from specinfer.model.drafting.candidates import candidates
+from specinfer.model.drafting.expansion import ReferenceGrowth
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.tree import TokenTree
+from specinfer.tree.builder import point_tree
+
+
+class _Candidate(NamedTuple):
+    """A node that may come next; the least is the most probable one, of equals the first found."""
+
+    negated: float
+    """Path probability, negated."""
+    found: int
+    parent: int
+    depth: int
+    rank: int
+    """Among its siblings."""
+
+
+def grow_levels(
+    task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
+) -> TokenTree:
+    """The tree of one request.
+
+    Args:
+        levels: by depth, the logits [draft vocabulary] of the token there; no tree is deeper.
+        token_ids: [draft vocabulary] target token of each draft token.
+    """
+    limits = replace(task.limits, depth=min(task.limits.depth, len(levels)))
+    task, levels = replace(task, limits=limits), levels[: max(limits.depth, 0)]
+    if limits.empty:
+        return TokenTree.root_only(task.delta[-1])
+    if not shape.draws(task.sampling):
+        return _most_probable(task, levels, shape, token_ids)
+    left = iter(levels)
+
+    def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
+        rows = next(left)  # asked for level by level
+        return [rows.expand(len(segment.nodes) or 1, -1) for segment in segments]
+
+    return ReferenceGrowth(forward, shape, token_ids).grow([task])[0]
+
+
+def _most_probable(
+    task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
+) -> TokenTree:
+    """The budget's most probable nodes."""
+    limits, followed = task.limits, shape.followed(task.limits)
+    scores: list[list[float]] = []
+    ids: list[list[int]] = []
+    tokens, parents, chances, reach = [task.delta[-1]], [-1], [1.0], [1.0]
+    waiting: list[_Candidate] = []
+
+    def consider(parent: int, depth: int, rank: int) -> None:
+        """A candidate whose path has any probability, if there is one."""
+        if depth == len(scores) < len(levels):  # no path came so deep before
+            width, position = shape.width(limits, depth, len(token_ids)), task.context_length + depth
+            level = candidates(task, levels[depth][None], token_ids, width, position)
+            scores.append(level[0][0].tolist())
+            ids.append(level[1][0])
+        if depth < len(levels) and rank < len(ids[depth]) and (p := reach[parent] * scores[depth][rank]) > 0:
+            heapq.heappush(waiting, _Candidate(-p, len(tokens), parent, depth, rank))
+
+    consider(0, 0, 0)
+    while waiting and len(tokens) <= limits.nodes:
+        _, _, parent, depth, rank = heapq.heappop(waiting)
+        tokens.append(ids[depth][rank])
+        parents.append(parent)
+        chances.append(scores[depth][rank])
+        reach.append(reach[parent] * chances[-1])
+        consider(parent, depth, rank + 1)
+        if reach[-1] >= followed:
+            consider(len(tokens) - 1, depth + 1, 0)
+    return point_tree(tokens, parents, chances, range(1, len(tokens)))

@@ -1,0 +1,127 @@
+"""Medusa's heads and blockwise parallel decoding through the real services: what they draft changes nothing,
+and a perfect predictor takes as many passes as the method promises."""
+
+import asyncio
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gateway.clients.speculator import Asked, SpeculatorService
+from specinfer.model.batch import Segment
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.heads import HeadsRunner
+from specinfer.model.options import RunnerOptions
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.heads_checkpoint import MedusaSource
+from specinfer.tree import ProposalKind
+from specinfer.v1 import generation_pb2, speculator_pb2
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.blockwise import BlockwiseDrafter
+from speculator_svc.drafters.medusa import HeadsDrafter, MedusaDrafter
+from tests.oracle import greedy
+from tests.system import running_system
+from tests.tiny_models import runner_of, tiny_transformers
+
+PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
+K, HIDDEN, LAYERS = 3, 32, 3
+DESCRIPTION = DrafterDescription("heads", 97, feature_layers=(LAYERS,), feature_size=HIDDEN)
+
+
+class PerfectHeads:
+    """Heads that know the text: a hidden state is looked up among those of the whole of it."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        runner = runner_of(tiny_transformers("llama"))
+        _, (states,) = runner.forward_with_features([Segment(runner.open(), text)], [LAYERS])
+        self._states, self._text = states[:, 0].float(), [*text, *[0] * K]
+
+    def outs(self, states: torch.Tensor) -> torch.Tensor:
+        """[R, k, V] with one token each: a state is of the token before the root, and the text goes on
+        behind the root."""
+        places = torch.cdist(states.float(), self._states).argmin(-1).tolist()
+        ids = torch.tensor([self._text[place + 2 : place + 2 + K] for place in places])
+        return nn.functional.one_hot(ids, 97).float() * 50
+
+    def logits(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(outs)
+
+
+def perfect(kind: type[HeadsDrafter], count: int) -> HeadsDrafter:
+    """A drafter that knows `count` tokens behind the prompt."""
+    heads: Any = PerfectHeads([*PROMPT, *greedy(PROMPT, count)])
+    runner = HeadsRunner(heads, torch.float32, "cpu")
+    return kind(runner, DESCRIPTION, GrowthShape(), torch.arange(97))
+
+
+def random_medusa(kind: ProposalKind) -> MedusaDrafter:
+    """Heads that know nothing."""
+    torch.manual_seed(1)
+    shapes = {"0.linear.weight": (HIDDEN, HIDDEN), "0.linear.bias": (HIDDEN,), "1.weight": (97, HIDDEN)}
+    tensors = {f"{i}.{name}": torch.randn(shape) for i in range(K) for name, shape in shapes.items()}
+    model = tiny_transformers("llama")
+    source = MedusaSource(tensors, torch.arange(97), K)
+    options = RunnerOptions(dtype="float32")
+    runner = HeadsRunner.build(source, from_transformers(model.config), model.state_dict(), options)
+    return MedusaDrafter(runner, DESCRIPTION, GrowthShape(kind=kind), torch.arange(97))
+
+
+def stats(replies: list[generation_pb2.GenerateReply]) -> generation_pb2.SpeculationStats:
+    return replies[-1].summary.stats
+
+
+@pytest.mark.parametrize("kind", list(ProposalKind))
+async def test_medusa_drafts_and_changes_nothing(redis_url: str, kind: ProposalKind) -> None:
+    async with running_system(redis_url, {"medusa": random_medusa(kind)}) as system:
+        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
+        found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
+        assert found == [greedy(prompt, 16) for prompt in prompts]
+        drafted = stats(await system.generate(PROMPT))
+        assert drafted.drafted >= 4 * (drafted.steps - 2), (
+            "it drafts in every step but the first and the last"
+        )
+        sampled = {"temperature": 1.0, "seed": 3}
+        answer = await system.tokens(PROMPT, **sampled)
+        assert len(answer) == 16
+        if kind is ProposalKind.POINT:
+            assert answer == await system.tokens(PROMPT, speculation=3, **sampled)
+
+
+@pytest.mark.parametrize("count", [16, 17, 40])
+async def test_a_perfect_predictor_takes_a_pass_for_every_block(redis_url: str, count: int) -> None:
+    """k heads and the target's own choice are a block of k + 1 tokens: after the pass that reads the prompt
+    and says the first token, m tokens take m / (k + 1) passes, since the pass that verifies a block gives
+    the hidden state from which the next one is predicted."""
+    block = K + 1
+    async with running_system(redis_url, {"blockwise": perfect(BlockwiseDrafter, count)}) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=count)
+        assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, count)
+        assert stats(replies).steps == 1 + ceil((count - 1) / block) <= count / block + 1.5
+        assert stats(replies).drafted <= K * stats(replies).steps, "a chain, though trees may have more nodes"
+
+
+async def test_heads_draft_again_once_a_service_that_forgot_has_the_newest_state(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway believes that the service holds something else in the midst of a request (RESYNC); one step
+    has no draft, and all others bring a whole block."""
+    encode, calls = SpeculatorService.encode, 0
+
+    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            service.held[asked.entry.request_id] -= 1
+        return encode(service, asked, *more)
+
+    monkeypatch.setattr(SpeculatorService, "encode", believing)
+    async with running_system(redis_url, {"medusa": perfect(MedusaDrafter, 41)}) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=41)
+    assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 41)
+    assert calls > 4
+    histogram = list(stats(replies).acceptance_histogram)
+    assert histogram[0] == 2, "the pass over the prompt, and the step without a draft"
+    assert sum(histogram) == 2 + ceil((41 - 2) / (K + 1))

@@ -1,0 +1,96 @@
+"""Heads draft from the newest hidden state alone, and only once it has come."""
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.heads import HeadsRunner
+from specinfer.model.options import RunnerOptions
+from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.sampling.noise import Noise
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.blockwise import BlockwiseDrafter
+from speculator_svc.engine import DraftEntry, SpeculatorEngine
+from tests.tiny_models import tiny_transformers
+
+HIDDEN, K = 32, 2
+STATES = np.random.default_rng(0).normal(size=(12, 1, HIDDEN))
+
+
+def bits(start: int, stop: int) -> bytes:
+    """Hidden states of these positions as they come."""
+    return torch.from_numpy(STATES[start:stop]).to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+
+
+@pytest.fixture
+def engine() -> SpeculatorEngine:
+    torch.manual_seed(0)
+    layers = {
+        "in_proj": torch.nn.Linear(HIDDEN, K * HIDDEN),
+        "out_proj": torch.nn.Linear(K * HIDDEN, K * HIDDEN),
+    }
+    model, tensors = tiny_transformers("llama"), torch.nn.ModuleDict(layers).state_dict()
+    source = BlockwiseSource({name: 4 * tensor for name, tensor in tensors.items()}, torch.arange(97), K)
+    options = RunnerOptions(dtype="float32")
+    runner = HeadsRunner.build(source, from_transformers(model.config), model.state_dict(), options)
+    description = DrafterDescription("b", 97, feature_layers=(3,), feature_size=HIDDEN)
+    return SpeculatorEngine([BlockwiseDrafter(runner, description, GrowthShape(), source.token_ids)])
+
+
+def draft(
+    engine: SpeculatorEngine,
+    base: int,
+    delta: list[int],
+    features: tuple[int, int],
+    sampling: SamplingParams = GREEDY,
+) -> list[int] | None:
+    """The drafted chain behind a context that grows, with the hidden states that come."""
+    states, limits = bits(*features), TreeLimits(4, 4)
+    entry = DraftEntry("r", base, delta, limits, sampling, features=states, features_start=features[0])
+    (outcome,) = engine.draft([entry])
+    if not outcome.drafts:
+        return None
+    ((_, tree),) = outcome.drafts
+    assert isinstance(tree, TokenTree)
+    assert tree.token_ids[0] == delta[-1]
+    return tree.token_ids[1:].tolist()
+
+
+def test_there_is_a_draft_exactly_if_the_state_before_the_root_has_come(engine: SpeculatorEngine) -> None:
+    assert draft(engine, 0, [5, 6, 7, 8], (0, 0)) is None, "nothing has come"
+    assert draft(engine, 4, [9], (0, 3)) is None, "they come in parts, and the newest is not among them"
+    whole = draft(engine, 5, [10], (3, 5))
+    assert whole is not None
+    assert len(whole) == K
+    assert draft(engine, 6, [11, 12], (5, 7)) != whole, "another state says something else"
+
+
+def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
+    engine: SpeculatorEngine,
+) -> None:
+    context, sampling = [5, 6, 7, 8], SamplingParams(temperature=1.0, seed=9)
+    chain = draft(engine, 0, context, (0, 3), sampling)
+    (drafter,) = engine.drafters
+    assert isinstance(drafter, BlockwiseDrafter)
+    heads = drafter._runner._heads
+    state = torch.from_numpy(STATES[2]).to(torch.bfloat16).float()
+    with torch.inference_mode():
+        logits = heads.logits(heads.outs(state).unbind(1))
+    wanted = [
+        Noise(9, len(context) + depth).choose(probabilities(rows[0], sampling))
+        for depth, rows in enumerate(logits)
+    ]
+    assert chain == wanted
+
+
+def test_what_came_before_does_not_matter(engine: SpeculatorEngine) -> None:
+    """A service that joined late, or behind a gap, drafts what one drafts that has seen all."""
+    found = draft(engine, 0, [5, 6, 7, 8, 9, 10], (0, 5))
+    engine.release(["r"])
+    assert draft(engine, 0, [5, 6, 7, 8, 9], (0, 0)) is None
+    assert draft(engine, 5, [10], (4, 5)) == found is not None
