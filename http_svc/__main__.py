@@ -1,5 +1,6 @@
 """Starts the HTTP service: settings -> app -> server."""
 
+import asyncio
 from collections.abc import Sequence
 
 from http_svc.app import build_app
@@ -13,7 +14,8 @@ PROGRAM = "http_svc"
 
 async def serve(settings: HttpSettings) -> None:
     """Serves until signalled."""
-    server = HttpServer(settings, build_app(settings, service_registry()))
+    ending = asyncio.Event()
+    server = HttpServer(settings, build_app(settings, service_registry(), ending), ending)
     await server.run_until_signalled()
 
 

@@ -1,5 +1,6 @@
 """The application: which path is answered by what, and how errors look."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -23,8 +24,11 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.client.gateways import read_addresses
 
 
-def build_app(settings: HttpSettings, registry: CollectorRegistry) -> ASGIApp:
+def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: asyncio.Event) -> ASGIApp:
     """The whole application, with everything around it that calls pass.
+
+    Args:
+        ending: is set when calls that still run must end.
 
     Raises:
         InvalidInputError: if an address is empty.
@@ -42,7 +46,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry) -> ASGIApp:
         await client.close()
 
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    _add_api(app, Door(client, metrics))
+    _add_api(app, Door(client, metrics, ending))
     _add_observation(app, health, registry)
     _add_errors(app)
     guarded = Guard(app, settings, metrics)

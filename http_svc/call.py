@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from specinfer.client import Answer, AsyncClient, AsyncStream, Piece
+from http_svc.errors import CancelledElsewhereError, EndingError
+from specinfer.client import Answer, AsyncClient, AsyncStream, FinishReason, Piece
 from specinfer.errors import SpecInferError
 
 Result = TypeVar("Result")
@@ -81,9 +82,12 @@ class Call:
             await asyncio.gather(*map(self._cancel, left))
 
     async def _read(self, index: int) -> None:
+        stream = self._streams[index]
         try:
-            async for piece in self._streams[index]:
+            async for piece in stream:
                 self._events.put_nowait(Event(index, piece))
+            if stream.answer.finish_reason is FinishReason.CANCELLED:
+                raise CancelledElsewhereError(f"request {stream.request_id} was cancelled")
             self._events.put_nowait(Event(index))
         except Exception as error:  # noqa: BLE001  whoever takes the events raises it
             self._events.put_nowait(Event(index, error=error))
@@ -94,25 +98,29 @@ class Call:
                 await self._client.cancel(request_id)
 
 
-async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Awaitable[Result]) -> Result:
-    """The result of some work, which ends when the client hangs up.
+async def while_wanted(
+    work: Awaitable[Result], receive: Callable[[], Awaitable[Any]], ending: asyncio.Event
+) -> Result:
+    """The result of some work, which stops when the client hangs up or the service ends.
 
     Args:
         receive: ASGI's, of a request whose body was read.
 
     Raises:
-        ClientGoneError: if it did.
+        ClientGoneError: if the client hung up.
+        EndingError: if the service ends.
     """
-    working, gone = asyncio.ensure_future(work), asyncio.create_task(_hung_up(receive))
+    working = asyncio.ensure_future(work)
+    gone, ended = asyncio.create_task(_hung_up(receive)), asyncio.create_task(ending.wait())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        return working.result()
+        await asyncio.wait({working, gone, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError if gone.done() else EndingError("this service ends")
     finally:
-        for task in (working, gone):
+        for task in (working, gone, ended):
             task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
+        await asyncio.gather(working, gone, ended, return_exceptions=True)
 
 
 async def _hung_up(receive: Callable[[], Awaitable[Any]]) -> None:

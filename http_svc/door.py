@@ -1,5 +1,6 @@
 """Answers calls by asking gateways: one body, its requests, one response. Keeps nothing between calls."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +8,7 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from http_svc.bodies import Body, ChatBody, CompletionBody
-from http_svc.call import Call, ClientGoneError, Event, unless_gone
+from http_svc.call import Call, ClientGoneError, Event, while_wanted
 from http_svc.errors import ApiError, api_error
 from http_svc.events import EventStream, event_lines, read_event_id
 from http_svc.metrics import HttpMetrics
@@ -25,8 +26,10 @@ _CLIENT_GONE = 499
 class Door:
     """Serves `/v1`."""
 
-    def __init__(self, client: AsyncClient, metrics: HttpMetrics) -> None:
+    def __init__(self, client: AsyncClient, metrics: HttpMetrics, ending: asyncio.Event) -> None:
+        """`ending` is set when calls that still run must end."""
         self._client, self._metrics, self._models = client, metrics, Models()
+        self._ending = ending
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
@@ -81,10 +84,10 @@ class Door:
         call = Call(caller, streams, lingers=bool(body.resumable))
         try:
             if not body.stream:
-                answers = await unless_gone(request.receive, call.finish())
+                answers = await while_wanted(call.finish(), request.receive, self._ending)
                 await call.close()
                 return JSONResponse(shape.whole(answers, prompts))
-            first: Event | None = await unless_gone(request.receive, call.next())
+            first: Event | None = await while_wanted(call.next(), request.receive, self._ending)
         except ClientGoneError:
             self._metrics.hung_up.inc()
             await call.close()
@@ -93,7 +96,7 @@ class Door:
             await call.close()
             raise
         lines = event_lines(call, first, shape, prompts, start, lambda error: api_error(error, names))
-        return EventStream(lines, call.close, self._metrics.hung_up.inc)
+        return EventStream(lines, call.close, self._metrics.hung_up.inc, self._ending)
 
     def _open(
         self,

@@ -43,6 +43,14 @@ _UNION_PART = re.compile(r"str|int|(?:list|function-after)\[.*")
 """How pydantic names the branches of a union, which are no fields."""
 
 
+class CancelledElsewhereError(SpecInferError):
+    """A request was cancelled, but not by this call: what there is of its answer must not pass for all."""
+
+
+class EndingError(SpecInferError):
+    """This service ends, and the time for calls to end by themselves is over."""
+
+
 class ApiError(HTTPException):
     """What a caller gets instead of an answer."""
 
@@ -113,6 +121,10 @@ def api_error(error: SpecInferError, names: Mapping[str, str]) -> ApiError:
     """
     if isinstance(error, (RequestFailedError, StreamLostError)):
         return _of_failure(error.failure, names)
+    if isinstance(error, CancelledElsewhereError):
+        return ApiError(409, str(error), "cancelled")
+    if isinstance(error, EndingError):
+        return ApiError(503, str(error), "unavailable", retry_after_s=1.0)
     if isinstance(error, InvalidInputError):
         message, param = _renamed(str(error), names)
         return ApiError(400, message, "invalid_value", param)

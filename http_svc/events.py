@@ -1,5 +1,6 @@
 """Streams of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -8,8 +9,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from http_svc.call import Call, ClientGoneError, Event, unless_gone
-from http_svc.errors import ApiError
+from http_svc.call import Call, ClientGoneError, Event, while_wanted
+from http_svc.errors import ApiError, EndingError, api_error
 from http_svc.replies import Shape
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 
@@ -32,7 +33,8 @@ def read_event_id(text: str) -> tuple[str, int]:
         InvalidInputError: if it is none of our ids.
     """
     request_id, _, position = text.rpartition(":")
-    if not request_id or not position.isdecimal() or int(position) >= 2**32:
+    sound = request_id.isascii() and request_id.isprintable() and position.isdecimal()
+    if not request_id or not sound or int(position) >= 2**32:
         raise InvalidInputError("Last-Event-ID", text, "must be the id of an event")
     return request_id, int(position)
 
@@ -97,18 +99,22 @@ class EventStream(Response):
         lines: AsyncIterator[bytes],
         close: Callable[[], Awaitable[None]],
         gone: Callable[[], None],
+        ending: asyncio.Event,
     ) -> None:
-        """`close` is awaited at the end in any case; `gone` is told of a client that hung up before."""
+        """`close` is awaited at the end in any case; `gone` is told of a client that hung up before; `ending`
+        says that the service ends."""
         self.status_code, self.background = 200, None
-        self._lines, self._close, self._gone = lines, close, gone
+        self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
         self.init_headers(HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI wants it."""
         try:
-            await unless_gone(receive, self._send(send))
+            await while_wanted(self._send(send), receive, self._ending)
         except ClientGoneError:
             self._gone()
+        except EndingError as error:
+            await send({"type": "http.response.body", "body": encode(api_error(error, {}).content)})
         finally:
             await self._close()
 

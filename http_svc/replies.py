@@ -14,7 +14,7 @@ _FINISH = {
     FinishReason.STOP_TOKEN: "stop",
     FinishReason.STOP_STRING: "stop",
 }
-"""OpenAI has no word for a request that was cancelled from elsewhere: it keeps ours."""
+"""Other reasons are no ends of whole answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
 
 log = logging.getLogger(__name__)
+_LAST_WORDS_S = 5
+"""For calls that are told to end."""
 _BACKLOG = 2048
 """Connections that wait to be accepted: hundreds may come at once."""
 
@@ -33,8 +35,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A server of one application. `start`, then `stop`; or `run_until_signalled`."""
 
-    def __init__(self, settings: HttpSettings, app: ASGIApp) -> None:
-        self._settings = settings
+    def __init__(self, settings: HttpSettings, app: ASGIApp, ending: asyncio.Event) -> None:
+        """`ending` tells the application that calls that still run must end."""
+        self._settings, self._ending = settings, ending
         tls = settings.tls
         self._server = _Server(
             uvicorn.Config(
@@ -43,7 +46,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 lifespan="on",
-                timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
+                timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + _LAST_WORDS_S,
                 ssl_certfile=tls.certificate,
                 ssl_keyfile=tls.key,
                 ssl_ca_certs=None if tls.client_ca is None else str(tls.client_ca),
@@ -74,6 +77,8 @@ class HttpServer:
         """Takes no more calls, lets those that run finish for the drain time, then ends them."""
         self._server.should_exit = True
         if self._serving is not None:
+            await asyncio.wait({self._serving}, timeout=self._settings.drain_seconds)
+            self._ending.set()
             await self._serving
 
     async def run_until_signalled(self) -> None:

@@ -1,5 +1,6 @@
 """The HTTP service on loopback, as its process runs it, and clients of it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ class HttpService:
 async def http_service(gateways: str, **settings: Any) -> AsyncIterator[HttpService]:
     """Serves at a free port until the context is left."""
     given = {"listen": "127.0.0.1:0", "gateways": gateways, "drain_seconds": 1.0, **settings}
-    registry, chosen = CollectorRegistry(), HttpSettings(**given)
-    server = HttpServer(chosen, build_app(chosen, registry))
+    registry, chosen, ending = CollectorRegistry(), HttpSettings(**given), asyncio.Event()
+    server = HttpServer(chosen, build_app(chosen, registry, ending), ending)
     url = f"http://127.0.0.1:{await server.start()}"
     try:
         async with httpx2.AsyncClient(base_url=url, timeout=60.0) as plain:

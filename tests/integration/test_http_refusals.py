@@ -249,6 +249,14 @@ def turn_of(case: Turn) -> Turn:
     return replace(case, replies=0)
 
 
+async def test_a_full_queue_is_not_waited_for() -> None:
+    """The caller is told when to come back, however patient the service is with lost gateways."""
+    full = Turn(replies=0, code=Code.RESOURCE_EXHAUSTED, details="queue full", hint_ms="10")
+    async with served(full, patience_seconds=30.0) as (gateway, http):
+        assert (await http.plain.post(CHAT, json=ASKED)).status_code == 429
+        assert len(gateway.calls) == 1
+
+
 async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
     fault = Turn(replies=3, code=Code.INTERNAL, details="a step failed")
     async with served(fault, fault) as (_, http):
@@ -356,6 +364,23 @@ async def test_health_follows_the_gateways() -> None:
         reply = await http.plain.get("/health")
         assert reply.status_code == 503
         assert error_of(reply)["message"].startswith(f"gateway at {gateway.address}: ")
+
+
+async def test_calls_that_outlast_the_drain_are_told_so() -> None:
+    hanging = [Turn(replies=3, hangs=True), Turn(replies=0, hangs=True)]
+    async with fake_gateways(hanging) as (gateway,):
+        gateway.states.append(MODEL)
+        async with http_service(gateway.address, drain_seconds=0.0) as http:
+            streams = asyncio.create_task(http.plain.post(CHAT, json={**ASKED, "stream": True}))
+            await gateway.reached.wait()
+            gateway.reached.clear()
+            whole = asyncio.create_task(http.plain.post(CHAT, json=ASKED))
+            await gateway.reached.wait()
+            await http.server.stop()
+            *_, last = [line for line in (await streams).text.splitlines() if line]
+            assert json.loads(last.removeprefix("data: "))["error"]["message"] == "this service ends"
+            assert ((await whole).status_code, error_of(await whole)["code"]) == (503, "unavailable")
+        assert len(gateway.cancelled) == 2
 
 
 async def start(*flags: str) -> asyncio.subprocess.Process:

@@ -217,3 +217,10 @@ def test_a_gateway_says_when_to_come_back_and_the_last_attempt_is_at_the_end_of_
 def test_without_patience_the_first_failure_is_the_end() -> None:
     with pytest.raises(StreamLostError):
         resume(patience=Patience(patience_s=0.0)).failed(AWAY, 5.0)
+
+
+def test_a_full_queue_is_waited_for_unless_the_patience_says_not() -> None:
+    full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full", retry_after_s=2.0)
+    assert resume().failed(full, 0.0).wait_s == 2.0
+    with pytest.raises(RequestFailedError, match="queue full"):
+        resume(patience=Patience(for_room=False)).failed(full, 0.0)

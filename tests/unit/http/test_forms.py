@@ -1,0 +1,129 @@
+"""OpenAI's forms: what becomes of bodies, answers and errors. No network."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from http_svc.bodies import ChatBody, CompletionBody
+from http_svc.errors import ApiError, api_error
+from http_svc.events import encode, event_id, read_event_id
+from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
+from http_svc.replies import CHAT, COMPLETION, Shape, usage_of
+from specinfer.client import (
+    Answer,
+    FinishReason,
+    RequestFailedError,
+    SpeculationStats,
+    SpeculatorStats,
+    Summary,
+    make_request,
+)
+from specinfer.client.failure import Failure
+from specinfer.errors import InvalidInputError
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatBody:
+    return ChatBody(**{"model": "m", "messages": HI, **fields})
+
+
+def test_a_conversation_becomes_one_request_for_each_choice() -> None:
+    (one,) = chat_requests(chat(max_tokens=7, temperature=0.5, stop="x", top_k=-1, speculation="off"), "id")
+    assert one == make_request(
+        HI, max_new_tokens=7, temperature=0.5, stop=["x"], speculation="off", request_id="id"
+    )
+    three = chat_requests(chat(n=3, seed=-1), "id")
+    assert [request.request_id for request in three] == ["id-0", "id-1", "id-2"]
+    assert [request.sampling.seed for request in three] == [2**64 - 1, 0, 1]
+    assert {(request.max_new_tokens, request.sampling.temperature) for request in three} == {(0, 1.0)}
+    (unseeded,) = chat_requests(chat(), "id")
+    assert not unseeded.sampling.HasField("seed")
+
+
+def test_prompts_of_completions() -> None:
+    def prompts(prompt: Any, **fields: Any) -> list[Any]:
+        body = CompletionBody(model="m", prompt=prompt, **fields)
+        requests = completion_requests(body, "id")
+        assert all(request.max_new_tokens == 16 for request in requests)
+        return [request.text or list(request.tokens.ids) for request in requests]
+
+    assert prompts("a") == ["a"]
+    assert prompts(["a", "b"], n=2) == ["a", "a", "b", "b"]
+    assert prompts([0, 5]) == [[0, 5]]
+    assert prompts([[5], [6, 7]]) == [[5], [6, 7]]
+    for empty in ([], [[]] * 129):
+        with pytest.raises(InvalidInputError):
+            prompts(empty)
+
+
+ANSWERS = [
+    Answer(
+        text="ab",
+        summary=Summary(
+            FinishReason.STOP_TOKEN,
+            prompt_tokens=5,
+            new_tokens=count,
+            stats=SpeculationStats(count, 9, 2, histogram, (SpeculatorStats("a", 9, 2, 1),)),
+        ),
+    )
+    for count, histogram in ((3, (1, 2)), (4, (2, 1, 1)))
+]
+
+
+def test_usage_counts_a_prompt_once_and_its_choices_together() -> None:
+    usage = usage_of(ANSWERS, prompts=1)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 7, 12)
+    assert usage["speculation"] == {
+        "steps": 7,
+        "drafted": 18,
+        "accepted": 4,
+        "acceptance_length": 1 + 4 / 7,
+        "acceptance_histogram": [3, 3, 1],
+        "speculators": {"a": {"drafted": 18, "accepted": 4, "wins": 2}},
+    }
+    assert usage_of(ANSWERS, prompts=2)["prompt_tokens"] == 10
+
+
+def test_the_two_forms() -> None:
+    whole = Shape(CHAT, "id", "m", 1).whole(ANSWERS[:1], 1)
+    assert (whole["id"], whole["object"], whole["created"], whole["model"]) == (
+        *("chatcmpl-id", "chat.completion", 1, "m"),
+    )
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
+    shape = Shape(COMPLETION, "id", "m", 1, usage_comes=True)
+    assert shape.whole(ANSWERS[:1], 1)["choices"][0] == {
+        "index": 0, "text": "ab", "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert shape.opening(0) is None
+    part = shape.part(1, "x", FinishReason.LENGTH)
+    assert (part["object"], part["usage"]) == ("text_completion", None)
+    assert part["choices"] == [{"index": 1, "text": "x", "logprobs": None, "finish_reason": "length"}]
+
+
+def test_events_and_their_ids() -> None:
+    assert encode({"a": "\n\u2028ü"}, "r:5") == 'id: r:5\ndata: {"a":"\\n\u2028ü"}\n\n'.encode()
+    assert read_event_id(event_id("a:b", 7)) == ("a:b", 7)
+
+
+def test_errors_of_gateways_name_the_callers_fields() -> None:
+    def param(details: str, names: dict[str, str]) -> Any:
+        error = api_error(RequestFailedError(Failure(grpc.StatusCode.INVALID_ARGUMENT, details)), names)
+        return error.content["error"]["param"]
+
+    old, new = chat_names(chat(max_tokens=5)), chat_names(chat())
+    assert param("max_new_tokens = 9: too many", old) == "max_tokens"
+    assert param("max_new_tokens = 9: too many", new) == "max_completion_tokens"
+    assert param("chat = ['user']: the template refuses", new) == "messages"
+    assert param("tokens.ids = 900: at most 512", completion_names()) == "prompt"
+    assert param("text = 99999: bytes", completion_names()) == "prompt"
+    assert param("something went wrong", new) is None
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(None, None), (0.0, "1"), (1.2, "2"), (60.0, "60")])
+def test_when_to_come_back_is_a_whole_number_of_seconds(seconds: float | None, header: str | None) -> None:
+    assert (
+        ApiError(429, "full", "code", retry_after_s=seconds).response().headers.get("retry-after") == header
+    )
