@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from gateway.settings import GatewaySettings
+from http_svc.settings import HttpSettings
 from specinfer.cli.local import SERVICE_ENVIRONMENT
-from specinfer.service.settings import ServiceSettings
+from specinfer.service.settings import ProcessSettings, ServiceSettings
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings
 
@@ -26,7 +27,8 @@ OURS: dict[str, tuple[str, type[ServiceSettings]]] = {
     "verifier": ("SPECINFER_VERIFIER_", VerifierSettings),
     "speculator": ("SPECINFER_SPECULATOR_", SpeculatorSettings),
 }
-ALL = (*OURS, "models", "redis", "prometheus", "grafana")
+SETTINGS: dict[str, tuple[str, type[ProcessSettings]]] = {**OURS, "http": ("SPECINFER_HTTP_", HttpSettings)}
+ALL = (*SETTINGS, "models", "redis", "prometheus", "grafana")
 
 
 def program(name: str) -> str:
@@ -90,11 +92,11 @@ def test_every_source_package_and_nothing_else_goes_into_an_image() -> None:
     assert kept == packages | {"LICENSE", "README.md", "constraints.txt", "pyproject.toml"}
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_the_environment_of_a_service_is_settings_that_it_has(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix, settings = OURS[name]
+    prefix, settings = SETTINGS[name]
     environment = services()[name]["environment"]
     assert [key for key in environment if not key.startswith(prefix)] == []
     for key, value in environment.items():
@@ -127,7 +129,7 @@ def test_every_service_is_confined(name: str) -> None:
     assert int(service["mem_limit"]) > 0
     assert service["pids_limit"] > 0
     assert service["restart"] == ("no" if name == "models" else "unless-stopped")
-    for volume in service["volumes"]:
+    for volume in service.get("volumes", []):
         assert volume["type"] == "volume" or volume["read_only"]
     for port in service.get("ports", []):
         assert port["host_ip"] == "127.0.0.1"
@@ -137,7 +139,7 @@ def test_only_the_service_that_pulls_writes_models() -> None:
     mounts = {
         name: volume
         for name, service in services().items()
-        for volume in service["volumes"]
+        for volume in service.get("volumes", [])
         if volume["source"] == "models"
     }
     assert set(mounts) == {*OURS, "models"}
@@ -154,6 +156,7 @@ def test_services_wait_until_what_they_need_is_healthy() -> None:
     pulled = {"models": "service_completed_successfully"}
     assert needs["verifier"] == needs["speculator"] == pulled
     assert needs["gateway"] == dict.fromkeys(("redis", "speculator", "verifier"), "service_healthy")
+    assert needs["http"] == {"gateway": "service_healthy"}
     for name in ("redis", "prometheus", "grafana"):
         assert services()[name]["healthcheck"]["test"]
 
@@ -175,17 +178,18 @@ def test_redis_keeps_every_write() -> None:
     }
 
 
-def test_a_gateway_drains_before_it_is_killed() -> None:
-    gateway = services()["gateway"]
-    grace = float(re.fullmatch(r"(\d+)s", gateway["stop_grace_period"])[1])  # type: ignore[index]
-    assert grace > float(gateway["environment"]["SPECINFER_GATEWAY_DRAIN_SECONDS"])
+@pytest.mark.parametrize("name", ["gateway", "http"])
+def test_streams_are_drained_before_their_service_is_killed(name: str) -> None:
+    service = services()[name]
+    grace = float(re.fullmatch(r"(\d+)s", service["stop_grace_period"])[1])  # type: ignore[index]
+    assert grace > float(service["environment"][f"SPECINFER_{name.upper()}_DRAIN_SECONDS"])
 
 
 def test_files_that_are_mounted_exist() -> None:
     sources = [
         Path(volume["source"])
         for service in services().values()
-        for volume in service["volumes"]
+        for volume in service.get("volumes", [])
         if volume["type"] == "bind"
     ]
     assert sources

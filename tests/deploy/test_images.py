@@ -25,8 +25,8 @@ from tests.tiny_models import tiny_transformers
 WANTED = os.environ.get("SPECINFER_TEST_IMAGES", "")
 KEPT = Path(WANTED) if "/" in WANTED else None
 REASON = why_not() if WANTED else "takes minutes: `make test-images`"
-TARGETS = ("gateway", "verifier", "speculator", "tools")
-PORTS = {"gateway": 50051, "verifier": 50052, "speculator": 50053}
+TARGETS = ("gateway", "http", "verifier", "speculator", "tools")
+PORTS = {"gateway": 50051, "http": 8000, "verifier": 50052, "speculator": 50053}
 GATEWAY_MEGABYTES = 300
 USER = 10001
 
@@ -84,7 +84,7 @@ def system(
     redis_server: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[System]:
-    """Gateway, verifier and speculator in the ports that the images have, with a Redis beside them."""
+    """The services at the ports that their images have, with a Redis beside them."""
     directory = tmp_path_factory.mktemp("containers")
     containers = {name: store.container(images[name], directory / name) for name in TARGETS}
     settings = {
@@ -96,11 +96,14 @@ def system(
             "SPECULATORS": "127.0.0.1:50053",
             "REDIS_URL": redis_server,
         },
+        "http": {"GATEWAYS": "127.0.0.1:50051"},
     }
     with ExitStack() as stack:
         for name, values in settings.items():
             own = {f"SPECINFER_{name.upper()}_{key}": value for key, value in values.items()}
-            child = containers[name].start(models, own | {f"SPECINFER_{name.upper()}_METRICS_PORT": "0"})
+            if name != "http":
+                own[f"SPECINFER_{name.upper()}_METRICS_PORT"] = "0"
+            child = containers[name].start(models, own)
             stack.callback(child.kill)
             assert containers[name].healthy(models, timeout_s=180), containers[name].log()
         yield System(containers, "127.0.0.1:50051")
@@ -139,6 +142,12 @@ def test_a_prompt_is_answered_by_the_containers_together(system: System, models:
     assert answer["speculators"]["ssm"]["drafted"] > 0
 
 
+def test_the_api_of_openai_answers(system: System, models: Path) -> None:
+    asked = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/v1/models').read().decode())"
+    answer = json.loads(system.containers["http"].run(models, "python", "-c", asked))
+    assert [model["object"] for model in answer["data"]] == ["model"]
+
+
 def test_services_run_as_nobody_in_particular_and_write_nowhere(system: System) -> None:
     for name in PORTS:
         assert system.containers[name].user() == USER
@@ -170,12 +179,13 @@ def test_no_model_weights_are_in_an_image_but_those_of_the_project(system: Syste
         name: {path.parent.name for path in container.files if path.suffix in (".safetensors", ".gguf")}
         for name, container in system.containers.items()
     }
-    assert held == {"gateway": set(), **{name: {"ssm-smollm2-135m"} for name in TARGETS[1:]}}
+    light = {"gateway": set[str](), "http": set[str]()}
+    assert held == light | {name: {"ssm-smollm2-135m"} for name in TARGETS if name not in light}
 
 
 def test_sigterm_drains_and_ends_with_success(system: System) -> None:
     """The last test: it stops the services."""
-    for name in ("gateway", "speculator", "verifier"):
+    for name in ("http", "gateway", "speculator", "verifier"):
         container = system.containers[name]
         container.signal(signal.SIGTERM)
         assert container.child is not None

@@ -23,7 +23,7 @@ GROUPS = "leaderworkerset.x-k8s.io/v1"
 
 def test_there_is_something_to_test() -> None:
     assert {"cpu", "gpu", "gpu-multi-node"} <= set(OVERLAYS)
-    assert set(COMPONENTS) >= {"api-keys", "tls", "monitoring", "load-autoscaling", "managed-redis"}
+    assert set(COMPONENTS) >= {"api-keys", "tls", "monitoring", "load-autoscaling", "managed-redis", "http"}
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -112,8 +112,9 @@ def test_selectors_take_what_they_are_for(objects: Rendered) -> None:
         (workload,) = objects.selected(budget["spec"]["selector"])
         assert workload.name == budget["metadata"]["name"]
         assert budget["spec"].get("minAvailable", 0) < max(workload.replicas, 2), "nobody could drain a node"
+    stateless = {workload.name for workload in objects.workloads} & {"specinfer-http"}
     assert {row["metadata"]["name"] for row in objects.of_kind("PodDisruptionBudget")} == {
-        "specinfer-gateway", "specinfer-verifier", "specinfer-speculator",
+        "specinfer-gateway", "specinfer-verifier", "specinfer-speculator", *stateless,
     }  # fmt: skip
 
 
@@ -131,6 +132,6 @@ def test_images_have_versions(objects: Rendered) -> None:
             name, _, tag = container["image"].rpartition(":")
             if name.startswith("specinfer-"):
                 assert tag == __version__
-                assert name.removeprefix("specinfer-") in {*SETTINGS, "tools"}
+                assert name.removeprefix("specinfer-") in {*SETTINGS, "http", "tools"}
             else:
                 assert re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", tag), container["image"]

@@ -84,13 +84,15 @@ def test_probes_ask_what_is_there(objects: Rendered) -> None:
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
                 probe = container[kind]
-                assert len({"grpc", "tcpSocket", "exec"} & set(probe)) == 1
+                assert len({"grpc", "tcpSocket", "httpGet", "exec"} & set(probe)) == 1
                 if "grpc" in probe:
                     ready = HEALTH_NAMES[container["name"]]
                     wanted = ready if kind == "readinessProbe" else LIVENESS
                     assert probe["grpc"] == {"port": ports["grpc"], "service": wanted}
                 if "tcpSocket" in probe:
                     assert probe["tcpSocket"]["port"] in ports
+                if "httpGet" in probe:
+                    assert probe["httpGet"]["port"] in ports
                 assert (kind == "readinessProbe") or probe.get("failureThreshold", 3) > 3
 
 

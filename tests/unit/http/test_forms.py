@@ -94,7 +94,9 @@ def test_the_two_forms() -> None:
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
     shape = Shape(COMPLETION, "id", "m", 1, usage_comes=True)
     assert shape.whole(ANSWERS[:1], 1)["choices"][0] == {
-        "index": 0, "text": "ab", "logprobs": None,
+        "index": 0,
+        "text": "ab",
+        "logprobs": None,
         "finish_reason": "stop",
     }
     assert shape.opening(0) is None
