@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.processes import free_ports
+from tests.chaos.model_directory import write_model
 from tests.tiny_models import tiny_transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -164,13 +166,14 @@ def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Pat
     assert _services(tmp_path) == set()
 
 
-def test_up_ends_cleanly_on_sigterm(default_model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "specinfer.cli", "up", "--listen", "127.0.0.1:50951"]
+def test_up_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    model, address = write_model(tmp_path / "model"), f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "specinfer.cli", "up", "--listen", address, "--model", str(model)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
         try:
             deadline = time.monotonic() + 120
-            while specinfer("status", "--address", "127.0.0.1:50951").returncode != 0:
+            while specinfer("status", "--address", address).returncode != 0:
                 assert process.poll() is None
                 assert time.monotonic() < deadline
             assert len(_services(tmp_path)) >= 3, "those that must have ended below"

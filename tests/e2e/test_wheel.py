@@ -6,6 +6,7 @@ have no effect there.
 """
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -47,7 +48,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
-    subprocess.run([*install, "--no-deps", str(wheel)], check=True)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*install, "--no-deps", str(wheel)], check=True, env=alone)
     site = run(
         folder, "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
     ).stdout.strip()
