@@ -16,6 +16,8 @@ from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes one for each call."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Proxies must not hold events back."""
@@ -42,7 +44,7 @@ def read_event_id(text: str) -> tuple[str, int]:
 def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
     """One event."""
     head = f"id: {identity}\n" if identity else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {_ENCODER.encode(data)}\n\n".encode()
 
 
 async def event_lines(
