@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from specinfer.service.channel import channel_options
+from specinfer.service.tls import ServerTls, server_credentials
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 
 Reply = generation_pb2.GenerateReply
@@ -62,6 +63,8 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     """Set when a call hangs."""
     states: list[generation_pb2.StatusReply] = field(default_factory=list)
     """Answers of Status, one after another; the last one stays."""
+    tls: ServerTls | None = None
+    """None: plaintext."""
     port: int = 0
     _server: grpc.aio.Server | None = None
 
@@ -69,7 +72,11 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         """Serves on loopback."""
         self._server = grpc.aio.server(options=channel_options())
         generation_pb2_grpc.add_GenerationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        place = f"127.0.0.1:{port}"
+        if self.tls is None:
+            self.port = self._server.add_insecure_port(place)
+        else:
+            self.port = self._server.add_secure_port(place, server_credentials(self.tls))
         await self._server.start()
 
     async def stop(self) -> None:

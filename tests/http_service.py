@@ -1,6 +1,7 @@
 """The HTTP service on loopback, as its process runs it, and clients of it."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,14 +38,17 @@ class HttpService:
 
 
 @asynccontextmanager
-async def http_service(gateways: str, **settings: Any) -> AsyncIterator[HttpService]:
-    """Serves at a free port until the context is left."""
+async def http_service(
+    gateways: str, verify: ssl.SSLContext | bool = True, **settings: Any
+) -> AsyncIterator[HttpService]:
+    """Serves at a free port until the context is left; `verify` is what the plain client trusts and shows."""
     given = {"listen": "127.0.0.1:0", "gateways": gateways, "drain_seconds": 1.0, **settings}
     registry, chosen, ending = CollectorRegistry(), HttpSettings(**given), asyncio.Event()
     server = HttpServer(chosen, build_app(chosen, registry, ending), ending)
-    url = f"http://127.0.0.1:{await server.start()}"
+    scheme = "https" if chosen.tls.wanted else "http"
+    url = f"{scheme}://127.0.0.1:{await server.start()}"
     try:
-        async with httpx2.AsyncClient(base_url=url, timeout=60.0) as plain:
+        async with httpx2.AsyncClient(base_url=url, timeout=60.0, verify=verify) as plain:
             yield HttpService(url, registry, plain, server)
     finally:
         await server.stop()

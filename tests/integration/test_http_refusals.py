@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from http_svc.bodies import ChatBody, CompletionBody, Message
 from specinfer.cli.processes import free_ports
+from specinfer.service.logs import DiscreetFormatter
 from specinfer.v1 import generation_pb2
 from tests.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
 from tests.http_service import CHAT, COMPLETIONS, HttpService, http_service
@@ -356,6 +357,31 @@ async def test_pages_of_chosen_origins_may_call() -> None:
     async with served() as (_, http):
         nobody = await http.plain.post(CHAT, json=ASKED, headers={"Origin": "https://chat.example"})
         assert "access-control-allow-origin" not in nobody.headers
+
+
+async def test_the_api_describes_itself() -> None:
+    async with served() as (_, http):
+        description = (await http.plain.get("/openapi.json")).json()
+        assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/metrics"} <= set(description["paths"])
+        assert "speculation" in description["components"]["schemas"]["ChatBody"]["properties"]
+
+
+async def test_a_fault_of_ours_tells_no_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the log nor an answer quotes what the fault quotes."""
+
+    def fail(body: ChatBody, request_id: str) -> None:
+        raise KeyError(str(body.messages))
+
+    monkeypatch.setattr("http_svc.door.chat_requests", fail)
+    async with served() as (_, http):
+        reply = await http.plain.post(CHAT, json={**ASKED, **turn(content="a secret owl")})
+        assert (reply.status_code, error_of(reply)["message"]) == (500, "internal error: KeyError")
+    formatter = DiscreetFormatter("%(message)s")
+    lines = [formatter.format(record) for record in caplog.records if record.name.startswith("uvicorn")]
+    assert any("KeyError" in line for line in lines)
+    assert not [line for line in lines if "owl" in line]
 
 
 async def test_health_follows_the_gateways() -> None:

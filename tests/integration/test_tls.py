@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
@@ -23,8 +24,16 @@ from specinfer.service.channel import open_channel
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import ClientTls, ServerTls, redis_tls
-from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from specinfer.v1 import (
+    generation_pb2,
+    speculator_pb2,
+    speculator_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
 from tests.certificates import Authority, Pair
+from tests.fake_gateway import TEXT, FakeGateway
+from tests.http_service import COMPLETIONS, http_service
 from tests.oracle import first, greedy
 from tests.system import ScriptedDrafter, running_system
 
@@ -309,3 +318,29 @@ async def test_a_whole_system_works_with_mutual_tls_between_its_services(
             redis_url, service_options=service_options, start_timeout_seconds=0.5, **gateway_options
         ):
             pass
+
+
+async def test_the_http_service_has_tls_on_both_sides(certificates: Certificates) -> None:
+    """Callers must show a certificate, and so must the service to its gateway, of the right authority."""
+    ca, served, shown = str(certificates.ca.certificate), certificates.server, certificates.gateway
+    own = {"tls_certificate": str(served.certificate), "tls_key": str(served.key), "tls_client_ca": ca}
+    towards = {"gateway_tls_ca": ca, "gateway_tls_certificate": str(shown.certificate)}
+    towards["gateway_tls_key"] = str(shown.key)
+    context = ssl.create_default_context(cafile=ca)
+    nameless = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(shown.certificate, shown.key)
+    gateway = FakeGateway(tls=ServerTls(served.certificate, served.key, certificates.ca.certificate))
+    gateway.states.append(generation_pb2.StatusReply(model="tiny"))
+    await gateway.start()
+    try:
+        async with http_service(gateway.address, context, **own, **towards) as http:
+            asked = {"model": "tiny", "prompt": "hi"}
+            reply = await http.plain.post(COMPLETIONS, json=asked)
+            assert reply.json()["choices"][0]["text"] == TEXT
+            async with httpx2.AsyncClient(base_url=http.url, verify=nameless) as nobody:
+                with pytest.raises(httpx2.TransportError):
+                    await nobody.get("/v1/models")
+        async with http_service(gateway.address, context, **own, patience_seconds=0.0) as http:
+            assert (await http.plain.get("/v1/models")).status_code == 503
+    finally:
+        await gateway.stop()
