@@ -31,9 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes
 	$(BIN)/specinfer demo
 
+# One worker more than processors: tests wait (for leases, for processes to start) for a quarter of their time.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/specinfer models pull smollm2-135m
-	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## Without the tests that need the default model
 	$(BIN)/python -m pytest -m "not slow"

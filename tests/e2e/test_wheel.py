@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
+ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 NO_SOURCES = ignore_patterns("__pycache__", "*.pyc")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,8 +49,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([*install, "--no-deps", str(wheel)], check=True, env=alone)
+    subprocess.run([*install, "--no-deps", str(wheel)], check=True, env=ALONE)
     site = run(
         folder, "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
     ).stdout.strip()
@@ -61,7 +61,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(environment: Path, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """A program of the environment, started far from the project's tree."""
     command = [str(environment / "bin" / program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=environment, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=environment, env=ALONE, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
