@@ -21,7 +21,6 @@ from http_svc.metrics import HttpMetrics
 from http_svc.settings import HttpSettings
 from specinfer import __version__
 from specinfer.client import AsyncClient, Patience
-from specinfer.client.gateways import read_addresses
 
 
 def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: asyncio.Event) -> ASGIApp:
@@ -31,10 +30,9 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
         ending: is set when calls that still run must end.
 
     Raises:
-        InvalidInputError: if an address is empty.
         SettingError: if a file of TLS does not fit.
     """
-    addresses, metrics = read_addresses(settings.gateways), HttpMetrics(registry)
+    addresses, metrics = settings.addresses, HttpMetrics(registry)
     patience = Patience(settings.patience_seconds, for_room=False)
     client = AsyncClient(addresses, tls=settings.gateway_tls, patience=patience)
     health = GatewayHealth(addresses, settings.gateway_tls)

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specinfer.errors import SettingError
 from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
@@ -51,7 +52,16 @@ class HttpSettings(ProcessSettings):
         """
         settings = super().load(program, argv)
         settings.gateway_tls.check()
+        if not all(settings.addresses):
+            raise SettingError(
+                "gateways", settings.gateways, "must be HOST:PORT, several with commas between"
+            )
         return settings
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the gateways."""
+        return tuple(address.strip() for address in self.gateways.split(","))
 
     @property
     def origins(self) -> list[str]:

@@ -123,7 +123,7 @@ def test_a_bad_command_in_a_process_that_imports_by_itself() -> None:
     ends_with_one_line(run_anew(CLI, *arguments), code, message)
 
 
-@pytest.mark.parametrize("module", ["gateway", "verifier_svc", "speculator_svc", CLI])
+@pytest.mark.parametrize("module", ["gateway", "http_svc", "verifier_svc", "speculator_svc", CLI])
 def test_help(module: str) -> None:
     done = run_anew(module, "--help")
     assert done.returncode == 0

@@ -6,6 +6,7 @@ import pytest
 
 from specinfer.cli import local
 from specinfer.cli.local import LocalOptions, LocalSystem, _arguments
+from specinfer.cli.ports import check_http
 from specinfer.cli.speculators import default_speculators, read_speculators
 from specinfer.errors import InvalidInputError
 
@@ -52,3 +53,13 @@ def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_oth
     system._spawn("gateway", "gateway", {})
     expected = {"GRPC_EXPERIMENTS": local.SERVICE_ENVIRONMENT["GRPC_EXPERIMENTS"]}
     assert found == [expected | {"SPECINFER_INSTANCE": system.instance}]
+
+
+def test_what_the_http_service_needs_is_missed_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specinfer.cli.ports.find_spec", lambda name: None)
+    with pytest.raises(
+        InvalidInputError, match=r"http_listen = '127.0.0.1:1': needs pip install .*or give none"
+    ):
+        check_http("127.0.0.1:1")
