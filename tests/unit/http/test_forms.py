@@ -4,9 +4,10 @@ from typing import Any
 
 import grpc
 import pytest
+from pydantic import ValidationError
 
 from http_svc.bodies import ChatBody, CompletionBody
-from http_svc.errors import ApiError, api_error
+from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.events import encode, event_id, read_event_id
 from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
 from http_svc.replies import CHAT, COMPLETION, Shape, usage_of
@@ -129,3 +130,47 @@ def test_when_to_come_back_is_a_whole_number_of_seconds(seconds: float | None, h
     assert (
         ApiError(429, "full", "code", retry_after_s=seconds).response().headers.get("retry-after") == header
     )
+
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**400),
+    *(0.0, 1.5, 1e308, float("nan"), float("inf"), "", "a", "\ud800", "\x00", "x" * 300, "none", "tree"),
+    *([], [1], ["a"], [[1]], [[]], [None], ["\ud800"], [0] * 20, ["s"] * 20, [2**32], [-1], [True], [1.0]),
+    *({}, {"type": "text"}, {"type": "text", "text": "x"}, {"include_usage": True}, {"a": {"b": [1]}}),
+    *([{"role": "user", "content": "\udfff"}], [{"role": "user", "content": []}], [{"role": "user"}]),
+]
+
+
+def named(make: Any, model: Any, fields: dict[str, Any]) -> str | None:
+    """The field that the error of a body names; None if it is a request, which can be sent."""
+    try:
+        for request in make(model.model_validate(fields), "id"):
+            request.SerializeToString()
+    except ValidationError as error:
+        rows = [{**row, "loc": ("body", *row["loc"])} for row in error.errors()]
+        said = invalid_body(rows).content["error"]
+        said["message"].encode()
+        return str(said["param"])
+    except InvalidInputError as error:
+        return error.field
+    return None
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "good"),
+    [
+        (ChatBody, chat_requests, {"model": "m", "messages": HI}),
+        (CompletionBody, completion_requests, {"model": "m", "prompt": "x"}),
+    ],
+)
+def test_whatever_a_field_has_is_a_request_or_an_error_that_names_it(
+    model: Any, make: Any, good: dict[str, Any]
+) -> None:
+    found = {
+        (name, index): named(make, model, {**good, "stream": True, name: value})
+        for name in [*model.model_fields, "unknown"]
+        for index, value in enumerate(VALUES)
+    }
+    wrong = {key: said for key, said in found.items() if said is not None and not said.startswith(key[0])}
+    assert wrong == {}
+    assert 50 < list(found.values()).count(None) < len(found) / 2
