@@ -7,6 +7,7 @@ from gateway.clients.addresses import service_addresses
 from gateway.requests.limits import SchedulerLimits
 from gateway.security import SecuritySettings
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.service.addresses import split_targets
 
 _LIMITS = SchedulerLimits()
 
@@ -95,10 +96,16 @@ class GatewaySettings(SecuritySettings):
     )
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
+    def check(self) -> None:
+        """Also the addresses of verifiers and speculator services."""
+        super().check()
+        split_targets("verifiers", self.verifiers)
+        service_addresses(self.speculators)
+
     @property
     def verifier_addresses(self) -> list[str]:
         """The verifiers, names not looked up."""
-        return [address.strip() for address in self.verifiers.split(",") if address.strip()]
+        return split_targets("verifiers", self.verifiers)
 
     @property
     def speculator_services(self) -> list[str]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
+from specinfer.service.addresses import split_address
 
 log = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
@@ -99,12 +100,9 @@ def bind(listen: str) -> socket.socket:
     Raises:
         SettingError: if the address cannot be bound.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 2**16:
-        raise SettingError("listen", listen, "must be host:port")
-    host = host.strip("[]")
+    host, port = split_address("listen", listen, lowest_port=0)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise SettingError("listen", listen, error.strerror or "cannot bind this address") from error

@@ -1,12 +1,9 @@
 """Settings of the HTTP service (environment prefix SPECINFER_HTTP_)."""
 
-from collections.abc import Sequence
-from typing import Self
-
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specinfer.errors import SettingError
+from specinfer.service.addresses import split_targets
 from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 
@@ -43,25 +40,16 @@ class HttpSettings(ProcessSettings):
         "", description="Name in the certificates of gateways; empty: the host of each address."
     )
 
-    @classmethod
-    def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Reads flags, then the environment, then defaults.
-
-        Raises:
-            SettingError: naming key and value.
-        """
-        settings = super().load(program, argv)
-        settings.gateway_tls.check()
-        if not all(settings.addresses):
-            raise SettingError(
-                "gateways", settings.gateways, "must be HOST:PORT, several with commas between"
-            )
-        return settings
+    def check(self) -> None:
+        """Also the gateways and TLS towards them."""
+        split_targets("gateways", self.gateways)
+        self.gateway_tls.check()
+        super().check()
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of the gateways."""
-        return tuple(address.strip() for address in self.gateways.split(","))
+        return tuple(split_targets("gateways", self.gateways))
 
     @property
     def origins(self) -> list[str]:

@@ -33,14 +33,14 @@ class InvalidInputError(SpecInferError):
 
     def __init__(self, field: str, value: object, why: str) -> None:
         super().__init__(f"{field} = {_shorten(value)}: {why}")
-        self.field, self._why = field, why
+        self.field, self.why = field, why
         may_be_shown = isinstance(value, (bool, int, float)) and "token_ids" not in field
         self._shown = f" = {value}" if may_be_shown else ""
 
     @property
     def for_logs(self) -> str:
         """The field and what is wrong; the value only where it is a number and no token."""
-        return f"{self.field}{self._shown}: {self._why}"
+        return f"{self.field}{self._shown}: {self.why}"
 
 
 class MalformedTreeError(InvalidInputError):

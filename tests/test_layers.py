@@ -121,6 +121,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.client": (
         {
             "specinfer.errors",
+            "specinfer.service.addresses",
             "specinfer.service.channel",
             "specinfer.service.loop_thread",
             "specinfer.service.tls",

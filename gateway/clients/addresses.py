@@ -6,13 +6,14 @@ dns:///speculators.example:50053         one service, a replica for each address
 """
 
 from specinfer.errors import SettingError
+from specinfer.service.addresses import check_target, split_address
 
 
 def service_addresses(text: str) -> list[str]:
     """The services, in order.
 
     Raises:
-        SettingError: if one of several replicas is no `host:port`.
+        SettingError: if one is no address, or one of several replicas no `host:port`.
     """
     services = [part.strip() for part in text.split(",") if part.strip()]
     for service in services:
@@ -28,8 +29,9 @@ def replica_addresses(service: str) -> list[str]:
 def _check(service: str) -> None:
     replicas = replica_addresses(service)
     for replica in replicas:
-        host, _, port = replica.rpartition(":")
-        if len(replicas) > 1 and not (host and port.isdigit() and not host.startswith("dns:")):
-            raise SettingError("speculators", service, f"replica {replica!r} is no host:port")
+        if len(replicas) > 1:
+            split_address("speculators", replica)
+        else:
+            check_target("speculators", replica)
     if len(set(replicas)) < len(replicas):
         raise SettingError("speculators", service, "a replica is named twice")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.service.addresses import split_address
 from specinfer.service.parent import ending_with_us
 
 
@@ -37,11 +38,9 @@ def check_listen_address(
     """
     if address.startswith("unix:"):
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise InvalidInputError(setting, address, "must be host:port with a port from 1 to 65535")
+    host, port = split_address(setting, address)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidInputError(setting, address, error.strerror or "no such host") from error
     errors = [_why_not_bound(family, place) for family, _, _, _, place in found]
@@ -118,8 +117,7 @@ def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
     Raises:
         UnavailableError: if the child ends or the time is over.
     """
-    host, _, port = address.rpartition(":")
-    place = (host.strip("[]"), int(port))
+    place = split_address(child.name, address)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         child.check()

@@ -18,7 +18,7 @@ import grpc
 from specinfer.client.answer import Answer
 from specinfer.client.errors import RequestFailedError
 from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import CLOSED, Gateways, check_addresses, read_addresses
+from specinfer.client.gateways import CLOSED, Gateways, read_addresses
 from specinfer.client.metadata import call_metadata
 from specinfer.client.request import Prompt, RequestOptions, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
@@ -55,11 +55,10 @@ class AsyncClient:
             traceparent: trace context (W3C) that the requests of this client belong to; empty for none.
 
         Raises:
-            InvalidInputError: if there is no address, or an empty one, or if the key or the trace
+            InvalidInputError: if there is no address, or one that is no host:port, or if the key or the trace
                 context cannot be sent.
         """
-        read = read_addresses(addresses) if isinstance(addresses, str) else None
-        self._gateways = Gateways(read or check_addresses(addresses, addresses), tls)
+        self._gateways = Gateways(read_addresses(addresses), tls)
         self._metadata = call_metadata(api_key, traceparent)
         self._patience, self._on_retry = patience or Patience(), on_retry
         self._calls: set[_ReplyCall] = set()

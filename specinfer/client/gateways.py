@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.errors import SettingError, UnavailableError
+from specinfer.service.addresses import check_target, split_targets
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2_grpc
@@ -12,24 +13,17 @@ from specinfer.v1 import generation_pb2_grpc
 CLOSED = "the client was closed"
 
 
-def read_addresses(text: str) -> tuple[str, ...]:
-    """Addresses with commas between them.
+def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses of gateways, as a sequence or as a string with commas between them.
 
     Raises:
-        InvalidInputError: if one is empty.
+        SettingError: if there is none, or one to which no channel can be opened.
     """
-    return check_addresses(tuple(part.strip() for part in text.split(",")), text)
-
-
-def check_addresses(addresses: Sequence[str], given: object) -> tuple[str, ...]:
-    """The addresses, if there are any and none is empty.
-
-    Raises:
-        InvalidInputError: otherwise, with what was given.
-    """
-    if not addresses or not all(addresses):
-        raise InvalidInputError("address", given, "must be HOST:PORT, several with commas between them")
-    return tuple(addresses)
+    if isinstance(given, str):
+        return tuple(split_targets("address", given))
+    if not given:
+        raise SettingError("address", given, "must be host:port, one or several")
+    return tuple(check_target("address", address) for address in given)
 
 
 class Gateways:

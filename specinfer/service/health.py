@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import SettingError, SpecInferError, UnavailableError
+from specinfer.service.addresses import check_target
 from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"
@@ -26,10 +27,10 @@ def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
     """Returns if the service at this address is serving.
 
     Raises:
-        SettingError: if a file of `tls` is missing, cannot be read or does not fit.
+        SettingError: if it is no address, or a file of `tls` is missing, cannot be read or does not fit.
         UnavailableError: if it is not serving, or does not answer in time.
     """
-    with _open(address, tls) as channel:
+    with _open(check_target("address", address), tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)

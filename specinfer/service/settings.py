@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
+from specinfer.service.addresses import check_target
 from specinfer.service.tls import ServerTls
 
 MEBIBYTE = 1024 * 1024
@@ -81,8 +82,17 @@ class ProcessSettings(BaseSettings):
             raise SettingError(key, first.get("input"), first["msg"]) from error
         except SettingsError as error:
             raise SettingError("arguments", list(argv), str(error)) from error
-        settings.tls.check()  # before a model is loaded
+        settings.check()
         return settings
+
+    def check(self) -> None:
+        """Checks, before a model is loaded, what a field's type does not say.
+
+        Raises:
+            SettingError: naming key and value.
+        """
+        check_target("listen", self.listen, lowest_port=0)
+        self.tls.check()
 
 
 class ServiceSettings(ProcessSettings):

@@ -124,7 +124,7 @@ async def test_a_key_reaches_the_gateway_and_is_never_shown() -> None:
         (["generate", "hi", "--local", "--tls-ca", "x"], "--tls-ca = 'x': excludes --local"),
         (["bench", "--prompts", "x", "--tls-ca", "x"], "--tls-ca = 'x': needs --address"),
         (["attach", "r", "--from-token", "-1"], "from_token = -1: must be in [0, 2**32)"),
-        (["cancel", "r", "--address", "a:1,"], "address = 'a:1,': must be HOST:PORT"),
+        (["cancel", "r", "--address", "a:1,"], "address = 'a:1,': must be host:port"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -37,6 +37,11 @@ BAD_SETTINGS = [
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
     (["verifier_svc", "--device", "abacus"], "device = 'abacus': "),
+    (["verifier_svc", "--listen", "52"], "listen = '52': must be host:port with a port from 0 to 65535"),
+    (["gateway", "--verifiers", "a:1,b"], "verifiers = 'b': must be host:port"),
+    (["gateway", "--verifiers", ","], "verifiers = ',': must be host:port"),
+    (["gateway", "--speculators", "b"], "speculators = 'b': must be host:port"),
+    (["http_svc", "--gateways", "a:70000"], "gateways = 'a:70000': must be host:port"),
 ]
 
 
@@ -110,6 +115,8 @@ BAD_COMMANDS = [
     (["models", "pull", "gpt-9"], 2, "model = 'gpt-9': not in the registry"),
     (["sing"], 2, "sing"),
     (["status", "--address", "127.0.0.1:9"], 1, "gateway at 127.0.0.1:9"),
+    (["status", "--address", "localhost"], 2, "address = 'localhost': must be host:port"),
+    (["generate", "hi", "--address", "127.0.0.1:99999"], 2, "address = '127.0.0.1:99999': must be host:port"),
 ]
 
 

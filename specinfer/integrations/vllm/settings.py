@@ -6,6 +6,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from specinfer.errors import SettingError
+from specinfer.service.addresses import split_targets
 from specinfer.service.settings import as_path
 from specinfer.service.tls import ClientTls
 
@@ -31,7 +32,7 @@ class VllmSettings(BaseSettings):
     @property
     def addresses(self) -> list[str]:
         """Of the services."""
-        return [part.strip() for part in self.speculators.split(",") if part.strip()]
+        return split_targets(f"{PREFIX}SPECULATORS", self.speculators)
 
     @property
     def tls(self) -> ClientTls:
@@ -56,4 +57,5 @@ class VllmSettings(BaseSettings):
             name = PREFIX + ".".join(map(str, first["loc"])).upper().removeprefix(PREFIX)
             raise SettingError(name, os.environ.get(name), first["msg"]) from error
         settings.tls.check()
+        split_targets(f"{PREFIX}SPECULATORS", settings.speculators)
         return settings

@@ -21,7 +21,9 @@ def test_services_and_their_replicas(text: str, services: list[list[str]]) -> No
     assert [replica_addresses(service) for service in service_addresses(text)] == services
 
 
-@pytest.mark.parametrize("text", ["10.0.0.1|10.0.0.2:2", "10.0.0.1:2|", "a:1|dns:///b:2", "a:1|b:2|a:1"])
+@pytest.mark.parametrize(
+    "text", ["10.0.0.1", "a:0", "10.0.0.1|10.0.0.2:2", "10.0.0.1:2|", "a:1|dns:///b:2", "a:1|b:2|a:1"]
+)
 def test_replicas_are_different_hosts_and_ports(text: str) -> None:
     with pytest.raises(SettingError, match="speculators = "):
         service_addresses(text)
