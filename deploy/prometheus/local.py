@@ -12,15 +12,19 @@ DIRECTORY = Path(__file__).parent
 def local_configuration(targets: Mapping[str, Sequence[str]], interval: str = "1s") -> dict[str, Any]:
     """What prometheus.yml says, with `targets` by job instead of names, and scraped every `interval`.
 
+    Jobs without targets are left out.
+
     Raises:
-        KeyError: if a job has no targets.
+        KeyError: if there is no such job.
     """
     configuration: dict[str, Any] = yaml.safe_load((DIRECTORY / "prometheus.yml").read_text())
     configuration["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
     configuration["rule_files"] = [str(DIRECTORY / path) for path in configuration["rule_files"]]
-    for job in configuration["scrape_configs"]:
-        del job["dns_sd_configs"]
-        job["static_configs"] = [{"targets": list(targets[job["job_name"]])}]
+    jobs = {job["job_name"]: job for job in configuration["scrape_configs"]}
+    for name, addresses in targets.items():
+        del jobs[name]["dns_sd_configs"]
+        jobs[name]["static_configs"] = [{"targets": list(addresses)}]
+    configuration["scrape_configs"] = [jobs[name] for name in targets]
     return configuration
 
 

@@ -19,7 +19,10 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 """By the word that names container, workload and prefix of a service."""
 PLAIN = [(overlay, ()) for overlay in OVERLAYS]
 ALONE = [("cpu", (component,)) for component in COMPONENTS]
-ALL = [("gpu", ("api-keys", "tls", "load-autoscaling")), ("cpu", ("api-keys", "monitoring", "managed-redis"))]
+ALL = [
+    ("gpu", ("api-keys", "tls", "load-autoscaling")),
+    ("cpu", ("api-keys", "monitoring", "managed-redis", "http")),
+]
 CASES = [*PLAIN, *ALONE, *ALL]
 
 

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry
 
 from gateway.metrics import GatewayMetrics
 from tests.deploy.kustomize import KUBERNETES
-from tests.deploy.overlay_cases import services
 from tests.deploy.prometheus_rule import RULES, TARGET, prometheus_rule
 from tests.deploy.rendered import Rendered
 
@@ -68,9 +67,11 @@ def test_prometheus_finds_every_metrics_port(objects: Rendered) -> None:
         assert monitor["apiVersion"] == OPERATOR
         assert set(monitor["spec"]) <= {"selector", "jobLabel", "podMetricsEndpoints"}
         chosen = objects.selected(monitor["spec"]["selector"])
-        assert {workload.name for workload in chosen} == {w.name for _, w, _ in services(objects)}
-        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-        assert all(endpoint["port"] in workload.ports for workload in chosen)
+        ours = {workload.name for workload in objects.workloads} - {"specinfer-redis"}
+        assert {workload.name for workload in chosen} == ours
+        ports = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+        assert ports == ["metrics", "http"]
+        assert all(len(set(ports) & set(workload.ports)) == 1 for workload in chosen)
         assert all(monitor["spec"]["jobLabel"] in workload.labels for workload in chosen)
 
 
