@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training corpus|ssm|eagle`, the same as `specinfer train`."""
+"""`python -m speculator_svc.training corpus|ssm|eagle|medusa|blockwise`, the same as `specinfer train`."""
 
 import signal
 import sys
@@ -9,6 +9,7 @@ from specinfer.errors import SpecInferError
 from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.train_eagle import train_eagle
+from speculator_svc.training.train_heads import train_blockwise, train_medusa
 from speculator_svc.training.train_ssm import train_ssm
 
 PROGRAM = "specinfer train"
@@ -24,6 +25,11 @@ app = typer.Typer(
 app.command("corpus")(make_corpus)
 app.command("ssm")(train_ssm)
 app.command("eagle")(train_eagle)
+ENDING = "SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there."
+MEDUSA = "Distil the target into Medusa's heads, which read its last hidden state."
+BLOCKWISE = "Distil the target into heads that share its output head (blockwise parallel decoding)."
+app.command("medusa", help=f"{MEDUSA}\n\n{ENDING}")(train_medusa)
+app.command("blockwise", help=f"{BLOCKWISE}\n\n{ENDING}")(train_blockwise)
 
 
 def main() -> None:

@@ -11,85 +11,36 @@ steps 1 to k, which is just what a drafted chain sees. Knows no files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from specinfer.model.heads import output_head
 from specinfer.model.layers.layer import LAYER_MODULES, Layer
 from specinfer.model.layers.parts import Parts
 from specinfer.model.layers.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
+from speculator_svc.training.feature_student import FeatureStudent, UnrolledBatch
 
 _LAYER = "model.layers.0."
 
 
-@dataclass(frozen=True, slots=True)
-class UnrolledRows:
-    """What step k of the unrolling predicts: flat rows j of [B, T], of each the token j + 2 + k."""
-
-    rows: torch.Tensor
-    label_ids: torch.Tensor
-    """[R, K] indices into the draft vocabulary."""
-    label_probabilities: torch.Tensor
-    next_tokens: torch.Tensor
-    """[R] of the target."""
-
-    def to(self, device: torch.device) -> "UnrolledRows":
-        """The same there."""
-        return UnrolledRows(*(getattr(self, field.name).to(device) for field in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class UnrolledBatch:
-    """Padded continuations with the target's hidden states."""
-
-    token_ids: torch.Tensor
-    """[B, T] the token one ahead of each hidden state."""
-    states: torch.Tensor
-    """[B, T, layers, hidden] bfloat16."""
-    steps: tuple[UnrolledRows, ...]
-
-    def to(self, device: torch.device) -> "UnrolledBatch":
-        """The same there."""
-        steps = tuple(step.to(device) for step in self.steps)
-        return UnrolledBatch(self.token_ids.to(device), self.states.to(device), steps)
-
-    @property
-    def next_tokens(self) -> torch.Tensor:
-        """Of the first step: how many tokens the batch teaches."""
-        return self.steps[0].next_tokens
-
-
-class EagleStudent(nn.Module):
+class EagleStudent(FeatureStudent):
     """Maps hidden states and tokens to logits over the draft vocabulary, step after step."""
 
     def __init__(
         self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
         """`config` is the target's; `embedding` [V, hidden] stays as it is, `tensors` are trained."""
-        super().__init__()
+        super().__init__(tensors, {EMBEDDING: embedding})
         vocabulary = len(tensors["lm_head.weight"])
         self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
-        self.embedding: torch.Tensor
-        self.register_buffer("embedding", embedding.float(), persistent=False)
-        for name, tensor in tensors.items():
-            self.register_parameter(name.replace(".", "/"), nn.Parameter(tensor.float().clone()))
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return next(self.parameters()).device
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors by name."""
-        return {key.replace("/", "."): value.detach() for key, value in self.named_parameters()}
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """Per step the logits [R, draft vocabulary] of its rows."""
-        found = {key.replace("/", "."): tensor for key, tensor in self.named_parameters()}
+        """See `FeatureStudent`."""
+        found = self.all_tensors()
         batch_size, length = batch.token_ids.shape
         config = replace(self.config, max_positions=length + len(batch.steps))
         parts = Parts(config, found, torch.float32, str(self.device))
@@ -102,7 +53,7 @@ class EagleStudent(nn.Module):
         for step, told in enumerate(batch.steps):
             # beyond the end the tokens are whatever: no row of this step looks there
             tokens = torch.roll(batch.token_ids, -step, 1).flatten()
-            embedded = layer.input_norm(F.embedding(tokens, self.embedding))
+            embedded = layer.input_norm(F.embedding(tokens, found[EMBEDDING]))
             normed = torch.cat([embedded, hidden_norm(hidden)], -1)
             cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
             hidden = layer.behind(hidden, normed, (cos, sin), attention)
@@ -152,12 +103,11 @@ def starting_tensors(
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
-    head = target[EMBEDDING if config.tied_embeddings else "lm_head.weight"]
     tensors = {
         "fc.weight": fc,
         "hidden_norm.weight": target[f"{last}input_layernorm.weight"],
         "model.norm.weight": target["model.norm.weight"],
-        "lm_head.weight": head[vocabulary],
+        "lm_head.weight": output_head(config, target)[vocabulary],
     }
     for module in LAYER_MODULES:
         for kind in ("weight", "bias"):

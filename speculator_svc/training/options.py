@@ -10,6 +10,10 @@ from specinfer.errors import SettingError
 Corpora = Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")]
 Checkpoint = Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")]
 Target = Annotated[str, typer.Option(help="The target.")]
+FeatureWork = Annotated[
+    Path, typer.Option("--work", help="Directory of features and state; a rerun goes on from it.")
+]
+TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Time to train, features not counted.")]
 DraftVocabulary = Annotated[int, typer.Option(help="Size of the draft vocabulary.")]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]

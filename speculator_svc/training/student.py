@@ -41,7 +41,7 @@ class Student(nn.Module):
         super().__init__()
         self.config = replace(config, layers=len(layers), vocab_size=len(head), tied_embeddings=False)
         for name in frozen_names(config):
-            self.register_buffer(_key(name), weights[name].float(), persistent=False)
+            self.register_buffer(parameter_key(name), weights[name].float(), persistent=False)
         for place, start in enumerate(layers):
             self._add_layer(place, start)
         for name in ("model.norm.weight", "model.norm.bias"):
@@ -79,13 +79,15 @@ class Student(nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The trained tensors under their checkpoint names."""
-        return {_name(key): parameter.detach() for key, parameter in self.named_parameters()}
+        return {tensor_name(key): parameter.detach() for key, parameter in self.named_parameters()}
 
     def forward(self, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, draft vocabulary] at the flat positions `rows` of token ids [B, T]."""
         batch, length = token_ids.shape
         # rows of fused matrices are put together anew in every step, so that gradients find their way
-        found = {_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())}
+        found = {
+            tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
         config = replace(self.config, max_positions=length)
         model = Transformer(config, found, torch.float32, str(token_ids.device))
 
@@ -109,13 +111,14 @@ class Student(nn.Module):
                     self._add(f"model.layers.{place}.{module}.{kind}", tensor * 0 if zero else tensor)
 
     def _add(self, name: str, value: torch.Tensor) -> None:
-        self.register_parameter(_key(name), nn.Parameter(value.float().clone()))
+        self.register_parameter(parameter_key(name), nn.Parameter(value.float().clone()))
 
 
-def _key(name: str) -> str:
+def parameter_key(name: str) -> str:
     """A tensor's name as `torch` allows it for parameters."""
     return name.replace(".", "/")
 
 
-def _name(key: str) -> str:
+def tensor_name(key: str) -> str:
+    """The name of a parameter's tensor in the checkpoint."""
     return key.replace("/", ".")

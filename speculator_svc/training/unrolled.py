@@ -1,4 +1,4 @@
-"""What EAGLE and its like learn from: continuations with the target's hidden states, several tokens ahead."""
+"""What readers of hidden states learn from: continuations with these, and labels several tokens ahead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from speculator_svc.training.batches import batches
 from speculator_svc.training.corpus import Continuation, Labels
-from speculator_svc.training.eagle_student import EagleStudent, UnrolledBatch, UnrolledRows
+from speculator_svc.training.feature_student import FeatureStudent, UnrolledBatch, UnrolledRows
 from speculator_svc.training.loss import distillation_loss, rough
 from speculator_svc.training.success import Success
 
@@ -63,7 +63,7 @@ class UnrolledExamples:
         )
 
 
-def unrolled_loss(student: EagleStudent, batch: UnrolledBatch) -> torch.Tensor:
+def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor:
     """Mean over steps of the distillation loss, weighted by `STEP_WEIGHT` to the power of the step."""
     with rough(student.device):
         logits = student(batch)
@@ -77,9 +77,10 @@ def unrolled_loss(student: EagleStudent, batch: UnrolledBatch) -> torch.Tensor:
 
 @torch.inference_mode()
 def evaluate_unrolled(
-    student: EagleStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, most: int = 5
+    student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, most: int = 5
 ) -> list[Success]:
-    """Per step the success on what the target went on with, given that the tokens before were right."""
+    """Per step the success on what the target went on with. Students that read the tokens before (EAGLE) are
+    given the right ones."""
     hits: list[list[torch.Tensor]] = [[] for _ in range(examples.steps)]
     for _, batch in batches(examples, 4096, np.random.default_rng(0)):
         batch = batch.to(student.device)

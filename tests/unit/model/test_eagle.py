@@ -18,7 +18,8 @@ from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training.eagle_student import EagleStudent, UnrolledBatch, UnrolledRows, starting_tensors
+from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
+from speculator_svc.training.feature_student import UnrolledBatch, UnrolledRows
 from tests.tiny_models import tiny_transformers
 
 LAYERS, VOCABULARY = 3, 40

@@ -1,0 +1,163 @@
+"""What the commands share that train readers of the target's hidden states: data, schedule, state, report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import SettingError
+from specinfer.hub import resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
+from specinfer.model.weights.families import open_weights
+from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
+from speculator_svc.training.device import pick_device
+from speculator_svc.training.distil import DistilOptions
+from speculator_svc.training.feature_student import FeatureStudent
+from speculator_svc.training.features import Thoughts, think
+from speculator_svc.training.interruption import deferred_signals
+from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary
+from speculator_svc.training.progress import console, distil_with_bar, progress_bar
+from speculator_svc.training.success import Success
+from speculator_svc.training.unrolled import UnrolledExamples, evaluate_unrolled, unrolled_loss
+
+CACHE_TOKENS = 8192
+S = TypeVar("S", bound=FeatureStudent)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every such command is asked for."""
+
+    corpus: Sequence[Path]
+    out: Path
+    work: Path
+    model: str
+    vocabulary: int
+    options: DistilOptions
+    threads: int
+    device: str
+    overwrite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reader(Generic[S]):
+    """What a command trains."""
+
+    method: str
+    flags: str
+    """Of its own, as they are recorded."""
+    layers: tuple[int, ...]
+    """After how many layers of the target it reads hidden states."""
+    steps: int
+    """How many tokens ahead it says."""
+    make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
+    """The untrained student, of the target's weights and the draft vocabulary."""
+    save: Callable[[S, torch.Tensor, Mapping[str, Any]], None]
+    """Writes the checkpoint of a student, the draft vocabulary and the record of its training."""
+    token_ids: torch.Tensor | None = None
+    """The draft vocabulary; None: the tokens that are most frequent."""
+
+
+class FeatureTraining:
+    """One run of such a command."""
+
+    def __init__(self, asked: Asked) -> None:
+        """Checks what is asked for.
+
+        Raises:
+            SettingError: naming the bad option.
+        """
+        if not asked.overwrite and is_draft_checkpoint(asked.out):
+            raise SettingError(
+                "out", str(asked.out), "holds a finished speculator; --overwrite replaces it at the end"
+            )
+        self._asked, self._device = asked, pick_device(asked.device)
+        if asked.threads:
+            torch.set_num_threads(asked.threads)
+        self.directory = resolve_model(asked.model)
+        self.config: ModelConfig = load_config(self.directory)
+        if not LABEL_WIDTH <= asked.vocabulary <= self.config.vocab_size:
+            most = self.config.vocab_size
+            raise SettingError("vocabulary", asked.vocabulary, f"must be {LABEL_WIDTH} to {most}")
+
+    def run(self, reader: Reader[S]) -> None:
+        """Trains and saves a reader.
+
+        Raises:
+            InterruptionError: if a signal came; what is done is kept.
+        """
+        asked = self._asked
+        training, held_out, token_ids = self._prepare(reader)
+        target = open_weights(self.directory, self.config)
+        student = reader.make(target, token_ids).to(self._device)
+        state = asked.work / f"state-{reader.method}.pt"
+        seen = distil_with_bar(student, training, asked.options, state, unrolled_loss)
+        success = evaluate_unrolled(student, held_out, token_ids)
+        for step, found in enumerate(success):
+            console.print(f"held out, depth {step + 1}: {found}")
+        with deferred_signals():  # a checkpoint is whole or not there
+            reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
+            state.unlink()  # finished: whoever trains again begins anew
+        console.print(f"saved {asked.out}")
+
+    def _record(
+        self, reader: Reader[S], vocabulary: int, seen: int, success: Sequence[Success]
+    ) -> dict[str, Any]:
+        """How it was trained, without paths: they mean nothing elsewhere."""
+        asked, options = self._asked, self._asked.options
+        return {
+            "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
+            f"--vocabulary {vocabulary} --minutes {options.minutes:g} "
+            f"--learning-rate {options.learning_rate:g} --seed {options.seed}",
+            "corpus": [path.name for path in asked.corpus],
+            "tokens_seen": seen,
+            "success_held_out": [
+                {f"top{k}": round(share, 4) for k, share in found.top.items()} for found in success
+            ],
+        }
+
+    def _prepare(self, reader: Reader[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
+        """What is trained on, what is held out of the first corpus, and the draft vocabulary."""
+        asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
+        runner = ModelRunner.load(self.directory, options)
+        parts, held_out = read_corpora(asked.corpus)
+        first = [item for part in parts for item in part]
+        token_ids = reader.token_ids
+        if token_ids is None:
+            token_ids = torch.from_numpy(frequent_tokens(first, asked.vocabulary))
+        training, kept = (
+            _examples(
+                think_aloud(runner, part, reader.layers, asked.work), part, token_ids.numpy(), reader.steps
+            )
+            for part in (first, held_out)
+        )
+        return training, kept, token_ids
+
+
+def think_aloud(
+    runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
+) -> list[Thoughts]:
+    """The thoughts of all continuations, with a progress bar."""
+    with progress_bar() as bar:
+        task = bar.add_task("features", total=len(corpus))
+        return think(
+            runner,
+            corpus,
+            layers,
+            work,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _examples(
+    thoughts: list[Thoughts], corpus: list[Continuation], vocabulary: NDArray[np.int64], steps: int
+) -> UnrolledExamples:
+    labels = [in_draft_vocabulary(thought.labels, vocabulary) for thought in thoughts]
+    return UnrolledExamples(corpus, [thought.states for thought in thoughts], labels, steps)

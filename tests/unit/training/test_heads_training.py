@@ -1,0 +1,114 @@
+"""`specinfer train medusa|blockwise`: heads start as the target's own next guess, learn, and draft."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.heads import tensors_of_target
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import DrafterOptions, DraftJob, Features, make_drafter
+from speculator_svc.training import distil
+from speculator_svc.training.corpus import write_continuations
+from speculator_svc.training.features import think
+from speculator_svc.training.heads_student import HeadsStudent, starting_heads
+from speculator_svc.training.interruption import InterruptionError
+from speculator_svc.training.train_heads import train_blockwise, train_medusa
+from speculator_svc.training.unrolled import UnrolledExamples, unrolled_loss
+from tests.system import ascii_tokenizer
+from tests.tiny_models import runner_of, tiny_transformers
+from tests.unit.training.test_eagle_training import corpus_of
+
+KINDS = [MedusaSource, BlockwiseSource]
+COMMANDS = {"medusa": train_medusa, "blockwise": train_blockwise}
+LAST = 3
+"""Layers of the target."""
+
+
+def student_of(kind: type[HeadsSource], count: int) -> HeadsStudent:
+    model, token_ids = tiny_transformers("llama"), torch.arange(97)
+    config, weights = from_transformers(model.config), model.state_dict()
+    trained = starting_heads(kind, count, config, weights, token_ids, 0)
+    return HeadsStudent(config, kind, count, trained, tensors_of_target(kind, config, weights, token_ids))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_start_as_the_target_and_learn_to_say_what_comes_later(
+    kind: type[HeadsSource], tmp_path: Path
+) -> None:
+    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(8)
+    thoughts = think(runner, corpus, [LAST], tmp_path, lambda *_: None)
+    examples = UnrolledExamples(corpus, [t.states for t in thoughts], [t.labels for t in thoughts], 2)
+    student, batch = student_of(kind, 2), examples.batch(range(len(corpus)))
+    # an untrained head says the target's guess of the next token, which is the label one place before its own
+    said = student(examples.batch([0]))[0].argmax(-1)
+    assert said[1:].tolist() == thoughts[0].labels.ids[:-1, 0].tolist()
+    optimizer = torch.optim.AdamW(student.parameters(), 0.01)
+    for _ in range(60):
+        loss = unrolled_loss(student, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    best = [rows.argmax(-1) for rows in student(batch)]
+    right = [
+        float((a == told.label_ids[:, 0]).float().mean()) for a, told in zip(best, batch.steps, strict=True)
+    ]
+    assert min(right) > 0.8, "each head what is that many tokens ahead"
+
+
+@pytest.mark.parametrize("method", COMMANDS)
+def test_the_command_is_interrupted_goes_on_and_its_heads_draft(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, lines, work = tmp_path / "target", tmp_path / "corpus.jsonl", tmp_path / "work"
+    tiny_transformers("llama").save_pretrained(target)
+    ascii_tokenizer()._fast.save(str(target / "tokenizer.json"))
+    corpus = corpus_of(12)
+    write_continuations(lines, ((str(i), item) for i, item in enumerate(corpus)))
+
+    def train(minutes: float, heads: int = 2) -> None:
+        given: dict[str, Any] = {"corpus": [lines], "model": str(target), "vocabulary": 40, "device": "cpu"}
+        COMMANDS[method](out=tmp_path / "heads", work=work, minutes=minutes, heads=heads, **given)
+
+    step = distil._step
+
+    def interrupted(*arguments: Any) -> float:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(*arguments)
+
+    monkeypatch.setattr(distil, "_step", interrupted)
+    with pytest.raises(
+        InterruptionError, match=f"are saved in .*state-{method}.pt; the same command goes on"
+    ):
+        train(1.0)
+    monkeypatch.setattr(distil, "_step", step)
+    monkeypatch.setattr(ModelRunner, "forward_with_features", None)  # they are kept
+    with pytest.raises(SettingError, match=r"work = .*: is the state of a run with other options"):
+        train(1.0, heads=3)
+    train(0.01)
+    assert not (work / f"state-{method}.pt").exists()
+    config = json.loads((tmp_path / "heads/config.json").read_text())
+    assert config["speculators_model_type"] == method
+    assert f"train {method} --model {target} --heads 2 " in config["trained"]["command"]
+    assert len(config["trained"]["success_held_out"]) == 2
+    with pytest.raises(SettingError, match="holds a finished speculator"):
+        train(0.01)
+
+    drafter = make_drafter(method, DrafterOptions(model=str(tmp_path / "heads"), dtype="float32"))
+    assert drafter.description.feature_layers == (LAST,)
+    context = [*corpus[0].prompt, 9]
+    states = np.zeros((len(context) - 1, 1, 32), np.int16)
+    job = DraftJob("r", context, TreeLimits(4, 4), GREEDY, features=Features(0, states))
+    (tree,) = drafter.draft([job])
+    assert isinstance(tree, TokenTree)
+    assert len(tree) == (3 if method == "blockwise" else 5)
