@@ -4,13 +4,11 @@ whatever is restarted; nothing is computed where nobody reads."""
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gateway.clients.speculator import Asked, SpeculatorService
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.eagle import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
@@ -18,10 +16,10 @@ from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind
-from specinfer.v1 import speculator_pb2
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.eagle import EagleDrafter
 from speculator_svc.training.eagle_student import starting_tensors
+from tests.forgetting import forget_once
 from tests.oracle import always, greedy
 from tests.system import ScriptedDrafter, running_system, until
 from tests.tiny_models import runner_of, tiny_transformers
@@ -93,16 +91,7 @@ async def test_a_service_that_forgot_gets_all_of_them_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway believes that it holds something else in the midst of a request, so it answers RESYNC."""
-    encode, calls = SpeculatorService.encode, 0
-
-    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            service.held[asked.entry.request_id] -= 1
-        return encode(service, asked, *more)
-
-    monkeypatch.setattr(SpeculatorService, "encode", believing)
+    forget_once(monkeypatch)
     reader = Reader([3])
     async with running_system(redis_url, {"reader": reader}) as system:
         assert await system.tokens(PROMPT, max_new_tokens=40) == greedy(PROMPT, 40)

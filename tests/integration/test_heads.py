@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from gateway.clients.speculator import Asked, SpeculatorService
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.heads import HeadsRunner
@@ -18,10 +17,11 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import MedusaSource
 from specinfer.tree import ProposalKind
-from specinfer.v1 import generation_pb2, speculator_pb2
+from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.blockwise import BlockwiseDrafter
 from speculator_svc.drafters.medusa import HeadsDrafter, MedusaDrafter
+from tests.forgetting import forget_once
 from tests.oracle import greedy
 from tests.system import running_system
 from tests.tiny_models import runner_of, tiny_transformers
@@ -108,20 +108,10 @@ async def test_heads_draft_again_once_a_service_that_forgot_has_the_newest_state
 ) -> None:
     """The gateway believes that the service holds something else in the midst of a request (RESYNC); one step
     has no draft, and all others bring a whole block."""
-    encode, calls = SpeculatorService.encode, 0
-
-    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            service.held[asked.entry.request_id] -= 1
-        return encode(service, asked, *more)
-
-    monkeypatch.setattr(SpeculatorService, "encode", believing)
+    forget_once(monkeypatch)
     async with running_system(redis_url, {"medusa": perfect(MedusaDrafter, 41)}) as system:
         replies = await system.generate(PROMPT, max_new_tokens=41)
     assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 41)
-    assert calls > 4
     histogram = list(stats(replies).acceptance_histogram)
     assert histogram[0] == 2, "the pass over the prompt, and the step without a draft"
     assert sum(histogram) == 2 + ceil((41 - 2) / (K + 1))

@@ -253,7 +253,7 @@ def test_draws_by_real_random_numbers_follow_the_target(kind: ProposalKind) -> N
 
     def p_value(lie: bool) -> float:
         counts: Counter[int] = Counter()
-        for seed in range(3000):
+        for seed in range(1000):
             tree = drawn_tree(levels, kind, 10_000 + seed)
             tree = overstated(tree) if lie else tree
             randomness = RequestRandomness(replace(DRAWING, seed=seed), 12)

@@ -1,0 +1,25 @@
+"""A speculator service that holds something else than the gateway believes, so that it answers RESYNC."""
+
+from typing import Any
+
+import pytest
+
+from gateway.clients.speculator import Asked, SpeculatorService
+from specinfer.v1 import speculator_pb2
+
+_CALL = 4
+"""In the midst of a request: after its prompt and some steps."""
+
+
+def forget_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the entry that the gateway encodes as its fourth, the service holds one token less."""
+    encode, calls = SpeculatorService.encode, 0
+
+    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
+        nonlocal calls
+        calls += 1
+        if calls == _CALL:
+            service.held[asked.entry.request_id] -= 1
+        return encode(service, asked, *more)
+
+    monkeypatch.setattr(SpeculatorService, "encode", believing)
