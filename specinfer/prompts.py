@@ -20,7 +20,8 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
         if not line.strip():
             continue
         try:
-            turn = json.loads(line)["turns"][0]
+            turns = json.loads(line)["turns"]
+            turn = turns[0] if isinstance(turns, list) else None
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
             raise InvalidInputError(f"{path}:{number}", line[:60], "needs `turns: [text]`") from error
         if not isinstance(turn, str):

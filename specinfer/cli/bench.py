@@ -212,5 +212,4 @@ def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
 
 def write_runs(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:
     """Writes the result file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")

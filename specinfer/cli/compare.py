@@ -28,6 +28,7 @@ from specinfer.cli.options import (
     TlsKey,
     Weights,
     check_positive,
+    check_writable,
     read_modes,
     read_numbers,
     refuse_with,
@@ -39,18 +40,21 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.prompts import read_prompts
 
+BenchTokens = Annotated[int, typer.Option(min=1, help="Tokens per prompt; end of sequence is ignored.")]
+ResultPath = Annotated[Path | None, typer.Option("--json", help="Where to write the result.")]
+
 
 def bench(
     context: typer.Context,
     prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
-    json_path: Annotated[Path | None, typer.Option("--json", help="Where to write the result.")] = None,
+    json_path: ResultPath = None,
     modes: Annotated[
         str, typer.Option(help="Some of incremental,sequence,tree.")
     ] = "incremental,sequence,tree",
     batch: Annotated[str, typer.Option(help="Numbers of concurrent requests, for example 1,4.")] = "1",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens per prompt; end of sequence is ignored.")] = 128,
+    max_new_tokens: BenchTokens = 128,
     limit: Annotated[int | None, typer.Option(help="Use only the first prompts.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of every request.")] = 0,
     raw: Raw = False,
     address: Annotated[
@@ -85,22 +89,28 @@ def bench(
         seed,
         not raw,
     )
-    flags = {"max-batch": str(max(plan.batches))}
+    if json_path is not None:
+        check_writable("--json", json_path)
     options = LocalOptions(
         model=model,
         dtype=dtype,
         device=device,
         verifier={"weights": weights, "offload": offload},
-        gateway=flags,
+        gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
     )
-    with gateway(connection, options if address is None else None) as where, progress_bar() as bar:
-        total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
-        task = bar.add_task("warming up", total=total)
-        runs = asyncio.run(_bench(where, plan, lambda label: bar.update(task, advance=1, description=label)))
+    runs = _measure(connection, options if address is None else None, plan)
     print_runs(runs)
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
+
+
+def _measure(connection: Connection, local: LocalOptions | None, plan: BenchPlan) -> list[Run]:
+    """Runs what was planned at a gateway, or at one of a local system."""
+    with gateway(connection, local) as where, progress_bar() as bar:
+        total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
+        task = bar.add_task("warming up", total=total)
+        return asyncio.run(_bench(where, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
 async def _bench(connection: Connection, plan: BenchPlan, advance: Advance) -> list[Run]:
@@ -109,7 +119,7 @@ async def _bench(connection: Connection, plan: BenchPlan, advance: Advance) -> l
 
 
 def demo(
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens per answer.")] = 96,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 96,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
 ) -> None:

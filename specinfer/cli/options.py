@@ -151,3 +151,16 @@ def check_positive(field: str, value: int | None) -> int | None:
     if value is not None and value <= 0:
         raise InvalidInputError(field, value, "must be positive")
     return value
+
+
+def check_writable(field: str, path: Path) -> None:
+    """Makes the directory of a result's file, and the file, before the work whose result it gets.
+
+    Raises:
+        InvalidInputError: if that cannot be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidInputError(field, str(path), error.strerror or "cannot be written") from error

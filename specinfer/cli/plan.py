@@ -2,6 +2,7 @@
 have."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from specinfer.cli.options import check_positive
 from specinfer.cli.show import console
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
+from specinfer.service.addresses import check_target
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def plan(
         raise InvalidInputError("--dtype", dtype, f"must be one of {', '.join(_BYTES)}")
     if verifier and curve:
         raise InvalidInputError("--curve", str(curve), "give it or --verifier")
+    if not memory > 0:  # also what is no number
+        raise InvalidInputError("--memory", memory, "must be positive")
     check_positive("--devices", devices)
     check_positive("--nodes", nodes)
     check_positive("--batch", batch)
@@ -79,6 +83,9 @@ def read_curve(path: Path) -> "Curve":
         raise SettingError("curve", str(path), f"no readable pass_costs: {error}") from error
     if not found:
         raise SettingError("curve", str(path), "pass_costs is empty")
+    for tokens, seconds in found:
+        if not (tokens > 0 and 0 < seconds < math.inf):
+            raise SettingError("curve", str(path), f"pass_costs has [{tokens}, {seconds}]: must be positive")
     return found
 
 
@@ -86,9 +93,10 @@ def ask_curve(address: str) -> "Curve":
     """What a verifier says of its passes.
 
     Raises:
+        SettingError: if it is no address.
         UnavailableError: if it does not answer.
     """
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(check_target("--verifier", address)) as channel:
         stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply = stub.Describe(verifier_pb2.DescribeVerifierRequest(), timeout=5.0)

@@ -19,7 +19,7 @@ from pathlib import Path
 from specinfer.errors import NotFoundError, UnavailableError
 from specinfer.hub.atomic_directory import atomic_directory
 from specinfer.hub.registry import WheelSource, find_model, known_models
-from specinfer.hub.resolve import gguf_name, model_directory
+from specinfer.hub.resolve import gguf_name, is_hub_id, model_directory
 
 Report = Callable[[int, int, str], None]
 Fetch = Callable[[Path, Report], None]
@@ -66,7 +66,7 @@ def find_source(model: str, source: str, tokenizer_only: bool = False) -> Fetch:
     if path.suffix == ".gguf" and path.is_file():
         return partial(_convert, path)
     from_hub = partial(_from_hub, patterns=_TOKENIZER) if tokenizer_only else _from_hub
-    if model not in known_models() and "/" in model:
+    if model not in known_models() and is_hub_id(model):
         return partial(from_hub, model)
     known = find_model(model)
     if source == "hub":
@@ -153,7 +153,11 @@ def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
 
 
 def _convert(gguf: Path, work: Path, report: Report) -> None:
-    _converter()(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
+    convert = _converter()
+    try:
+        convert(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
+    except (ValueError, KeyError, IndexError) as error:  # what `gguf` says of bytes that are no GGUF
+        raise UnavailableError(f"cannot read {gguf} as a GGUF file: {error}") from error
 
 
 def _from_hub(hub_id: str, work: Path, report: Report, patterns: Sequence[str] = _MODEL) -> None:

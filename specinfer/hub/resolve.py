@@ -37,9 +37,14 @@ def resolve_model(model: str) -> Path:
             return known
     if path.suffix == ".gguf" and path.is_file():
         return _converted(path)
-    if model in known_models() or (model.count("/") == 1 and not model.startswith((".", "/"))):
+    if model in known_models() or is_hub_id(model):
         raise SettingError("model", model, f"not pulled yet: run `specinfer models pull {model}`")
     raise SettingError("model", model, f"no such directory, and not one of {', '.join(known_models())}")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether this may name a model of the hub, as `owner/name` does, and is no path."""
+    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
 
 
 def _converted(gguf: Path) -> Path:

@@ -7,6 +7,7 @@ import torch
 from specinfer.errors import SettingError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.executors.executor import EXECUTORS
+from specinfer.model.layers.attention import BACKENDS
 from specinfer.model.offload.stores import OFFLOADS
 from specinfer.model.weights.quantise import BLOCK_TYPES
 
@@ -59,6 +60,8 @@ def check_options(options: RunnerOptions) -> None:
         raise SettingError("weights", options.weights, f"must be one of {', '.join(WEIGHTS)}")
     if options.executor not in EXECUTORS:
         raise SettingError("executor", options.executor, f"must be one of {', '.join(EXECUTORS)}")
+    if options.attention not in BACKENDS:  # also where the executor has an attention of its own
+        raise SettingError("attention", options.attention, f"must be one of {', '.join(BACKENDS)}")
     if options.offload not in OFFLOADS:
         raise SettingError("offload", options.offload, f"must be one of {', '.join(OFFLOADS)}")
     if options.offload != "none" and options.executor not in ("auto", "native", "torch"):

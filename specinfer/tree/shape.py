@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specinfer.errors import InvalidInputError
+from specinfer.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class ExpansionVector:
         """Reads "1,1,3,1".
 
         Raises:
-            InvalidInputError: if it is not a list of positive integers.
+            SettingError: if it is not a list of positive integers.
         """
         parts = [part.strip() for part in text.strip("<> ").split(",")]
         if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise InvalidInputError("expansion", text, "must be positive integers such as 1,1,3,1")
+            raise SettingError("expansion", text, "must be positive integers such as 1,1,3,1")
         return cls(tuple(map(int, parts)))
 
     @property

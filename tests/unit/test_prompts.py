@@ -22,7 +22,7 @@ def test_first_turns_are_taken_up_to_the_limit(tmp_path: Path) -> None:
     assert read_prompts(path, 1) == ("o\u2028ne",)
 
 
-@pytest.mark.parametrize("row", [{"turns": []}, {"turns": [7]}, {}, "text"])
+@pytest.mark.parametrize("row", [{"turns": []}, {"turns": [7]}, {"turns": "one"}, {}, "text"])
 def test_a_bad_line_is_named(tmp_path: Path, row: object) -> None:
     path = _write(tmp_path / "p.jsonl", {"turns": ["one"]}, row)
     with pytest.raises(InvalidInputError, match=r"p\.jsonl:2"):

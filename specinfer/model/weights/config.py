@@ -68,13 +68,16 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     """The `transformers` configuration of a directory, and its generation configuration if any.
 
     Raises:
-        SettingError: if there is no `config.json`.
+        SettingError: if there is no `config.json`, or one that `transformers` cannot read.
     """
     from transformers import AutoConfig, GenerationConfig
 
     if not (directory / "config.json").is_file():
         raise SettingError("model", str(directory), "no config.json there")
-    hf = AutoConfig.from_pretrained(directory)
+    try:
+        hf = AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError) as error:  # no JSON; no `model_type` that it knows
+        raise SettingError("model", str(directory), f"config.json: {str(error).splitlines()[0]}") from error
     generation = None
     if (directory / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(directory)

@@ -59,7 +59,13 @@ def test_what_cannot_be_planned(model: Path, tmp_path: Path) -> None:
         run(model, "--devices", 1, "--memory", 1, "--dtype", "int3")
     with pytest.raises(SettingError, match="context = 600: the model has 512 positions"):
         run(model, "--devices", 1, "--memory", 1, "--context", 600)
-    for content in ("", "{}", '{"pass_costs": []}', '{"pass_costs": [1]}'):
+    for memory in ("0", "nan"):
+        with pytest.raises(InvalidInputError, match=f"--memory = {memory}"):
+            run(model, "--devices", 1, "--memory", memory)
+    with pytest.raises(SettingError, match="--verifier = 'nowhere': must be host:port"):
+        run(model, "--devices", 1, "--memory", 1, "--verifier", "nowhere")
+    rows = ("", "1", "[1, 0]", "[0, 1]", "[1, NaN]", "[1, -1]")
+    for content in ("", "{}", *(f'{{"pass_costs": [{row}]}}' for row in rows)):
         (tmp_path / "curve").write_text(content)
         with pytest.raises(SettingError, match="curve = "):
             read_curve(tmp_path / "curve")

@@ -272,6 +272,10 @@ def test_first_layers_are_those_of_the_whole_model() -> None:
 def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"model = .*no config\.json"):
         load_config(tmp_path)
+    for content, why in (("{", "not a valid JSON file"), ('{"speculators_model_type": "ssm"}', "model_type")):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(SettingError, match=rf"model = .*config\.json: .*{why}"):
+            load_config(tmp_path)
     with pytest.raises(SettingError, match=r"no \*\.safetensors"):
         SafetensorsWeights(tmp_path)
     config = tiny_transformers("llama").config
