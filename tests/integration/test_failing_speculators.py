@@ -1,0 +1,252 @@
+"""A speculator that is late, wrong, dead or of another model costs its drafts, and no request."""
+
+import asyncio
+import io
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gateway.clients.speculator_directory import SpeculatorDirectory
+from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
+from specinfer.cli.show import status_table
+from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.service.engine_thread import EngineThread
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.tree import TokenTree
+from specinfer.v1 import generation_pb2
+from speculator_svc.drafters import DraftJob
+from tests.oracle import always, first, greedy
+from tests.system import ScriptedDrafter, add_speculators, ascii_tokenizer, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41]
+
+
+def _broken(change: Callable[[TokenTree, DraftJob], TokenTree]) -> Callable[[DraftJob], TokenTree]:
+    return lambda job: change(always(job), job)
+
+
+def _ints(values: list[int]) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.array(values, np.int32)
+
+
+MALFORMED = {
+    "cycle": _broken(lambda t, j: replace(t, parents=_ints([-1, *([2, 1, 1, 1, 1][: len(t) - 1])]))),
+    "foreign token": _broken(
+        lambda t, j: replace(t, token_ids=_ints([int(t.token_ids[0])] + [500] * (len(t) - 1)))
+    ),
+    "wrong root": _broken(
+        lambda t, j: replace(t, token_ids=_ints([96 - int(t.token_ids[0]), *t.token_ids[1:]]))
+    ),
+    "unproposed": _broken(lambda t, j: replace(t, proposals=())),
+    "over the budget": lambda j: always(replace(j, limits=replace(j.limits, nodes=30, depth=30))),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_trees_are_dropped_and_counted(redis_url: str, name: str) -> None:
+    drafters = {"bad": ScriptedDrafter(MALFORMED[name]), "good": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters) as system:
+        replies = await system.generate(PROMPT)
+        bad, good = system.loop.pool.services
+    assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+    assert bad.faults.malformed >= 7
+    assert good.faults.malformed == 0
+    assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
+
+
+async def test_a_late_speculator_is_not_waited_for(redis_url: str) -> None:
+    """It blocks until the request is over; the other one's drafts are used all the while."""
+    release = threading.Event()
+
+    def slow(job: DraftJob) -> TokenTree:
+        release.wait(20)
+        return always(job)
+
+    drafters = {"slow": ScriptedDrafter(slow), "fast": ScriptedDrafter(first(1))}
+    async with running_system(redis_url, drafters, deadline_s=0.05) as system:
+        replies = await system.generate(PROMPT)
+        late, _ = system.loop.pool.services
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert {row.name for row in replies[-1].summary.stats.speculators} == {"fast"}
+        assert late.counters.answered == 0
+        assert late.counters.missed >= 6
+        release.set()
+        await until(lambda: not late.busy)
+        assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
+        assert late.counters.answered > 0, "it takes part again"
+
+
+async def test_a_failing_drafter_costs_only_its_drafts(redis_url: str) -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("out of luck")
+
+    async with running_system(redis_url, {"bad": ScriptedDrafter(fail)}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+
+
+@pytest.mark.parametrize("one_service", [False, True])
+async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
+    redis_url: str, one_service: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("out of luck")
+
+    malformed = ScriptedDrafter(MALFORMED["foreign token"])
+    drafters = {"good": ScriptedDrafter(first(1)), "bad": ScriptedDrafter(fail), "odd": malformed}
+    async with running_system(redis_url, drafters, one_service=one_service) as system:
+        for _ in range(3):
+            assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+    failed = {speculator.name: speculator.failed for speculator in status.speculators}
+    assert (failed["good"], failed["bad"]) == (0, 3), "once per request, as it is not asked again"
+    assert failed["odd"] >= 7, "every tree"
+    table = Console(width=200, record=True, file=io.StringIO())
+    table.print(status_table("here", status))
+    assert "3 failed" in table.export_text()
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a draft of")]
+    assert len(lines) == 2, lines
+    assert "speculator bad at" in lines[0] + lines[1]
+    assert (
+        "(1 so far): the drafter failed: RuntimeError at test_failing_speculators.py:" in lines[0] + lines[1]
+    )
+    assert "speculator odd at" in lines[0] + lines[1]
+    assert "(1 so far): malformed tree: tree.token_ids" in lines[0] + lines[1]
+
+
+async def test_a_refused_draft_is_not_asked_for_again(redis_url: str) -> None:
+    drafter = ScriptedDrafter(lambda job: SpecInferError("not this one"))
+    async with running_system(redis_url, {"bad": drafter}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+    assert len(drafter.jobs) == 1
+
+
+async def test_in_one_service_only_the_speculator_that_refuses_is_left_out(redis_url: str) -> None:
+    drafters = {
+        "bad": ScriptedDrafter(lambda job: SpecInferError("not this one")),
+        "good": ScriptedDrafter(first(1)),
+    }
+    async with running_system(redis_url, drafters, one_service=True) as system:
+        replies = await system.generate(PROMPT)
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
+        await until(lambda: not system.loop.pool.services[0].refused)  # forgotten with its request
+    assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
+    assert len(drafters["bad"].jobs) == 2, "once per request"
+    assert len(drafters["good"].jobs) > 10
+
+
+async def test_a_service_that_comes_later_joins_and_so_does_another_in_its_place(redis_url: str) -> None:
+    early, late = ScriptedDrafter(first(2)), ScriptedDrafter(first(1))
+    async with running_system(redis_url, {"late": late, "early": early}, absent={"late"}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        service, _ = system.loop.pool.services
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert [(s.name, s.ready) for s in status.speculators] == [(service.address, False), ("early", True)]
+        settings = ServiceSettings(listen=service.address, drain_seconds=0.1)
+        joining = ServiceServer(settings, [])
+        add_speculators(joining, EngineThread("joining"), {"late": late})
+        await joining.start()
+        await until(lambda: service.description is not None)
+        replies = await system.generate(PROMPT)
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert {row.name for row in replies[-1].summary.stats.speculators} == {"early", "late"}
+        assert system.loop.pool.names == ["early", "late"], "numbered as they came"
+        await joining.stop()
+        stranger = ServiceServer(settings, [])
+        add_speculators(stranger, EngineThread("stranger"), {"stranger": late})
+        await stranger.start()
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the lost service costs nothing"
+        await until(lambda: service.description is not None)
+        replies = await system.generate(PROMPT)
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
+        assert {row.name for row in replies[-1].summary.stats.speculators} == {"early", "stranger"}
+        assert system.loop.pool.names == ["early", "late", "stranger"], "no number is used again"
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+        assert [(s.name, s.ready) for s in status.speculators] == [("stranger", True), ("early", True)]
+        await stranger.stop()
+
+
+async def test_a_speculator_that_dies_and_returns(redis_url: str) -> None:
+    drafter = ScriptedDrafter(first(1))
+    async with running_system(redis_url, {"a": drafter}) as system:
+        speculator = system.loop.pool.services[0]
+        await system.servers["a"].stop()
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert speculator.description is None
+        assert speculator.counters.missed > 0
+        asked = len(drafter.jobs)
+        returned = ServiceServer(ServiceSettings(listen=speculator.address, drain_seconds=0.1), [])
+        add_speculators(returned, EngineThread("returned"), {"a": drafter})
+        await returned.start()
+        await until(lambda: speculator.description is not None)
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert len(drafter.jobs) > asked
+        await returned.stop()
+
+
+async def test_a_speculator_with_another_tokenizer_is_refused(redis_url: str) -> None:
+    other = ascii_tokenizer(swap=True)
+    with pytest.raises(IncompatibleError) as caught:
+        async with running_system(redis_url, {"odd": ScriptedDrafter(first(1))}, speculator_tokenizer=other):
+            pass
+    assert other.fingerprint() in str(caught.value)
+    assert ascii_tokenizer().fingerprint() in str(caught.value)
+
+
+async def test_a_speculator_that_does_not_fit_any_more_does_not_keep_a_verifier_from_being_driven(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its service was replaced by one with another tokenizer; then the lane has to begin anew."""
+    async with running_system(redis_url, {"odd": ScriptedDrafter(first(1))}) as system:
+        lane = system.loop
+
+        async def misfit(directory: SpeculatorDirectory, service: Any) -> None:
+            raise IncompatibleError("another tokenizer")
+
+        monkeypatch.setattr(SpeculatorDirectory, "describe", misfit)
+        await system.gateway.lanes.end_all()
+        async with asyncio.timeout(10):
+            assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert system.loop is not lane
+
+
+async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[StepReport] = []
+    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
+    release = threading.Event()
+
+    def slow(job: DraftJob) -> TokenTree:
+        release.wait(20)
+        return always(job)
+
+    async with running_system(redis_url, {"slow": ScriptedDrafter(slow)}, deadline_s=2.0) as system:
+        assert await system.tokens([5], max_new_tokens=2) == greedy([5], 2)
+        release.set()
+    waited = [report for report in reports if report.choice.speculators]
+    assert waited
+    assert not any(report.drafts for report in waited)
+    assert all(report.overhead_s < 2.0 for report in waited)
+
+
+async def test_reading_what_was_missed_is_not_what_drafts_take(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty steps of plain decoding, then trees: the first draft reads the twenty tokens."""
+    reports: list[StepReport] = []
+    everybody = Choice(frozenset({0}), 4)
+    monkeypatch.setattr(Planner, "observe", lambda _, report: reports.append(report))
+    monkeypatch.setattr(Planner, "choose", lambda *_: everybody if len(reports) >= 20 else PLAIN)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
+        # a step is learnt from while later ones are under way: on a busy machine several later
+        assert await system.tokens([5], max_new_tokens=100) == greedy([5], 100)
+    read = [draft.read for report in reports if report.choice.speculators for draft in report.drafts]
+    assert read[0] >= 20
+    assert read[1:3] == [0, 0]

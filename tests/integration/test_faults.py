@@ -1,0 +1,160 @@
+"""An exception in a step ends the request that causes it, if any, and never the gateway."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+import gateway.loop
+import gateway.store.requests
+from gateway.metrics.requests import RequestMetrics
+from gateway.planning.planner import PLAIN, Planner
+from gateway.requests.feeds import Feed
+from gateway.requests.room import CacheRoom
+from gateway.requests.scheduler import Scheduler
+from gateway.requests.text import TextStream
+from tests.oracle import first, greedy
+from tests.system import ScriptedDrafter, request_for, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41]
+
+
+def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """From now on a function of the loop raises in every step that holds the request "poison"."""
+    original = getattr(gateway.loop, where)
+
+    def raises(entries: Any, *rest: Any) -> Any:
+        if any(entry.request_id == "poison" for entry in entries):
+            raise IndexError("a fault of ours")
+        return original(entries, *rest)
+
+    monkeypatch.setattr(gateway.loop, where, raises)
+
+
+async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _poisoned(monkeypatch, "trees_to_verify")
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        poison = asyncio.create_task(system.tokens(PROMPT, request_id="poison", max_new_tokens=40))
+        others = [system.tokens([3 + i, 5], max_new_tokens=24) for i in range(3)]
+        assert await asyncio.gather(*others) == [greedy([3 + i, 5], 24) for i in range(3)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await poison
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16), "the loop goes on"
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "internal error: IndexError" in (caught.value.details() or "")
+    assert any("request poison failed" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("where", ["enrol", "choose"])
+async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        monkeypatch.setattr(Planner, where, raises)
+        lane = system.loop
+        texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
+        assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
+        assert system.loop is lane, "it goes on"
+        assert lane.choice == PLAIN
+    told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
+    assert len(told) == 1, "not a line for every step"
+
+
+def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """From now on one part of the gateway cannot bear the request "poison", whose stop string is a "~"."""
+
+    def raises(original: Any, is_poison: Callable[..., bool]) -> Any:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            if is_poison(*arguments):
+                raise IndexError("a fault of ours")
+            return original(*arguments, **named)
+
+        return wrapped
+
+    owner, name, is_poison = {
+        "plan": (CacheRoom, "most_nodes", lambda room, request: request.request_id == "poison"),
+        "text": (TextStream, "push", lambda stream, *_: stream._stops == ("~",)),
+        "write": (gateway.store.requests, "encode_progress", lambda item, *_: item.request_id == "poison"),
+        "publish": (Feed, "extend", lambda feed, *_: feed.request.request_id == "poison"),
+    }[where]
+    monkeypatch.setattr(owner, name, raises(getattr(owner, name), is_poison))
+
+
+async def rest_of(replies: Any) -> list[Any]:
+    return [reply async for reply in replies]
+
+
+@pytest.mark.parametrize("where", ["plan", "text", "write", "publish"])
+async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        lane = system.loop
+        request = request_for(PROMPT, request_id="poison", max_new_tokens=150, stop_strings=["~"])
+        poison = aiter(system.stub.Generate(request))
+        others = [asyncio.create_task(system.tokens([3 + i, 5], max_new_tokens=40)) for i in range(3)]
+        await anext(poison)
+        _fault_for_poison(monkeypatch, where)
+        assert await asyncio.gather(*others) == [greedy([3 + i, 5], 40) for i in range(3)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(rest_of(poison), 20)
+        assert system.loop is lane, "it goes on"
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        await until(lambda: "poison" not in lane.deliveries.unfinished)
+        assert not lane.scheduler.states
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "internal error: IndexError" in (caught.value.details() or "")
+    failed = [record for record in caplog.records if "request poison failed" in record.getMessage()]
+    assert [getattr(record, "request_id", "") for record in failed] == ["poison"]
+
+
+async def test_what_operators_are_told_of_a_request_cannot_end_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(RequestMetrics, "progress", raises)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        lane = system.loop
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
+        assert system.loop is lane
+
+
+async def test_a_lane_that_cannot_plan_at_all_is_built_anew_and_loses_nothing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that no single request causes: what the scheduler holds is thrown away, Redis has it all."""
+    original, calls = Scheduler.plan, 0
+
+    def raises_once(scheduler: Scheduler, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise IndexError("a fault of ours")
+        return original(scheduler, *arguments)
+
+    monkeypatch.setattr(Scheduler, "plan", raises_once)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        lane = system.loop
+        texts = await asyncio.gather(*(system.tokens([3 + i, 5], max_new_tokens=40) for i in range(3)))
+        assert texts == [greedy([3 + i, 5], 40) for i in range(3)]
+        assert system.loop is not lane
+
+
+async def test_a_fault_in_what_is_learnt_costs_no_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(gateway.loop, "learn", raises)
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
+        assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
