@@ -50,42 +50,44 @@ from specinfer.v1 import generation_pb2
 _CANCEL_TIMEOUT_S = 3.0
 """For the gateway to answer, while the user waits for the prompt of the shell."""
 
+PromptFile = Annotated[
+    Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
+]
+Speculation = Annotated[SpeculationChoice, typer.Option(help="How to speculate.")]
+TypicalEpsilon = Annotated[
+    float,
+    typer.Option(
+        help="Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not "
+        "lossless; 0: lossless."
+    ),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")]
+LogProbs = Annotated[bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")]
+RequestId = Annotated[
+    str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
+]
+DeadlineSeconds = Annotated[
+    float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
+]
+
 
 def generate(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
-    ] = None,
+    prompt_file: PromptFile = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")] = None,
-    speculation: Annotated[
-        SpeculationChoice, typer.Option(help="How to speculate.")
-    ] = SpeculationChoice.TREE,
-    typical_epsilon: Annotated[
-        float,
-        typer.Option(
-            help="Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not "
-            "lossless; 0: lossless."
-        ),
-    ] = 0.0,
+    speculation: Speculation = SpeculationChoice.TREE,
+    typical_epsilon: TypicalEpsilon = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
     raw: Raw = False,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")
-    ] = False,
-    logprobs: Annotated[
-        bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")
-    ] = False,
-    request_id: Annotated[
-        str | None, typer.Option(help="Id of the request, for `attach` and `cancel`; random if not given.")
-    ] = None,
-    deadline_seconds: Annotated[
-        float | None, typer.Option(help="End after so many seconds, with the tokens there are.")
-    ] = None,
+    ignore_eos: IgnoreEos = False,
+    logprobs: LogProbs = False,
+    request_id: RequestId = None,
+    deadline_seconds: DeadlineSeconds = None,
     json_output: JsonOutput = False,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = None,

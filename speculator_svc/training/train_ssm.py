@@ -38,7 +38,24 @@ from speculator_svc.training.options import (
 )
 from speculator_svc.training.progress import console, distil_with_bar, progress_bar
 from speculator_svc.training.student import Student
-from speculator_svc.training.success import evaluate
+from speculator_svc.training.success import Success, evaluate
+
+TargetLayers = Annotated[
+    str,
+    typer.Option(
+        help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the last."
+    ),
+]
+InsertedLayers = Annotated[
+    str,
+    typer.Option(
+        help="Target layers, numbers from 0, put before the last one of --start. They begin silent: as good "
+        "as it was."
+    ),
+]
+Pool = Annotated[
+    list[Path] | None, typer.Option(help="Boosting: learn only the tokens that these SSMs all miss.")
+]
 
 
 def train_ssm(
@@ -46,27 +63,12 @@ def train_ssm(
     out: Checkpoint,
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
     model: Target = DEFAULT_MODEL,
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the "
-            "last."
-        ),
-    ] = "",
+    layers: TargetLayers = "",
     start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
-    insert: Annotated[
-        str,
-        typer.Option(
-            help="Target layers, numbers from 0, put before the last one of --start. They begin silent: as "
-            "good as it was."
-        ),
-    ] = "",
-    after: Annotated[
-        list[Path] | None,
-        typer.Option(help="Boosting: learn only the tokens that these SSMs all miss."),
-    ] = None,
+    insert: InsertedLayers = "",
+    after: Pool = None,
     vocabulary: DraftVocabulary = 8192,
-    minutes: Annotated[float, typer.Option(help="Time to train, labels not counted.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Time to train, labels not counted.")] = 60.0,
     learning_rate: LearningRate = 1e-3,
     seed: BatchSeed = 0,
     threads: Threads = 0,
@@ -103,19 +105,12 @@ def train_ssm(
     seen = distil_with_bar(student, examples, options, state, ssm_loss)
     success = evaluate(student, data.held_out, data.token_ids)
     console.print(f"held out: {success}")
-    trained = {
-        # without paths: they mean nothing elsewhere
-        "command": f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
-        + (f"--start {start.name} " if start is not None else f"--layers {','.join(map(str, own))} ")
-        + (f"--insert {insert} " if insert else "")
-        + "".join(f"--after {path.name} " for path in after or ())
-        + f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}",
-        "corpus": [path.name for path in corpus],
-        "tokens_seen": seen,
-        "minutes": minutes,
-        "seed": seed,
-        "success_held_out": {f"top{k}": round(share, 4) for k, share in success.top.items()},
-    }
+    command = (
+        f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
+        f"{_origin(start, own, insert, after or ())} "
+        f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
+    )
+    trained = _record(command, corpus, options, seen, success)
     if others:
         report = pool_report([*others, student], data.held_out, data.token_ids)
         console.print(f"held out, per added SSM: {report}")
@@ -124,6 +119,27 @@ def train_ssm(
         save_ssm(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
         state.unlink()  # finished: whoever trains again begins anew
     console.print(f"saved {out}")
+
+
+def _origin(start: Path | None, own: Sequence[int], insert: str, after: Sequence[Path]) -> str:
+    """The flags that say what the training began with. Without directories, which mean nothing elsewhere."""
+    flags = [f"--start {start.name}" if start is not None else f"--layers {','.join(map(str, own))}"]
+    flags += [f"--insert {insert}"] if insert else []
+    return " ".join([*flags, *(f"--after {path.name}" for path in after)])
+
+
+def _record(
+    command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Success
+) -> dict[str, object]:
+    """What a checkpoint tells of its training."""
+    return {
+        "command": command,
+        "corpus": [path.name for path in corpus],
+        "tokens_seen": seen,
+        "minutes": options.minutes,
+        "seed": options.seed,
+        "success_held_out": {f"top{k}": round(share, 4) for k, share in success.top.items()},
+    }
 
 
 def _student(
