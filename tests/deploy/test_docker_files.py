@@ -99,6 +99,8 @@ def test_the_environment_of_a_service_is_settings_that_it_has(
     prefix, settings = SETTINGS[name]
     environment = services()[name]["environment"]
     assert [key for key in environment if not key.startswith(prefix)] == []
+    for key in [key for key in os.environ if key.startswith(prefix)]:  # a container has its own alone
+        monkeypatch.delenv(key)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     settings.load(name, [])
