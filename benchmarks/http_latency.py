@@ -13,25 +13,28 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import grpc
 import typer
 
 from benchmarks.publish import RESULTS, publish
+from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local import SERVICE_ENVIRONMENT
-from specinfer.cli.processes import free_ports
+from specinfer.cli.processes import Child, free_ports, wait_for_port
 from specinfer.client import AsyncClient
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 
 TOKENS, PACE_S = 100, 0.02
 STREAMS = (1, 16, 64)
 _MODEL = "paced"
+_START_S = 60.0
 
 
 class PacedGateway(generation_pb2_grpc.GenerationServicer):
@@ -61,37 +64,28 @@ async def serve_paced(port: int) -> None:
     await server.wait_for_termination()
 
 
-@asynccontextmanager
-async def processes(gateway: int, http: int) -> AsyncIterator[None]:
+@contextmanager
+def processes(gateway: int, http: int) -> Iterator[None]:
     """The gateway that is played and the HTTP service, each a process."""
-    commands = [
-        ["benchmarks.http_latency", "--serve", str(gateway)],
-        ["http_svc", "--listen", f"127.0.0.1:{http}", "--gateways", f"127.0.0.1:{gateway}"],
-    ]
-    environment = {**SERVICE_ENVIRONMENT, **os.environ}
-    running = [
-        await asyncio.create_subprocess_exec(sys.executable, "-m", *command, env=environment)
-        for command in commands
-    ]
-    try:
-        for port in (gateway, http):
-            await _until_open(port)
-        yield
-    finally:
-        for process in running:
-            process.terminate()
-        await asyncio.gather(*(process.wait() for process in running))
-
-
-async def _until_open(port: int) -> None:
-    while True:
+    commands = {
+        gateway: ["benchmarks.http_latency", "--serve", str(gateway)],
+        http: ["http_svc", "--listen", f"127.0.0.1:{http}", "--gateways", f"127.0.0.1:{gateway}"],
+    }
+    environment = {key: text for key, text in SERVICE_ENVIRONMENT.items() if key not in os.environ}
+    with TemporaryDirectory(prefix="specinfer-http-") as logs:
+        children = {
+            port: Child(module, [sys.executable, "-m", module, *flags], Path(logs) / module, environment)
+            for port, (module, *flags) in commands.items()
+        }
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.05)
-            continue
-        writer.close()
-        return
+            for port, child in children.items():
+                wait_for_port(child, f"127.0.0.1:{port}", _START_S)
+            yield
+        finally:
+            for child in children.values():
+                child.terminate()
+            for child in children.values():
+                child.join(timeout_s=10.0)
 
 
 async def over_grpc(client: AsyncClient) -> list[int]:
@@ -150,32 +144,26 @@ def _percentiles(nanoseconds: Sequence[int]) -> dict[str, float]:
 
 def table(report: dict[str, Any]) -> str:
     """The report for people."""
-    about = report["about"]
     lines = [
         "# Time of a token over HTTP and over gRPC",
         "",
-        f"`{about['command']}`, {about['cpu']}, {about['cores']} cores, {about['time']},",
-        f"commit {about['commit']}.",
-        f"From the gateway's sending to the client's reading, {TOKENS} tokens a stream, one each "
-        f"{PACE_S * 1e3:.0f} ms, {report['rounds']} rounds in which the kinds take turns. Added: median of "
-        "the differences of a round's medians, in brackets their range.",
+        f"{origin(report['about'])}. From the gateway's sending to the client's reading, {TOKENS} tokens a "
+        f"stream, one each {PACE_S * 1e3:.0f} ms, {report['rounds']} rounds in which the kinds take turns. "
+        "Added: median of the differences of a round's medians, in brackets their range.",
         "",
-        "| streams at once | gRPC p50 / p99, ms | HTTP p50 / p99, ms | added per token, ms |",
-        "|---|---|---|---|",
+        *head(["gRPC p50 / p99, ms", "HTTP p50 / p99, ms", "added per token, ms"], "streams at once"),
     ]
     for row in report["rows"]:
         both = [f"{row[kind]['p50']:.2f} / {row[kind]['p99']:.2f}" for kind in ("grpc_ms", "http_ms")]
         low, high = row["added_range_ms"]
-        lines.append(
-            f"| {row['streams']} | {both[0]} | {both[1]} | {row['added_ms']:.2f} ({low:.2f} to {high:.2f}) |"
-        )
+        lines.append(line(str(row["streams"]), [*both, f"{row['added_ms']:.2f} ({low:.2f} to {high:.2f})"]))
     return "\n".join(lines) + "\n"
 
 
 async def run(rounds: int) -> list[dict[str, Any]]:
     """One row for each number of streams."""
     gateway, http = free_ports(2)
-    async with processes(gateway, http):
+    with processes(gateway, http):
         await over_http(http)  # warm-up, not measured
         return [await measure(gateway, http, streams, rounds) for streams in STREAMS]
 

@@ -2,17 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from http_svc.errors import CancelledElsewhereError, EndingError
 from specinfer.client import Answer, AsyncClient, AsyncStream, FinishReason, Piece
-from specinfer.errors import SpecInferError
 
 Result = TypeVar("Result")
-_CANCEL_TIMEOUT_S = 3.0
-"""For a gateway to be told that nobody waits for a request any more."""
 
 
 class ClientGoneError(Exception):
@@ -79,7 +75,7 @@ class Call:
             await stream.aclose()
         if not self._lingers:
             left = [self._streams[index].request_id for index in self._running]
-            await asyncio.gather(*map(self._cancel, left))
+            await asyncio.gather(*map(self._client.abandon, left))
 
     async def _read(self, index: int) -> None:
         stream = self._streams[index]
@@ -91,11 +87,6 @@ class Call:
             self._events.put_nowait(Event(index))
         except Exception as error:  # noqa: BLE001  whoever takes the events raises it
             self._events.put_nowait(Event(index, error=error))
-
-    async def _cancel(self, request_id: str) -> None:
-        with suppress(SpecInferError, TimeoutError):
-            async with asyncio.timeout(_CANCEL_TIMEOUT_S):
-                await self._client.cancel(request_id)
 
 
 async def while_wanted(

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
@@ -33,37 +35,25 @@ class Door:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        names = chat_names(body)
-        try:
-            requests = chat_requests(body, request.state.request_id)
-            return await self._answer(CHAT, body, request, requests, 1, names)
-        except SpecInferError as error:
-            raise api_error(error, names) from error
+        return await self._answer(CHAT, body, request, partial(chat_requests, body), chat_names(body))
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """`POST /v1/completions`."""
-        names = completion_names()
-        try:
-            requests = completion_requests(body, request.state.request_id)
-            prompts = len(requests) // (body.n or 1)
-            return await self._answer(COMPLETION, body, request, requests, prompts, names)
-        except SpecInferError as error:
-            raise api_error(error, names) from error
+        return await self._answer(
+            COMPLETION, body, request, partial(completion_requests, body), completion_names()
+        )
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        try:
-            found = await self._models.describe(self._caller(request))
-        except SpecInferError as error:
-            raise api_error(error, {}) from error
-        return JSONResponse({"object": "list", "data": [found]})
+        return JSONResponse({"object": "list", "data": [await self._describe(request)]})
 
     async def model(self, name: str, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
-        caller = self._caller(request)
+        return JSONResponse(await self._describe(request, name))
+
+    async def _describe(self, request: Request, name: str | None = None) -> dict[str, Any]:
         try:
-            await self._models.check(caller, name)
-            return JSONResponse(await self._models.describe(caller))
+            return await self._models.describe(self._caller(request), name)
         except SpecInferError as error:
             raise api_error(error, {}) from error
 
@@ -72,8 +62,22 @@ class Door:
         kind: Kind,
         body: Body,
         request: Request,
+        make: Callable[[str], Sequence[generation_pb2.GenerateRequest]],
+        names: Mapping[str, str],
+    ) -> Response:
+        """The answer to a body; `make` makes the gateway's requests of a request id, `names` are what the
+        caller calls their fields."""
+        try:
+            return await self._serve(kind, body, request, make(request.state.request_id), names)
+        except SpecInferError as error:
+            raise api_error(error, names) from error
+
+    async def _serve(
+        self,
+        kind: Kind,
+        body: Body,
+        request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
-        prompts: int,
         names: Mapping[str, str],
     ) -> Response:
         caller = self._caller(request)
@@ -81,6 +85,7 @@ class Door:
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         shape = Shape(kind, request.state.request_id, body.model, int(time.time()), usage)
+        prompts = len(requests) // (body.n or 1)
         call = Call(caller, streams, lingers=bool(body.resumable))
         try:
             if not body.stream:

@@ -86,7 +86,7 @@ async def event_lines(
         yield DONE
     except SpecInferError as error:
         yield encode(explain(error).content)
-    except Exception as error:
+    except Exception as error:  # the status was sent: an event is all that can tell the client
         log.exception("a stream failed")
         yield encode(ApiError(500, FaultError("internal error", error).for_logs, "internal_error").content)
 

@@ -28,18 +28,19 @@ class Models:
         fresh = self._clock() < self._asked_at + _FRESH_S
         if name != self._name or not fresh:
             self._remember(await client.status())
-        if name != self._name:
-            why = f"model = {name!r}: not served here; {self._name!r} is"
-            raise ApiError(404, why, "model_not_found", "model")
+        self._require(name)
 
-    async def describe(self, client: AsyncClient) -> dict[str, Any]:
+    async def describe(self, client: AsyncClient, name: str | None = None) -> dict[str, Any]:
         """The model that is served, as OpenAI's API describes models.
 
         Raises:
+            ApiError: 404 if a name is given and it is not this model's.
             SpecInferError: if no gateway tells.
         """
         status = await client.status()
         self._remember(status)
+        if name is not None:
+            self._require(name)
         return {
             "id": status.model,
             "object": "model",
@@ -47,6 +48,11 @@ class Models:
             "owned_by": "specinfer",
             "max_model_len": status.max_context_len,
         }
+
+    def _require(self, name: str) -> None:
+        if name != self._name:
+            why = f"model = {name!r}: not served here; {self._name!r} is"
+            raise ApiError(404, why, "model_not_found", "model")
 
     def _remember(self, status: generation_pb2.StatusReply) -> None:
         self._name, self._asked_at = status.model, self._clock()

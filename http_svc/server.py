@@ -1,10 +1,8 @@
 """uvicorn as a service of ours: it binds first, ends with exit code 0 on SIGTERM, and logs as we do."""
 
 import asyncio
-import gc
 import logging
 import math
-import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from starlette.types import ASGIApp
 from http_svc.settings import HttpSettings
 from specinfer.errors import SettingError
 from specinfer.service.addresses import split_address
+from specinfer.service.signals import start_and_wait_for_signal
 
 log = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
@@ -84,13 +83,7 @@ class HttpServer:
 
     async def run_until_signalled(self) -> None:
         """Starts, waits for SIGTERM or SIGINT, drains."""
-        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        await self.start()
-        gc.freeze()  # what was loaded so far stays: looking at it again and again would only take time
-        await stopped.wait()
-        log.info("draining")
+        await start_and_wait_for_signal(self.start)
         await self.stop()
 
 

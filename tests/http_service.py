@@ -14,8 +14,12 @@ from prometheus_client import CollectorRegistry
 from http_svc.app import build_app
 from http_svc.server import HttpServer
 from http_svc.settings import HttpSettings
+from specinfer.v1 import generation_pb2
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
+"""What a gateway that is played says of itself."""
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -42,13 +41,10 @@ from specinfer.client import (
     make_request,
     new_request_id,
 )
-from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import check_text, read_prompt
 from specinfer.v1 import generation_pb2
-
-_CANCEL_TIMEOUT_S = 3.0
-"""For the gateway to answer, while the user waits for the prompt of the shell."""
 
 PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
@@ -161,15 +157,8 @@ async def _generate(client: AsyncClient, request: generation_pb2.GenerateRequest
             print_way_back(error)
             raise
         except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
-            await _cancel(client, request.request_id)
+            await client.abandon(request.request_id)
             raise
-
-
-async def _cancel(client: AsyncClient, request_id: str) -> None:
-    """Tells the gateway, which would let the request run on for a while in case its client comes back."""
-    with suppress(SpecInferError, TimeoutError):
-        async with asyncio.timeout(_CANCEL_TIMEOUT_S):
-            await client.cancel(request_id)
 
 
 def print_text(text: str) -> None:

@@ -23,12 +23,14 @@ from specinfer.client.metadata import call_metadata
 from specinfer.client.request import Prompt, RequestOptions, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
 from specinfer.client.stream import AsyncStream
-from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
 _UNARY_TIMEOUT_S = 5.0
+_ABANDON_TIMEOUT_S = 3.0
+"""For a gateway to be told that nobody waits for a request any more."""
 _END_TIMEOUT_S = 1.0
 """For the status behind a summary, which needs nobody's work any more."""
 
@@ -126,6 +128,15 @@ class AsyncClient:
         """
         message = generation_pb2.CancelRequest(request_id=request_id)
         await self._ask("Cancel", message)
+
+    async def abandon(self, request_id: str) -> None:
+        """Stops a request that nobody waits for any more, if a gateway can be told within three seconds.
+
+        Otherwise it runs on for a while, in case its client comes back.
+        """
+        with suppress(SpecInferError, TimeoutError):
+            async with asyncio.timeout(_ABANDON_TIMEOUT_S):
+                await self.cancel(request_id)
 
     async def status(self) -> generation_pb2.StatusReply:
         """The state of the system.

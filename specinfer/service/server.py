@@ -1,10 +1,7 @@
 """Runs a gRPC server with health and reflection until SIGTERM or SIGINT, then drains it."""
 
-import asyncio
-import gc
 import logging
 import os
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
@@ -15,6 +12,7 @@ from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.faults import FaultInterceptor
 from specinfer.service.settings import ServiceSettings
+from specinfer.service.signals import start_and_wait_for_signal
 from specinfer.service.tls import server_credentials
 
 log = logging.getLogger(__name__)
@@ -106,14 +104,7 @@ async def run_until_signalled(
     server: ServiceServer, before_stop: Callable[[], Awaitable[None]] | None = None
 ) -> None:
     """Starts the server, waits for SIGTERM or SIGINT, drains."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await server.start()
-    gc.freeze()  # what was loaded so far stays: looking at it again and again would only take time
-    await stopped.wait()
-    log.info("draining")
+    await start_and_wait_for_signal(server.start)
     if before_stop is not None:
         await before_stop()
     await server.stop()

@@ -10,6 +10,18 @@ from specinfer.errors import SettingError
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 
 
+def place_for(device: str, threads: int) -> str:
+    """The device to train on; where it is the CPU, with so many threads, or torch's default for 0.
+
+    Raises:
+        SettingError: if there is no such device here.
+    """
+    place = pick_device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    return place
+
+
 def pick_device(name: str) -> str:
     """The device of this name.
 

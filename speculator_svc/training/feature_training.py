@@ -17,13 +17,12 @@ from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
-from speculator_svc.training.device import pick_device
+from speculator_svc.training.device import place_for
 from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.feature_student import FeatureStudent
 from speculator_svc.training.features import Thoughts, think
-from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary
-from speculator_svc.training.progress import console, distil_with_bar, progress_bar
+from speculator_svc.training.progress import console, distil_with_bar, finishing, progress_bar
 from speculator_svc.training.success import Success
 from speculator_svc.training.unrolled import UnrolledExamples, evaluate_unrolled, unrolled_loss
 
@@ -78,9 +77,7 @@ class FeatureTraining:
             raise SettingError(
                 "out", str(asked.out), "holds a finished speculator; --overwrite replaces it at the end"
             )
-        self._asked, self._device = asked, pick_device(asked.device)
-        if asked.threads:
-            torch.set_num_threads(asked.threads)
+        self._asked, self._device = asked, place_for(asked.device, asked.threads)
         self.directory = resolve_model(asked.model)
         self.config: ModelConfig = load_config(self.directory)
         if not LABEL_WIDTH <= asked.vocabulary <= self.config.vocab_size:
@@ -102,10 +99,8 @@ class FeatureTraining:
         success = evaluate_unrolled(student, held_out, token_ids)
         for step, found in enumerate(success):
             console.print(f"held out, depth {step + 1}: {found}")
-        with deferred_signals():  # a checkpoint is whole or not there
+        with finishing(state, asked.out):
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
-            state.unlink()  # finished: whoever trains again begins anew
-        console.print(f"saved {asked.out}")
 
     def _record(
         self, reader: Reader[S], vocabulary: int, seen: int, success: Sequence[Success]
@@ -118,9 +113,7 @@ class FeatureTraining:
             f"--learning-rate {options.learning_rate:g} --seed {options.seed}",
             "corpus": [path.name for path in asked.corpus],
             "tokens_seen": seen,
-            "success_held_out": [
-                {f"top{k}": round(share, 4) for k, share in found.top.items()} for found in success
-            ],
+            "success_held_out": [found.to_json() for found in success],
         }
 
     def _prepare(self, reader: Reader[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:

@@ -1,6 +1,7 @@
 """The console of the training commands: progress on standard error."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from speculator_svc.training.batches import Material
 from speculator_svc.training.distil import DistilOptions, distil
+from speculator_svc.training.interruption import deferred_signals
 
 console = Console(stderr=True)
 
@@ -18,6 +20,16 @@ def progress_bar() -> Progress:
     """A bar with elapsed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
+
+
+@contextmanager
+def finishing(state: Path, out: Path) -> Iterator[None]:
+    """The checkpoint is written within: whole or not there. Behind it the state of the training goes, so that
+    whoever trains again begins anew."""
+    with deferred_signals():
+        yield
+        state.unlink()
+    console.print(f"saved {out}")
 
 
 def distil_with_bar(

@@ -18,6 +18,10 @@ class Success:
     top: dict[int, float]
     """k -> share of tokens within the top k."""
 
+    def to_json(self) -> dict[str, float]:
+        """For the record of a training."""
+        return {f"top{k}": round(share, 4) for k, share in self.top.items()}
+
     def __str__(self) -> str:
         return " / ".join(f"{100 * share:.1f}" for share in self.top.values()) + f" % (top {list(self.top)})"
 

@@ -20,9 +20,8 @@ from specinfer.model.weights.families import open_weights
 from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
-from speculator_svc.training.device import Device, pick_device
+from speculator_svc.training.device import Device, place_for
 from speculator_svc.training.distil import DistilOptions
-from speculator_svc.training.interruption import deferred_signals
 from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
 from speculator_svc.training.loss import ssm_loss
 from speculator_svc.training.options import (
@@ -36,7 +35,7 @@ from speculator_svc.training.options import (
     Threads,
     layer_numbers,
 )
-from speculator_svc.training.progress import console, distil_with_bar, progress_bar
+from speculator_svc.training.progress import console, distil_with_bar, finishing, progress_bar
 from speculator_svc.training.student import Student
 from speculator_svc.training.success import Success, evaluate
 
@@ -81,9 +80,7 @@ def train_ssm(
     """
     if not overwrite and is_draft_checkpoint(out):
         raise SettingError("out", str(out), "holds a finished SSM; --overwrite trains again and replaces it")
-    place = pick_device(device)
-    if threads:
-        torch.set_num_threads(threads)
+    place = place_for(device, threads)
     directory = resolve_model(model)
     config = load_config(directory)
     if insert and start is None:
@@ -115,10 +112,8 @@ def train_ssm(
         report = pool_report([*others, student], data.held_out, data.token_ids)
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
-    with deferred_signals():  # a checkpoint is whole or not there
+    with finishing(state, out):
         save_ssm(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
-        state.unlink()  # finished: whoever trains again begins anew
-    console.print(f"saved {out}")
 
 
 def _origin(start: Path | None, own: Sequence[int], insert: str, after: Sequence[Path]) -> str:
@@ -138,7 +133,7 @@ def _record(
         "tokens_seen": seen,
         "minutes": options.minutes,
         "seed": options.seed,
-        "success_held_out": {f"top{k}": round(share, 4) for k, share in success.top.items()},
+        "success_held_out": success.to_json(),
     }
 
 

@@ -5,9 +5,6 @@ Gateways are real servers that follow a script, so that no model runs.
 
 import asyncio
 import json
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,16 +15,12 @@ import pytest
 from pydantic import BaseModel
 
 from http_svc.bodies import ChatBody, CompletionBody, Message
-from specinfer.cli.processes import free_ports
 from specinfer.service.logs import DiscreetFormatter
-from specinfer.v1 import generation_pb2
 from tests.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
-from tests.http_service import CHAT, COMPLETIONS, HttpService, http_service
+from tests.http_service import ASKED, CHAT, COMPLETIONS, MODEL, HttpService, http_service
 from tests.system import until
 
 Code = grpc.StatusCode
-MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
-ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 PROMPTED: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 SHAPE = {"message", "type", "param", "code"}
 JSON = {"Content-Type": "application/json"}
@@ -407,48 +400,3 @@ async def test_calls_that_outlast_the_drain_are_told_so() -> None:
             assert json.loads(last.removeprefix("data: "))["error"]["message"] == "this service ends"
             assert ((await whole).status_code, error_of(await whole)["code"]) == (503, "unavailable")
         assert len(gateway.cancelled) == 2
-
-
-async def start(*flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "http_svc", *flags), stderr=asyncio.subprocess.PIPE
-    )
-
-
-async def test_the_process_drains_and_ends_well() -> None:
-    """A stream that runs when SIGTERM comes is finished; new connections are refused."""
-    port = free_ports(1)[0]
-    async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):
-        gateway.states.append(MODEL)
-        flags = ("--listen", f"127.0.0.1:{port}", "--gateways", gateway.address, "--drain-seconds", "60")
-        process = await start(*flags)
-        assert process.stderr is not None
-        assert b"serving http" in await process.stderr.readline()
-        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client:
-            stream = await client.chat.completions.create(**ASKED, stream=True)
-            await gateway.reached.wait()
-            process.send_signal(signal.SIGTERM)
-            while b"draining" not in await process.stderr.readline():
-                pass
-            await gateway.stop()  # the stream is lost and comes back
-            await gateway.start(gateway.port)
-            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert await process.wait() == 0
-    assert text == TEXT
-
-
-async def test_what_it_cannot_start_with() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = f"127.0.0.1:{other.getsockname()[1]}"
-        for flags, words in [
-            (("--listen", taken), f"listen = '{taken}': Address already in use"),
-            (("--listen", "8000"), "listen = '8000': must be host:port"),
-            (("--gateways", "a:1,,b:2"), "gateways = 'a:1,,b:2'"),
-            (("--max-calls", "0"), "max_calls = '0'"),
-            (("--gateway-tls-key", "no.pem"), "gateway_tls_ca = None: needed"),
-        ]:
-            process = await start(*flags)
-            _, printed = await process.communicate()
-            assert words in printed.decode(), printed
-            assert process.returncode == 2
-            assert "Traceback" not in printed.decode()
