@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
+from gateway.gauges import Gauges
 from gateway.journal import Journal
 from gateway.lane import Shared, longest_request
 from gateway.metrics import GatewayMetrics
@@ -29,7 +30,8 @@ from gateway.store.connection import RedisConnection
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from gateway.traces import RequestTraces
-from gateway.watch import Watch
+from gateway.watching.replies import WatchReplies
+from gateway.watching.watches import Watches
 from specinfer.errors import UnavailableError
 from specinfer.service.tracing import Tracer
 from specinfer.service.wire_meter import MeterInterceptor
@@ -48,6 +50,7 @@ class Gateway:
     keeper: Keeper
     store: RequestStore
     feeds: Feeds
+    watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
     """What keeps leases and follows requests; it ends only by a fault."""
@@ -71,6 +74,7 @@ class Gateway:
         while self.feeds.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110  # many things end them
             await asyncio.sleep(_DRAIN_POLL_S)
         self.feeds.fail_all(UnavailableError("this gateway ends; attach to the request at another one"))
+        self.watches.close()
 
 
 @asynccontextmanager
@@ -89,12 +93,12 @@ async def build_gateway(
     """
     gateway_id = secrets.token_hex(8)
     journal, feeds = Journal(GatewayMetrics(registry), RequestTraces(tracer) if tracer else None), Feeds()
-    system = journal.metrics.system
+    system, watches = journal.metrics.system, Watches()
     callers = Callers.load(settings.key_file)
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
-    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds), leases)
+    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds, watches), leases)
     keeper = Keeper(settings, leases, lanes, Handovers(settings, store, lanes, feeds), system)
     desk = Desk(settings, store, feeds, lanes, keeper, journal)
     try:
@@ -103,14 +107,15 @@ async def build_gateway(
         context, longest = target.max_context_len, longest_request(target)
         decoder = RequestDecoder(tokenizer, target.vocab_size, context, target.eos_token_ids, longest=longest)
         status = StatusReporter(gateway_id, lanes, keeper, target, journal.totals)
+        replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
-            desk, decoder, tokenizer, callers, status, journal.metrics.requests.refused
+            desk, decoder, tokenizer, callers, status, replies, journal.metrics.requests.refused
         )
         async with _running(
-            keeper, Follower(feeds, store, system), Watch(journal.metrics, lanes, keeper)
+            keeper, Follower(feeds, store, system), Gauges(journal.metrics, lanes, keeper)
         ) as task:
             log.info("gateway %s", gateway_id)
-            yield Gateway(settings, lanes, keeper, store, feeds, servicer, task, journal)
+            yield Gateway(settings, lanes, keeper, store, feeds, watches, servicer, task, journal)
     finally:
         await desk.close()
         await lanes.close()
@@ -119,12 +124,12 @@ async def build_gateway(
 
 
 @asynccontextmanager
-async def _running(keeper: Keeper, follower: Follower, watch: Watch) -> AsyncIterator[asyncio.Task[None]]:
+async def _running(keeper: Keeper, follower: Follower, gauges: Gauges) -> AsyncIterator[asyncio.Task[None]]:
     async def all_of_them() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keeper.run())
             tasks.create_task(follower.run())
-            tasks.create_task(watch.run())
+            tasks.create_task(gauges.run())
 
     task = asyncio.create_task(all_of_them())
     try:

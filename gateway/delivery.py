@@ -21,6 +21,7 @@ from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
 from gateway.stop_strings import StopStrings
 from gateway.store.requests import RequestStore, Written
+from gateway.watching.watches import Watches
 from specinfer.errors import UnavailableError
 from specinfer.service.log_context import about
 from specinfer.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class Deliveries:
         tokenizer: Tokenizer,
         journal: Journal,
         names: Sequence[str],
+        watches: Watches,
         learn: Callable[[FinishedStep], None],
         release: Callable[[list[str]], None],
         model: str = "",
@@ -58,7 +60,7 @@ class Deliveries:
         the speculators, which the pool goes on filling."""
         self._scheduler, self._store, self._feeds, self._journal = scheduler, store, feeds, journal
         self._names, self._learn, self._release = names, learn, release
-        self._publisher = Publisher(feeds, journal, names)
+        self._publisher = Publisher(feeds, journal, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
@@ -104,12 +106,12 @@ class Deliveries:
             await asyncio.sleep(0)  # the drafts of the next step are asked for first
             while not self._waiting.empty():
                 waiting.append(self._waiting.get_nowait())
-            for _, step in waiting:
-                if step is not None:
-                    self._learn_from(step)
+            for step in [step for _, step in waiting if step is not None]:
+                self._learn_from(step)
             progress = [item for items, _ in waiting for item in items]
             if progress:
                 await self._store_and_publish(progress)
+                self._publisher.show(waiting)
 
     def _learn_from(self, step: FinishedStep) -> None:
         try:

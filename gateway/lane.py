@@ -33,6 +33,7 @@ from gateway.settings import GatewaySettings
 from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
+from gateway.watching.watches import Watches
 from specinfer.errors import SpecInferError
 from specinfer.service.channel import open_channel
 from specinfer.service.wire_meter import MeteredChannel
@@ -51,6 +52,7 @@ class Shared:
     journal: Journal
     store: RequestStore
     feeds: Feeds
+    watches: Watches
 
 
 class Lane:
@@ -203,6 +205,7 @@ class Lane:
                 shared.tokenizer,
                 shared.journal,
                 pool.names,
+                shared.watches,
                 learn,
                 release,
                 self.model,

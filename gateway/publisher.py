@@ -1,12 +1,14 @@
-"""Tells of what has become durable: to the streams of this gateway, and to operators."""
+"""Tells of what has become durable: to the streams of this gateway, to operators, and to whoever watches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gateway.journal import Journal
+from gateway.planning.feedback import FinishedStep
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feeds
 from gateway.requests.step import Progress
+from gateway.watching.watches import Watches
 from specinfer.errors import SpecInferError
 
 log = logging.getLogger(__name__)
@@ -15,12 +17,13 @@ log = logging.getLogger(__name__)
 class Publisher:
     """One lane's. A fault in it costs a stream, never the lane."""
 
-    def __init__(self, feeds: Feeds, journal: Journal, names: Sequence[str]) -> None:
+    def __init__(self, feeds: Feeds, journal: Journal, names: Sequence[str], watches: Watches) -> None:
         """`names` are those of the speculators, by number."""
-        self._feeds, self._journal, self._names = feeds, journal, names
+        self._feeds, self._journal, self._names, self._watches = feeds, journal, names, watches
 
     def publish(self, item: Progress) -> None:
         """Shows new tokens of a request, or its end, which are stored."""
+        item.published = True
         self.tell(item)
         feed = self._feeds.get(item.request_id)
         if feed is None or feed.failure is not None:
@@ -38,6 +41,13 @@ class Publisher:
             self._journal.progress(item)
         except Exception:  # figures are missing then, no tokens
             log.exception("what a step brought is not counted")
+
+    def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
+        """Shows steps to those who watch, as far as what they brought is published."""
+        if not self._watches:
+            return
+        for progress, step in delivered:
+            self._watches.tell(step, [item for item in progress if item.published], self._names)
 
     def break_off(self, request_id: str, why: str) -> None:
         """Ends a request's streams at this gateway, by a fault of ours."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,6 +16,7 @@ from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason
 from gateway.requests.text import TextStream
 from gateway.status import StatusReporter
+from gateway.watching.replies import WatchReplies
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.service.log_context import REQUEST_ID
 from specinfer.service.tracing import HEADER
@@ -38,11 +39,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         tokenizer: Tokenizer,
         callers: Callers,
         status: StatusReporter,
+        watches: WatchReplies,
         refused: Callable[[grpc.StatusCode], None],
     ) -> None:
         """`refused` is told of every stream that is refused."""
         self._desk, self._decoder, self._tokenizer = desk, decoder, tokenizer
         self._callers, self._status, self._refused = callers, status, refused
+        self._watches = watches
 
     async def Generate(
         self, message: generation_pb2.GenerateRequest, context: Context
@@ -97,6 +100,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         except SpecInferError as error:
             await abort(context, error)
         return self._status.reply()
+
+    async def Watch(
+        self, message: generation_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.WatchReply]:
+        """Tells steps as they happen."""
+        try:
+            caller = self._callers.identify(context.invocation_metadata())
+            self._decoder.check_request_id(message.request_id)
+            async with aclosing(self._watches.of(message.request_id, caller)) as replies:
+                async for reply in replies:
+                    yield reply
+        except SpecInferError as error:
+            await abort(context, error)
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from gateway.metrics.speculation import Named
 from gateway.metrics.steps import PHASES
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
-from gateway.planning.planner import Choice
+from gateway.planner_state import planner_state
 from gateway.store.leases import GatewayReport
 from gateway.totals import SpeculatorTotals, Totals
 from specinfer.v1 import generation_pb2, verifier_pb2
@@ -65,7 +65,7 @@ class StatusReporter:
         )
         if lanes:
             pool = lanes[0].loop.pool
-            reply.planner.CopyFrom(_planner_state(lanes[0].loop.choice, pool.names))
+            reply.planner.CopyFrom(planner_state(lanes[0].loop.choice, pool.names))
             reply.speculators.extend(row for s in pool.services for row in self._speculators(s, pool.names))
         return reply
 
@@ -109,17 +109,4 @@ class StatusReporter:
 def _gateway_state(report: GatewayReport) -> generation_pb2.GatewayState:
     return generation_pb2.GatewayState(
         gateway_id=report.gateway_id, verifiers=report.lanes, room=report.room, draining=report.draining
-    )
-
-
-def _planner_state(choice: Choice, names: list[str]) -> generation_pb2.PlannerState:
-    """What the latest step was to do, and why."""
-    return generation_pb2.PlannerState(
-        speculators=[names[speculator] for speculator in sorted(choice.speculators)],
-        tree_nodes=choice.nodes,
-        step_nodes=choice.step_nodes,
-        expected_tokens=choice.tokens,
-        expected_seconds=choice.seconds,
-        plain_tokens_per_second=choice.plain_speed,
-        reason=choice.reason,
     )

@@ -108,6 +108,14 @@ class Tokenizer:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def text_of_token(self, token_id: int) -> str:
+        """What a token says behind others; of a special token its name, of a number without token the number.
+
+        A token that stands alone may say less: some decoders drop a blank at the beginning.
+        """
+        text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+        return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
+
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     """Hash over (id, token) pairs in order of id."""

@@ -64,6 +64,8 @@ class Progress:
     """Seconds since the tokens before these; None for the first ones of this gateway."""
     outcome: TreeOutcome | None = None
     """What came of the tree that was verified for it."""
+    published: bool = False
+    """Whether it is stored and shown."""
 
     @property
     def request_id(self) -> str:

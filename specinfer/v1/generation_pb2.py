@@ -23,55 +23,68 @@ _sym_db = _symbol_database.Default()
 
 
 from specinfer.v1 import common_pb2 as specinfer_dot_v1_dot_common__pb2
+from specinfer.v1 import tree_pb2 as specinfer_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecinfer/v1/generation.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.specinfer.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbf\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.specinfer.v1.ChatMessagesH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.specinfer.v1.TokenIdsH\x00\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x14\n\x0cstop_strings\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x05\x12.\n\x0bspeculation\x18\x0b \x01(\x0e\x32\x19.specinfer.v1.Speculation\x12\x10\n\x08logprobs\x18\x0c \x01(\x08\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\r \x01(\x01H\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x13\n\x11_deadline_seconds\"7\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\"\x90\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12&\n\x07summary\x18\x05 \x01(\x0b\x32\x15.specinfer.v1.Summary\x12\x10\n\x08position\x18\x06 \x01(\r\"\xe8\x01\n\x07Summary\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.specinfer.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nnew_tokens\x18\x03 \x01(\r\x12-\n\x05stats\x18\x04 \x01(\x0b\x32\x1e.specinfer.v1.SpeculationStats\x12\x14\n\x0cttft_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x04\"\xa5\x01\n\x10SpeculationStats\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x32\n\x0bspeculators\x18\x05 \x03(\x0b\x32\x1d.specinfer.v1.SpeculatorStats\x12\r\n\x05lossy\x18\x06 \x01(\x08\"P\n\x0fSpeculatorStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x0c\n\x04wins\x18\x04 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply\"\x0f\n\rStatusRequest\"\xe3\x04\n\x0bStatusReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x16\n\x0everifier_ready\x18\x05 \x01(\x08\x12\x32\n\x0bspeculators\x18\x06 \x03(\x0b\x32\x1d.specinfer.v1.SpeculatorState\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x12\n\nnew_tokens\x18\x08 \x01(\x04\x12\r\n\x05lossy\x18\t \x01(\x08\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x10\n\x08\x65xecutor\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x0f\n\x07weights\x18\r \x01(\t\x12+\n\x07planner\x18\x0e \x01(\x0b\x32\x1a.specinfer.v1.PlannerState\x12\x12\n\ngateway_id\x18\x0f \x01(\t\x12\x10\n\x08gateways\x18\x10 \x01(\r\x12\x13\n\x0bredis_ready\x18\x11 \x01(\x08\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12.\n\tverifiers\x18\x13 \x03(\x0b\x32\x1b.specinfer.v1.VerifierState\x12(\n\x06phases\x18\x14 \x03(\x0b\x32\x18.specinfer.v1.PhaseState\x12\x10\n\x08\x66inished\x18\x15 \x01(\x04\x12\r\n\x05trees\x18\x16 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x17 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x18 \x01(\x04\x12\x32\n\x0egateway_states\x18\x19 \x03(\x0b\x32\x1a.specinfer.v1.GatewayState\"+\n\nPhaseState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"U\n\x0cGatewayState\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tverifiers\x18\x02 \x01(\r\x12\x0c\n\x04room\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"e\n\rVerifierState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\"\xaf\x01\n\x0cPlannerState\x12\x13\n\x0bspeculators\x18\x01 \x03(\t\x12\x12\n\ntree_nodes\x18\x02 \x01(\r\x12\x12\n\nstep_nodes\x18\x03 \x01(\r\x12\x17\n\x0f\x65xpected_tokens\x18\x04 \x01(\x01\x12\x18\n\x10\x65xpected_seconds\x18\x05 \x01(\x01\x12\x1f\n\x17plain_tokens_per_second\x18\x06 \x01(\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\xb3\x01\n\x0fSpeculatorState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x04\x12\x0e\n\x06missed\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07service\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x08 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\x04\x12\x0c\n\x04wins\x18\n \x01(\x04*o\n\x0bSpeculation\x12\x1b\n\x17SPECULATION_UNSPECIFIED\x10\x00\x12\x14\n\x10SPECULATION_TREE\x10\x01\x12\x18\n\x14SPECULATION_SEQUENCE\x10\x02\x12\x13\n\x0fSPECULATION_OFF\x10\x03*\xd6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x32\xa0\x02\n\nGeneration\x12H\n\x08Generate\x12\x1d.specinfer.v1.GenerateRequest\x1a\x1b.specinfer.v1.GenerateReply0\x01\x12\x44\n\x06\x41ttach\x12\x1b.specinfer.v1.AttachRequest\x1a\x1b.specinfer.v1.GenerateReply0\x01\x12@\n\x06\x43\x61ncel\x12\x1b.specinfer.v1.CancelRequest\x1a\x19.specinfer.v1.CancelReply\x12@\n\x06Status\x12\x1b.specinfer.v1.StatusRequest\x1a\x19.specinfer.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspecinfer/v1/generation.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.specinfer.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbf\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.specinfer.v1.ChatMessagesH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.specinfer.v1.TokenIdsH\x00\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x14\n\x0cstop_strings\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x05\x12.\n\x0bspeculation\x18\x0b \x01(\x0e\x32\x19.specinfer.v1.Speculation\x12\x10\n\x08logprobs\x18\x0c \x01(\x08\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\r \x01(\x01H\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x13\n\x11_deadline_seconds\"7\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x01(\r\"\x90\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12&\n\x07summary\x18\x05 \x01(\x0b\x32\x15.specinfer.v1.Summary\x12\x10\n\x08position\x18\x06 \x01(\r\"\xe8\x01\n\x07Summary\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.specinfer.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nnew_tokens\x18\x03 \x01(\r\x12-\n\x05stats\x18\x04 \x01(\x0b\x32\x1e.specinfer.v1.SpeculationStats\x12\x14\n\x0cttft_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x07 \x01(\x01\x12\x0c\n\x04seed\x18\x08 \x01(\x04\"\xa5\x01\n\x10SpeculationStats\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12\x32\n\x0bspeculators\x18\x05 \x03(\x0b\x32\x1d.specinfer.v1.SpeculatorStats\x12\r\n\x05lossy\x18\x06 \x01(\x08\"P\n\x0fSpeculatorStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x0c\n\x04wins\x18\x04 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\r\n\x0b\x43\x61ncelReply\"\x0f\n\rStatusRequest\"\xe3\x04\n\x0bStatusReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x16\n\x0everifier_ready\x18\x05 \x01(\x08\x12\x32\n\x0bspeculators\x18\x06 \x03(\x0b\x32\x1d.specinfer.v1.SpeculatorState\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x12\n\nnew_tokens\x18\x08 \x01(\x04\x12\r\n\x05lossy\x18\t \x01(\x08\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x10\n\x08\x65xecutor\x18\x0b \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\x12\x0f\n\x07weights\x18\r \x01(\t\x12+\n\x07planner\x18\x0e \x01(\x0b\x32\x1a.specinfer.v1.PlannerState\x12\x12\n\ngateway_id\x18\x0f \x01(\t\x12\x10\n\x08gateways\x18\x10 \x01(\r\x12\x13\n\x0bredis_ready\x18\x11 \x01(\x08\x12\x10\n\x08\x64raining\x18\x12 \x01(\x08\x12.\n\tverifiers\x18\x13 \x03(\x0b\x32\x1b.specinfer.v1.VerifierState\x12(\n\x06phases\x18\x14 \x03(\x0b\x32\x18.specinfer.v1.PhaseState\x12\x10\n\x08\x66inished\x18\x15 \x01(\x04\x12\r\n\x05trees\x18\x16 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x17 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x18 \x01(\x04\x12\x32\n\x0egateway_states\x18\x19 \x03(\x0b\x32\x1a.specinfer.v1.GatewayState\"+\n\nPhaseState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"U\n\x0cGatewayState\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tverifiers\x18\x02 \x01(\r\x12\x0c\n\x04room\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"e\n\rVerifierState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\"\xaf\x01\n\x0cPlannerState\x12\x13\n\x0bspeculators\x18\x01 \x03(\t\x12\x12\n\ntree_nodes\x18\x02 \x01(\r\x12\x12\n\nstep_nodes\x18\x03 \x01(\r\x12\x17\n\x0f\x65xpected_tokens\x18\x04 \x01(\x01\x12\x18\n\x10\x65xpected_seconds\x18\x05 \x01(\x01\x12\x1f\n\x17plain_tokens_per_second\x18\x06 \x01(\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\"\xb3\x01\n\x0fSpeculatorState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x04\x12\x0e\n\x06missed\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x0f\n\x07service\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafted\x18\x08 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\t \x01(\x04\x12\x0c\n\x04wins\x18\n \x01(\x04\"\"\n\x0cWatchRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x8d\x01\n\nWatchReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x04step\x18\x02 \x01(\x0b\x32\x19.specinfer.v1.WatchedStep\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\r\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.specinfer.v1.FinishReason\"\xa9\x02\n\x0bWatchedStep\x12\x10\n\x08position\x18\x01 \x01(\r\x12(\n\x05nodes\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.WatchedNode\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\r\x12*\n\x06tokens\x18\x04 \x03(\x0b\x32\x1a.specinfer.v1.WatchedToken\x12)\n\x05\x62onus\x18\x05 \x01(\x0b\x32\x1a.specinfer.v1.WatchedToken\x12+\n\x07planner\x18\x06 \x01(\x0b\x32\x1a.specinfer.v1.PlannerState\x12\r\n\x05\x62\x61tch\x18\x07 \x01(\r\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12(\n\x06phases\x18\t \x03(\x0b\x32\x18.specinfer.v1.PhaseState\"\x7f\n\x0bWatchedNode\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x05\x12\x0e\n\x06\x63hance\x18\x04 \x01(\x02\x12\x30\n\tproposals\x18\x05 \x03(\x0b\x32\x1d.specinfer.v1.WatchedProposal\"_\n\x0fWatchedProposal\x12\x12\n\nspeculator\x18\x01 \x01(\r\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.specinfer.v1.ProposalKind\x12\x0e\n\x06\x63hance\x18\x03 \x01(\x02\"P\n\x0cWatchedToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\n\n\x08_logprob*o\n\x0bSpeculation\x12\x1b\n\x17SPECULATION_UNSPECIFIED\x10\x00\x12\x14\n\x10SPECULATION_TREE\x10\x01\x12\x18\n\x14SPECULATION_SEQUENCE\x10\x02\x12\x13\n\x0fSPECULATION_OFF\x10\x03*\xd6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x06\x32\xe1\x02\n\nGeneration\x12H\n\x08Generate\x12\x1d.specinfer.v1.GenerateRequest\x1a\x1b.specinfer.v1.GenerateReply0\x01\x12\x44\n\x06\x41ttach\x12\x1b.specinfer.v1.AttachRequest\x1a\x1b.specinfer.v1.GenerateReply0\x01\x12@\n\x06\x43\x61ncel\x12\x1b.specinfer.v1.CancelRequest\x1a\x19.specinfer.v1.CancelReply\x12@\n\x06Status\x12\x1b.specinfer.v1.StatusRequest\x1a\x19.specinfer.v1.StatusReply\x12?\n\x05Watch\x12\x1a.specinfer.v1.WatchRequest\x1a\x18.specinfer.v1.WatchReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specinfer.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPECULATION']._serialized_start=2623
-  _globals['_SPECULATION']._serialized_end=2734
-  _globals['_FINISHREASON']._serialized_start=2737
-  _globals['_FINISHREASON']._serialized_end=2951
-  _globals['_CHATMESSAGE']._serialized_start=74
-  _globals['_CHATMESSAGE']._serialized_end=118
-  _globals['_CHATMESSAGES']._serialized_start=120
-  _globals['_CHATMESSAGES']._serialized_end=179
-  _globals['_TOKENIDS']._serialized_start=181
-  _globals['_TOKENIDS']._serialized_end=204
-  _globals['_GENERATEREQUEST']._serialized_start=207
-  _globals['_GENERATEREQUEST']._serialized_end=654
-  _globals['_ATTACHREQUEST']._serialized_start=656
-  _globals['_ATTACHREQUEST']._serialized_end=711
-  _globals['_GENERATEREPLY']._serialized_start=714
-  _globals['_GENERATEREPLY']._serialized_end=858
-  _globals['_SUMMARY']._serialized_start=861
-  _globals['_SUMMARY']._serialized_end=1093
-  _globals['_SPECULATIONSTATS']._serialized_start=1096
-  _globals['_SPECULATIONSTATS']._serialized_end=1261
-  _globals['_SPECULATORSTATS']._serialized_start=1263
-  _globals['_SPECULATORSTATS']._serialized_end=1343
-  _globals['_CANCELREQUEST']._serialized_start=1345
-  _globals['_CANCELREQUEST']._serialized_end=1380
-  _globals['_CANCELREPLY']._serialized_start=1382
-  _globals['_CANCELREPLY']._serialized_end=1395
-  _globals['_STATUSREQUEST']._serialized_start=1397
-  _globals['_STATUSREQUEST']._serialized_end=1412
-  _globals['_STATUSREPLY']._serialized_start=1415
-  _globals['_STATUSREPLY']._serialized_end=2026
-  _globals['_PHASESTATE']._serialized_start=2028
-  _globals['_PHASESTATE']._serialized_end=2071
-  _globals['_GATEWAYSTATE']._serialized_start=2073
-  _globals['_GATEWAYSTATE']._serialized_end=2158
-  _globals['_VERIFIERSTATE']._serialized_start=2160
-  _globals['_VERIFIERSTATE']._serialized_end=2261
-  _globals['_PLANNERSTATE']._serialized_start=2264
-  _globals['_PLANNERSTATE']._serialized_end=2439
-  _globals['_SPECULATORSTATE']._serialized_start=2442
-  _globals['_SPECULATORSTATE']._serialized_end=2621
-  _globals['_GENERATION']._serialized_start=2954
-  _globals['_GENERATION']._serialized_end=3242
+  _globals['_SPECULATION']._serialized_start=3436
+  _globals['_SPECULATION']._serialized_end=3547
+  _globals['_FINISHREASON']._serialized_start=3550
+  _globals['_FINISHREASON']._serialized_end=3764
+  _globals['_CHATMESSAGE']._serialized_start=99
+  _globals['_CHATMESSAGE']._serialized_end=143
+  _globals['_CHATMESSAGES']._serialized_start=145
+  _globals['_CHATMESSAGES']._serialized_end=204
+  _globals['_TOKENIDS']._serialized_start=206
+  _globals['_TOKENIDS']._serialized_end=229
+  _globals['_GENERATEREQUEST']._serialized_start=232
+  _globals['_GENERATEREQUEST']._serialized_end=679
+  _globals['_ATTACHREQUEST']._serialized_start=681
+  _globals['_ATTACHREQUEST']._serialized_end=736
+  _globals['_GENERATEREPLY']._serialized_start=739
+  _globals['_GENERATEREPLY']._serialized_end=883
+  _globals['_SUMMARY']._serialized_start=886
+  _globals['_SUMMARY']._serialized_end=1118
+  _globals['_SPECULATIONSTATS']._serialized_start=1121
+  _globals['_SPECULATIONSTATS']._serialized_end=1286
+  _globals['_SPECULATORSTATS']._serialized_start=1288
+  _globals['_SPECULATORSTATS']._serialized_end=1368
+  _globals['_CANCELREQUEST']._serialized_start=1370
+  _globals['_CANCELREQUEST']._serialized_end=1405
+  _globals['_CANCELREPLY']._serialized_start=1407
+  _globals['_CANCELREPLY']._serialized_end=1420
+  _globals['_STATUSREQUEST']._serialized_start=1422
+  _globals['_STATUSREQUEST']._serialized_end=1437
+  _globals['_STATUSREPLY']._serialized_start=1440
+  _globals['_STATUSREPLY']._serialized_end=2051
+  _globals['_PHASESTATE']._serialized_start=2053
+  _globals['_PHASESTATE']._serialized_end=2096
+  _globals['_GATEWAYSTATE']._serialized_start=2098
+  _globals['_GATEWAYSTATE']._serialized_end=2183
+  _globals['_VERIFIERSTATE']._serialized_start=2185
+  _globals['_VERIFIERSTATE']._serialized_end=2286
+  _globals['_PLANNERSTATE']._serialized_start=2289
+  _globals['_PLANNERSTATE']._serialized_end=2464
+  _globals['_SPECULATORSTATE']._serialized_start=2467
+  _globals['_SPECULATORSTATE']._serialized_end=2646
+  _globals['_WATCHREQUEST']._serialized_start=2648
+  _globals['_WATCHREQUEST']._serialized_end=2682
+  _globals['_WATCHREPLY']._serialized_start=2685
+  _globals['_WATCHREPLY']._serialized_end=2826
+  _globals['_WATCHEDSTEP']._serialized_start=2829
+  _globals['_WATCHEDSTEP']._serialized_end=3126
+  _globals['_WATCHEDNODE']._serialized_start=3128
+  _globals['_WATCHEDNODE']._serialized_end=3255
+  _globals['_WATCHEDPROPOSAL']._serialized_start=3257
+  _globals['_WATCHEDPROPOSAL']._serialized_end=3352
+  _globals['_WATCHEDTOKEN']._serialized_start=3354
+  _globals['_WATCHEDTOKEN']._serialized_end=3434
+  _globals['_GENERATION']._serialized_start=3767
+  _globals['_GENERATION']._serialized_end=4120
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from specinfer.v1 import common_pb2 as _common_pb2
+from specinfer.v1 import tree_pb2 as _tree_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -301,3 +302,77 @@ class SpeculatorState(_message.Message):
     accepted: int
     wins: int
     def __init__(self, name: _Optional[str] = ..., drafter: _Optional[str] = ..., ready: bool = ..., answered: _Optional[int] = ..., missed: _Optional[int] = ..., failed: _Optional[int] = ..., service: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., wins: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class WatchReply(_message.Message):
+    __slots__ = ("request_id", "step", "dropped", "finish_reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    step: WatchedStep
+    dropped: int
+    finish_reason: FinishReason
+    def __init__(self, request_id: _Optional[str] = ..., step: _Optional[_Union[WatchedStep, _Mapping]] = ..., dropped: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+
+class WatchedStep(_message.Message):
+    __slots__ = ("position", "nodes", "accepted", "tokens", "bonus", "planner", "batch", "seconds", "phases")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BONUS_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    nodes: _containers.RepeatedCompositeFieldContainer[WatchedNode]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[WatchedToken]
+    bonus: WatchedToken
+    planner: PlannerState
+    batch: int
+    seconds: float
+    phases: _containers.RepeatedCompositeFieldContainer[PhaseState]
+    def __init__(self, position: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[WatchedNode, _Mapping]]] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[_Union[WatchedToken, _Mapping]]] = ..., bonus: _Optional[_Union[WatchedToken, _Mapping]] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., batch: _Optional[int] = ..., seconds: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ...) -> None: ...
+
+class WatchedNode(_message.Message):
+    __slots__ = ("token_id", "text", "parent", "chance", "proposals")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    CHANCE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    text: str
+    parent: int
+    chance: float
+    proposals: _containers.RepeatedCompositeFieldContainer[WatchedProposal]
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., parent: _Optional[int] = ..., chance: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[WatchedProposal, _Mapping]]] = ...) -> None: ...
+
+class WatchedProposal(_message.Message):
+    __slots__ = ("speculator", "kind", "chance")
+    SPECULATOR_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHANCE_FIELD_NUMBER: _ClassVar[int]
+    speculator: int
+    kind: _tree_pb2.ProposalKind
+    chance: float
+    def __init__(self, speculator: _Optional[int] = ..., kind: _Optional[_Union[_tree_pb2.ProposalKind, str]] = ..., chance: _Optional[float] = ...) -> None: ...
+
+class WatchedToken(_message.Message):
+    __slots__ = ("token_id", "text", "logprob")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    text: str
+    logprob: float
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...

@@ -54,6 +54,11 @@ class GenerationStub(object):
                 request_serializer=specinfer_dot_v1_dot_generation__pb2.StatusRequest.SerializeToString,
                 response_deserializer=specinfer_dot_v1_dot_generation__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/specinfer.v1.Generation/Watch',
+                request_serializer=specinfer_dot_v1_dot_generation__pb2.WatchRequest.SerializeToString,
+                response_deserializer=specinfer_dot_v1_dot_generation__pb2.WatchReply.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer(object):
@@ -88,6 +93,14 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Tells the steps of requests as they happen, for people who look at what speculation does: only those of the caller's own
+        requests, on the gateway that runs them, once their tokens are stored. Steps that come too fast are left out and counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=specinfer_dot_v1_dot_generation__pb2.StatusRequest.FromString,
                     response_serializer=specinfer_dot_v1_dot_generation__pb2.StatusReply.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=specinfer_dot_v1_dot_generation__pb2.WatchRequest.FromString,
+                    response_serializer=specinfer_dot_v1_dot_generation__pb2.WatchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +238,33 @@ class Generation(object):
             '/specinfer.v1.Generation/Status',
             specinfer_dot_v1_dot_generation__pb2.StatusRequest.SerializeToString,
             specinfer_dot_v1_dot_generation__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/specinfer.v1.Generation/Watch',
+            specinfer_dot_v1_dot_generation__pb2.WatchRequest.SerializeToString,
+            specinfer_dot_v1_dot_generation__pb2.WatchReply.FromString,
             options,
             channel_credentials,
             insecure,

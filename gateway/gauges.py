@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 _EVERY_S = 0.2
 
 
-class Watch:
+class Gauges:
     """Reads the parts of a gateway; a scrape, which is on another thread, must not."""
 
     def __init__(self, metrics: GatewayMetrics, lanes: Lanes, keeper: Keeper) -> None:

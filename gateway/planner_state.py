@@ -1,0 +1,19 @@
+"""What the planner chose for a step, as messages tell it."""
+
+from collections.abc import Sequence
+
+from gateway.planning.planner import Choice
+from specinfer.v1 import generation_pb2
+
+
+def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
+    """What a step was to do, and why; `names` are those of the speculators by number."""
+    return generation_pb2.PlannerState(
+        speculators=[names[speculator] for speculator in sorted(choice.speculators)],
+        tree_nodes=choice.nodes,
+        step_nodes=choice.step_nodes,
+        expected_tokens=choice.tokens,
+        expected_seconds=choice.seconds,
+        plain_tokens_per_second=choice.plain_speed,
+        reason=choice.reason,
+    )

@@ -1,0 +1,78 @@
+"""What waits to be told to those who watch, what is dropped of it, and how fast it is told."""
+
+import pytest
+
+from gateway.requests.caller import Caller
+from gateway.requests.request import GenerationRequest, RequestState
+from gateway.requests.step import Progress
+from gateway.watching.pace import AT_ONCE, PER_SECOND, Pace
+from gateway.watching.watches import MOST_UNTOLD, MOST_WATCHES, Watches
+from specinfer.errors import ExhaustedError, UnavailableError
+from specinfer.sampling import GREEDY
+
+ALICE, BOB = Caller("alice"), Caller("bob")
+
+
+def progress(number: int, request_id: str = "r", caller: str = "alice", final: bool = False) -> Progress:
+    state = RequestState.new(GenerationRequest(request_id, (1,), 1000, GREEDY, caller=caller), 0.0, 0, False)
+    return Progress(state, [number], [], number, final)
+
+
+def test_nobody_watches_until_somebody_does() -> None:
+    watches = Watches()
+    assert not watches
+    with watches.open(ALICE, "r"), watches.open(ALICE, ""):
+        assert watches
+        assert len(watches) == 2
+    assert not watches
+
+
+def test_the_oldest_steps_are_dropped_and_counted_but_no_end() -> None:
+    watches = Watches()
+    with watches.open(ALICE, "") as watch:
+        watches.tell(None, [progress(0, "ended", final=True)], [])
+        watches.tell(None, [progress(number) for number in range(MOST_UNTOLD + 5)], [])
+        watches.tell(None, [progress(0, caller="bob")], [])
+        seen, dropped = watch.take()
+        assert (seen.item.request_id, dropped) == ("ended", 6)
+        left = [watch.take() for _ in range(MOST_UNTOLD - 1)]
+    assert [seen.item.start for seen, _ in left] == list(range(6, MOST_UNTOLD + 5))
+    assert {dropped for _, dropped in left} == {0}
+
+
+def test_ends_alone_are_bounded_too() -> None:
+    watches = Watches()
+    with watches.open(ALICE, "") as watch:
+        watches.tell(None, [progress(number, final=True) for number in range(MOST_UNTOLD + 3)], [])
+        assert watch.take()[0].item.start == 3
+
+
+def test_one_key_cannot_take_all_places() -> None:
+    watches, opened = Watches(), []
+    for number in range(MOST_WATCHES // 2):
+        opened.append(watches.open(ALICE, f"r{number % 3}"))
+        opened[-1].__enter__()
+    with pytest.raises(ExhaustedError, match="32 of them with this key"), watches.open(ALICE, "r0"):
+        pass
+    with watches.open(BOB, "r0"):
+        assert len(watches) == MOST_WATCHES // 2 + 1
+
+
+async def test_what_is_left_is_told_before_a_watch_ends() -> None:
+    watches = Watches()
+    with watches.open(ALICE, "r") as watch:
+        watches.tell(None, [progress(4)], [])
+        watches.close()
+        await watch.wait()
+        assert watch.take()[0].item.start == 4
+        with pytest.raises(UnavailableError):
+            await watch.wait()
+
+
+def test_turns_come_at_the_pace_after_a_few_at_once() -> None:
+    pace, now = Pace(), 100.0
+    waits = [pace.turn(now) for _ in range(AT_ONCE + 3)]
+    assert waits[: AT_ONCE - 1] == [0.0] * (AT_ONCE - 1)
+    assert waits[-1] == pytest.approx(3 / PER_SECOND)
+    assert waits[-1] - waits[-2] == pytest.approx(1 / PER_SECOND)
+    assert pace.turn(now + 60.0) == 0.0
