@@ -29,14 +29,18 @@ def main(
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
     sequences: Annotated[str, typer.Option(help="Lengths of sequences, with commas between.")] = "4,5,6,7,8",
+    weights: Annotated[str, typer.Option(help="How the verifier holds the target: converted or native.")] = (
+        "converted"
+    ),
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "end-to-end",
 ) -> None:
     """Measure the default pool through the services."""
     found, lengths = load_prompts(prompts, per_source), read_numbers("sequences", sequences)
     report: dict[str, Any] = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
+    report["weights"] = weights
     with console.status("starting") as spinner:
         report["services"] = {
-            kind: end_to_end(found, BATCHES, temperature, new_tokens, lengths, spinner.update)
+            kind: end_to_end(found, BATCHES, temperature, new_tokens, lengths, weights, spinner.update)
             for kind, temperature in KINDS.items()
         }
     publish(out, report, services_report(report))

@@ -8,6 +8,7 @@ import torch
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.held import held_weights
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
@@ -31,9 +32,9 @@ WINDOWED_CONTEXT = 2**20
 log = logging.getLogger(__name__)
 
 
-def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Loads the model; where ranks share it, this rank's part."""
-    options = RunnerOptions(
+def runner_options(settings: VerifierSettings) -> RunnerOptions:
+    """How the model is loaded and run."""
+    return RunnerOptions(
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
@@ -45,7 +46,20 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
         offload=settings.offload,
         offload_directory=settings.offload_directory,
     )
-    return ModelRunner.load(resolve_model(settings.model), options, join(settings))
+
+
+def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
+    """The same, with what `weights = auto` means for this model in its place."""
+    shared = layout_of(settings).ranks > 1
+    held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
+    if held != settings.weights:
+        log.info("weights = %s: %s", settings.weights, held)
+    return settings.model_copy(update={"weights": held})
+
+
+def load_runner(settings: VerifierSettings) -> ModelRunner:
+    """Loads the model; where ranks share it, this rank's part."""
+    return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
 
 
 def build_engine(settings: VerifierSettings, runner: ModelRunner) -> VerifierEngine:
@@ -119,6 +133,7 @@ async def serve(settings: VerifierSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     thread = EngineThread("verifier-engine")
+    settings = await thread.call(with_held_weights, settings)
     if rank:
         runner = await thread.call(load_runner, settings)
         assert runner.parallel is not None, "only ranks that share a model have numbers"

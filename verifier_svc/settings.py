@@ -5,6 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.weights.held import AUTO
 from specinfer.service.settings import ServiceSettings
 from verifier_svc.limits import EngineLimits
 
@@ -24,9 +25,10 @@ class VerifierSettings(ServiceSettings):
     dtype: str = Field("bfloat16", description="Numeric type: float32, bfloat16 or float16.")
     device: str = Field("cpu", description="Torch device, for example cpu or cuda.")
     weights: str = Field(
-        "converted",
+        AUTO,
         description="How weights are held: converted, as dtype says; native, the 4- or 8-bit blocks of the "
-        "model's GGUF file; int8, int4 or w8a8 (activations too) quantise while loading, which makes another "
+        "model's GGUF file; auto: native where there is such a file and the compiled kernels run, else "
+        "converted; int8, int4 or w8a8 (activations too) quantise while loading, which makes another "
         "target; with the device executor int8 or fp8 do.",
     )
     executor: str = Field(

@@ -76,6 +76,7 @@ def end_to_end(
     temperature: float,
     new_tokens: int,
     sequences: Sequence[int],
+    weights: str,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """Per mode and batch: speed, gain over plain decoding, tokens per step, and by source.
@@ -90,7 +91,7 @@ def end_to_end(
             f"sequence of {length}": generation_pb2.SPECULATION_SEQUENCE,
         }
         flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}
-        with LocalSystem(LocalOptions(gateway=flags)) as system:
+        with LocalSystem(LocalOptions(gateway=flags, verifier={"weights": weights})) as system:
             asyncio.run(_warm_up(system.address, prompts, max(batches)))
             for batch in batches:
                 say(f"{', '.join(modes)}, batch {batch}")

@@ -137,10 +137,15 @@ def figures() -> list[str]:
     ]
 
 
+HELD = {"converted": "bfloat16", "native": "the 4-bit blocks of the model's file"}
+"""By `--weights` of the verifier."""
+
+
 def services_report(report: dict[str, Any]) -> str:
     """Through the services: by batch, and by source at batch 1."""
+    held = HELD[report.get("weights", "converted")]
     rest = (
-        " at most, bfloat16, the default pool (n-gram and the shipped SSM), adaptive. Modes take turns; "
+        f" at most, {held}, the default pool (n-gram and the shipped SSM), adaptive. Modes take turns; "
         "gains are over plain decoding in the same turns, with the standard error over them."
     )
     lines = opening("What speculation brings through the services", report, rest)

@@ -66,7 +66,7 @@ def bench(
     tls_key: TlsKey = None,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
-    weights: Weights = "converted",
+    weights: Weights = "auto",
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,

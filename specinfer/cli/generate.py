@@ -94,7 +94,7 @@ def generate(
     local: Annotated[bool, typer.Option("--local", help="Start a temporary local system.")] = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
-    weights: Weights = "converted",
+    weights: Weights = "auto",
     offload: Offload = "none",
     device: LocalDevice = None,
 ) -> None:

@@ -72,7 +72,7 @@ def up(
     ] = "127.0.0.1:8000",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
-    weights: Weights = "converted",
+    weights: Weights = "auto",
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,

@@ -22,7 +22,7 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.test_native import random_segments
-from verifier_svc.__main__ import load_runner
+from verifier_svc.__main__ import load_runner, with_held_weights
 from verifier_svc.settings import VerifierSettings
 
 SHAPE = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
@@ -161,6 +161,7 @@ def test_the_verifier_takes_it_from_its_settings(tmp_path: Path) -> None:
         offload="disk",
         offload_directory=str(tmp_path / "layers"),
     )
+    settings = with_held_weights(settings)
     runner = load_runner(settings)
     assert (tmp_path / "layers").is_dir()
     whole = load_runner(settings.model_copy(update={"offload": "none"}))
