@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.drafts.features import FeatureFlow
 from benchmarks.drafts.prompts import Prompt
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams, draft_seed
@@ -94,6 +95,7 @@ class Decoding:
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: Plan) -> None:
         self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
         self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
+        self._features = FeatureFlow(runner, drafters)
 
     def run(self, prompts: Sequence[Prompt]) -> Result:
         """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
@@ -111,6 +113,7 @@ class Decoding:
             result.seconds += time.perf_counter() - started
             names = [r.name for r in requests]
             self._engine.release(names)
+            self._features.forget(names)
             for drafter in self._drafters:
                 for name in names:
                     drafter.release(name)
@@ -121,7 +124,10 @@ class Decoding:
     def _step(self, requests: Sequence[_Request]) -> None:
         trees, drafts = self._draft(requests)
         jobs = [
-            VerifyJob(r.name, r.held, r.context[r.held :], tree, r.sampling)
+            VerifyJob(
+                *(r.name, r.held, r.context[r.held :], tree, r.sampling),
+                features_from=self._features.wanted_from(r.name),
+            )
             for r, tree in zip(requests, trees, strict=True)
         ]
         for i, outcome in enumerate(self._engine.verify(jobs)):
@@ -133,6 +139,7 @@ class Decoding:
             self._calibration.observe_draws(trees[i], outcome.verdict.accepted)
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
+            self._features.arrived(requests[i].name, outcome.features)
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
@@ -144,7 +151,10 @@ class Decoding:
             found.append(
                 drafter.draft(
                     [
-                        DraftJob(r.name, r.context, limits, r.sampling, seed, seen)
+                        DraftJob(
+                            *(r.name, r.context, limits, r.sampling, seed, seen),
+                            self._features.take(r.name, index),
+                        )
                         for r, seed in zip(requests, seeds, strict=True)
                     ]
                 )

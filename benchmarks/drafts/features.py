@@ -1,0 +1,43 @@
+"""Hidden states of the target on their way to the drafters that read them, in one process."""
+
+from collections.abc import Sequence
+
+from specinfer.model.runner import ModelRunner
+from speculator_svc.drafters import Drafter, Features
+from speculator_svc.feature_buffer import FeatureBuffer
+from verifier_svc.features import FeatureSpan
+
+
+class FeatureFlow:
+    """What the requests' drafters were given, and what they lack. Nobody reads any: nothing is kept."""
+
+    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
+        wishes = [drafter.description.feature_layers for drafter in drafters]
+        self._layers = sorted({layer for wish in wishes for layer in wish})
+        self._places = [[self._layers.index(layer) for layer in wish] for wish in wishes]
+        self._shape = (len(self._layers), runner.config.hidden_size)
+        self._buffers: dict[str, FeatureBuffer] = {}
+        self._until: dict[str, int] = {}
+        runner.keep_features(self._layers)
+
+    def wanted_from(self, request: str) -> int | None:
+        """The context position from which a pass is to tell hidden states."""
+        return self._until.get(request, 0) if self._layers else None
+
+    def arrived(self, request: str, span: FeatureSpan) -> None:
+        """What a pass told."""
+        if span.data:
+            self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
+            token_bytes = 2 * self._shape[0] * self._shape[1]
+            self._until[request] = span.start + len(span.data) // token_bytes
+
+    def take(self, request: str, drafter: int) -> Features | None:
+        """What a drafter was not given yet."""
+        places, buffer = self._places[drafter], self._buffers.get(request)
+        return buffer.take(drafter, places) if buffer is not None and places else None
+
+    def forget(self, requests: Sequence[str]) -> None:
+        """Requests that ended."""
+        for request in requests:
+            self._buffers.pop(request, None)
+            self._until.pop(request, None)

@@ -1,0 +1,61 @@
+"""The report of drafting methods side by side, as Markdown."""
+
+from typing import Any
+
+from benchmarks.tables import head, line, opening
+
+BY_SOURCE_NODES = 16
+
+
+def methods_markdown(report: dict[str, Any]) -> str:
+    """All of it."""
+    rest = (
+        " at most, bfloat16. Drafts are points; merged trees are calibrated and cut to the budget as by the "
+        "gateway. ±: standard error over prompts."
+    )
+    lines = opening("Drafting methods at equal budgets", report, rest)
+    for kind in dict.fromkeys(run["kind"] for run in report["runs"]):
+        runs = [run for run in report["runs"] if run["kind"] == kind]
+        lines += [*_by_nodes(kind, runs), *_by_source(kind, runs), *_by_depth(kind, runs)]
+    return "\n".join(lines)
+
+
+def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
+    budgets = list(dict.fromkeys(run["nodes"] for run in runs))
+    lines = [f"## Tokens per step by nodes, {kind}", "", *head([str(n) for n in budgets])]
+    pools = dict.fromkeys(_name(run) for run in runs)
+    lines += [line(pool, [_length(run) for run in runs if _name(run) == pool]) for pool in pools]
+    return [*lines, ""]
+
+
+def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
+    some = _of_middle(runs)
+    sources = list(some[0]["by_source"])
+    lines = [f"Tokens per step by source at {some[0]['nodes']} nodes, {kind}:", "", *head(sources)]
+    lines += [line(_name(run), [f"{run['by_source'][s]:.2f}" for s in sources]) for run in some]
+    return [*lines, ""]
+
+
+def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
+    """Of steps whose path was accepted up to the depth before."""
+    some = _of_middle(runs)
+    deepest = max(len(run["by_depth"]) for run in some)
+    label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
+    lines = [label, "", *head([str(d) for d in range(1, deepest + 1)])]
+    lines += [line(_name(run), [f"{100 * share:.0f}" for share in run["by_depth"]]) for run in some]
+    return [*lines, ""]
+
+
+def _of_middle(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of 16 nodes, or of the most."""
+    budgets = {run["nodes"] for run in runs}
+    nodes = BY_SOURCE_NODES if BY_SOURCE_NODES in budgets else max(budgets)
+    return [run for run in runs if run["nodes"] == nodes]
+
+
+def _name(run: dict[str, Any]) -> str:
+    return " + ".join(run["pool"])
+
+
+def _length(run: dict[str, Any]) -> str:
+    return f"{run['tokens_per_step']:.2f} ± {run['standard_error']:.2f}"

@@ -1,0 +1,122 @@
+"""`make bench-acceptance`, third part: drafting methods side by side at equal budgets of verified nodes.
+
+Writes `benchmarks/results/methods.json` and `.md`: acceptance length (tokens per step) of every method alone
+and merged, at 4, 8, 16 and 32 nodes, greedy and at temperature 0.8, with the standard error over prompts; by
+source; and how often the next token of a path is accepted, by depth. One process, no services, no clock.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.drafts.decoding import Decoding, Plan, Result
+from benchmarks.drafts.methods_report import methods_markdown
+from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.publish import RESULTS, publish
+from specinfer.cli.about import about_this_run
+from specinfer.cli.options import read_numbers
+from specinfer.cli.show import console
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
+DEPTH = 10
+KV_TOKENS = 32768
+Methods = dict[str, Drafter]
+
+
+def load_methods(specs: Sequence[str]) -> Methods:
+    """Drafters by name, of `NAME[=MODEL]`: points, and no branch ends early, so that budgets are used up.
+
+    Raises:
+        SettingError: if a drafter or its model is not there.
+    """
+    found: Methods = {}
+    for spec in specs:
+        name, _, model = spec.partition("=")
+        options = DrafterOptions(
+            model=model, kv_tokens=KV_TOKENS, beam=8, depth=DEPTH, min_path_probability=0.0
+        )
+        found[name] = make_drafter(name, options)
+    return found
+
+
+def compare(
+    runner: ModelRunner,
+    methods: Methods,
+    pools: Sequence[Sequence[str]],
+    nodes: Sequence[int],
+    prompts: Sequence[Prompt],
+    new_tokens: int,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """One entry for every pool, temperature and budget."""
+    found = []
+    for kind, temperature in KINDS.items():
+        for pool in pools:
+            for budget in nodes:
+                say(f"{kind}, {' + '.join(pool)}, {budget} nodes")
+                plan = Plan(budget, DEPTH, temperature, new_tokens, calibrated=True)
+                result = Decoding(runner, [methods[name] for name in pool], plan).run(prompts)
+                found.append({"kind": kind, "pool": list(pool), "nodes": budget} | summary(result))
+    return found
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """Of one run: tokens per step, its error, by source, and acceptance by depth."""
+    sources = dict.fromkeys(source for source, _, _ in result.per_prompt)
+    return {
+        "tokens_per_step": round(result.tokens_per_step(), 3),
+        "standard_error": round(result.standard_error(), 3),
+        "by_source": {source: round(result.tokens_per_step(source), 3) for source in sources},
+        "by_depth": by_depth(result),
+    }
+
+
+def by_depth(result: Result, deepest: int = 6) -> list[float]:
+    """Per depth d: the share of the steps with d - 1 tokens accepted that got the d-th, too."""
+    reached = [sum(n for length, n in result.accepted.items() if length >= d) for d in range(deepest + 1)]
+    return [round(reached[d] / reached[d - 1], 3) for d in range(1, deepest + 1) if reached[d - 1]]
+
+
+def main(
+    prompts: Annotated[Path, typer.Option(help="Evaluation prompts, JSONL.")] = ROOT
+    / "tests/data/prompts.jsonl",
+    per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
+    method: Annotated[
+        list[str] | None, typer.Option(help="NAME[=MODEL] of a drafter; several times.")
+    ] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="NAME+NAME: methods whose trees are merged; several times.")
+    ] = None,
+    nodes: Annotated[str, typer.Option(help="Verified nodes of a tree, with commas between.")] = "4,8,16,32",
+    out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "methods",
+) -> None:
+    """Measure drafting methods alone and merged."""
+    torch.set_num_threads(2)
+    found, budgets = load_prompts(prompts, per_source), read_numbers("nodes", nodes)
+    specs = method or [
+        "ngram",
+        "ssm=ssm-smollm2-135m",
+        "eagle=eagle-smollm2-135m",
+        "medusa=medusa-smollm2-135m",
+    ]
+    with console.status("loading") as spinner:
+        methods = load_methods(specs)
+        merged = [names.split("+") for names in pool or ["ngram+ssm", "ngram+eagle", "+".join(methods)]]
+        pools = [*([name] for name in methods), *merged]
+        runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
+        runs = compare(runner, methods, pools, budgets, found, new_tokens, spinner.update)
+    report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens, "runs": runs}
+    publish(out, report, methods_markdown(report))
+
+
+if __name__ == "__main__":
+    typer.run(main)
