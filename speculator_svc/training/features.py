@@ -3,13 +3,15 @@
 One pass per group of continuations gives both: hidden states after some of its layers at all tokens but the
 last (what EAGLE and Medusa read), and its most probable tokens at every output token (what they learn).
 Chunks of the corpus are files of their own, so that an interrupted run goes on where it stopped, and hidden
-states are mapped, not read: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB.
+states are mapped, not read: a corpus of a million tokens with three layers of 576 numbers is 3.5 GB. What was
+computed for more layers serves readers of some of them, so that EAGLE's states also train Medusa's heads.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from speculator_svc.training.generate import most_probable
 from speculator_svc.training.labels import CHUNK, LABEL_WIDTH
 
 _TOKENS_PER_PASS = 1024
+_LABELS = "labels.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,53 @@ def think(
     thoughts: list[Thoughts] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
-        place = directory / _digest(chunk, layers)
-        if not (place / "labels.npz").is_file():
-            _write(place, _think(runner, chunk, layers))
-        thoughts += _read(place, chunk)
+        digest = _digest(chunk)
+        kept = _kept(directory, digest, layers) or Kept(_place(directory, digest, layers), tuple(layers))
+        if not kept.whole:
+            _write(kept.place, _think(runner, chunk, layers))
+        thoughts += _read(kept, chunk, layers)
         report(len(thoughts), len(corpus))
     return thoughts
 
 
-def _digest(chunk: Sequence[Continuation], layers: Sequence[int]) -> str:
-    digest = hashlib.blake2b(repr(tuple(layers)).encode(), digest_size=8)
+class Kept(NamedTuple):
+    """Where the thoughts of a chunk lie, and of which layers."""
+
+    place: Path
+    layers: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether they were written to the end."""
+        return (self.place / _LABELS).is_file()
+
+    def states(self, layers: Sequence[int]) -> NDArray[np.int16]:
+        """[tokens, layers, hidden] of some of its layers: mapped where these are neighbours, else copied."""
+        states: NDArray[np.int16] = np.load(self.place / "states.npy", mmap_mode="r")
+        places = [self.layers.index(layer) for layer in layers]
+        if places == list(range(places[0], places[-1] + 1)):
+            return states[:, places[0] : places[-1] + 1]
+        return states[:, places]
+
+
+def _digest(chunk: Sequence[Continuation]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
     for item in chunk:
         digest.update(np.array([*item.prompt, -1, *item.output], np.int32).tobytes())
-    return f"features-{digest.hexdigest()}"
+    return digest.hexdigest()
+
+
+def _place(directory: Path, digest: str, layers: Sequence[int]) -> Path:
+    return directory / f"features-{digest}-{'-'.join(map(str, layers))}"
+
+
+def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
+    """Thoughts of these layers and perhaps others, if some were written."""
+    for place in sorted(directory.glob(f"features-{digest}-*")):
+        kept = Kept(place, tuple(int(layer) for layer in place.name.split("-")[2:]))
+        if kept.whole and set(layers) <= set(kept.layers):
+            return kept
+    return None
 
 
 def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
@@ -95,14 +132,14 @@ def _write(place: Path, found: Iterator[tuple[torch.Tensor, torch.Tensor, torch.
     np.save(place / "states.npy", torch.cat(states).view(torch.int16).numpy())
     partial = place / "labels.part.npz"
     np.savez(partial, ids=torch.cat(ids).numpy(), probabilities=torch.cat(probabilities).numpy())
-    partial.replace(place / "labels.npz")  # last: whoever finds it finds a whole chunk
+    partial.replace(place / _LABELS)  # last: whoever finds it finds a whole chunk
 
 
-def _read(place: Path, chunk: Sequence[Continuation]) -> Iterator[Thoughts]:
+def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> Iterator[Thoughts]:
     outputs = np.cumsum([len(item.output) for item in chunk])[:-1]
     tokens = np.cumsum([len(item.prompt) + len(item.output) - 1 for item in chunk])[:-1]
-    with np.load(place / "labels.npz") as data:
+    with np.load(kept.place / _LABELS) as data:
         ids, probabilities = (np.split(data[name], outputs) for name in ("ids", "probabilities"))
-    states = np.split(np.load(place / "states.npy", mmap_mode="r"), tokens)
+    states = np.split(kept.states(layers), tokens)
     for own, one, other in zip(states, ids, probabilities, strict=True):
         yield Thoughts(own, Labels(one, other))

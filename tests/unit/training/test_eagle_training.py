@@ -54,6 +54,19 @@ def test_thoughts_are_the_targets_and_are_computed_once(
     assert all(np.array_equal(a.states, b.states) for a, b in zip(thoughts, again, strict=True))
 
 
+def test_thoughts_of_more_layers_serve_readers_of_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, corpus = runner_of(tiny_transformers("llama")), corpus_of(7)
+    wide = think(runner, corpus, (0, 1, 3), tmp_path, lambda *_: None)
+    monkeypatch.setattr(runner, "forward_with_features", None)
+    for layers, places in (((3,), [2]), ((0, 1), [0, 1]), ((0, 3), [0, 2])):
+        some = think(runner, corpus, layers, tmp_path, lambda *_: None)
+        assert all(np.array_equal(a.states[:, places], b.states) for a, b in zip(wide, some, strict=True))
+    with pytest.raises(TypeError):  # nothing was kept of layer 2
+        think(runner, corpus, (2, 3), tmp_path, lambda *_: None)
+
+
 def test_each_step_predicts_the_token_that_many_places_ahead(tmp_path: Path) -> None:
     corpus = corpus_of(3)
     thoughts = think(runner_of(tiny_transformers("llama")), corpus, LAYERS, tmp_path, lambda *_: None)
