@@ -31,6 +31,8 @@ from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
+WITH_MODEL = frozenset({"ssm", "eagle", "medusa", "blockwise", "retrieval"})
+"""Drafters that are told the model, its numeric type and its device."""
 SERVICE_ENVIRONMENT = {
     # idle threads of one service must not spin on the cores another one needs
     # (docs/findings.md#passive-threads)
@@ -87,7 +89,7 @@ class LocalSystem:
         offload = options.verifier.get("offload", "none") != "none"
         self._pool = default_speculators(options.model, offload) if pool is None else pool
         self._redis_port, *ports = free_ports(3 + len(self._pool))
-        gateway, self._verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        gateway, self.verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
@@ -159,19 +161,19 @@ class LocalSystem:
         model = {"model": self._options.model}
         device = {"device": self._options.device} if self._options.device is not None else {}
         common = {**model, "dtype": self._options.dtype, **device}
-        verifier = {"listen": self._verifier, **common, **self._options.verifier}
+        verifier = {"listen": self.verifier, **common, **self._options.verifier}
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
-            extra = dict(common) if {"ssm", "retrieval"} & set(drafters) else {}
+            extra = dict(common) if WITH_MODEL & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
             self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})
-        for name, address in zip(["verifier", *self._pool], [self._verifier, *self._addresses], strict=True):
+        for name, address in zip(["verifier", *self._pool], [self.verifier, *self._addresses], strict=True):
             self._wait(name, address)
         gateway = {
             "listen": self.address,
-            "verifiers": self._verifier,
+            "verifiers": self.verifier,
             "speculators": ",".join(self._addresses),
             "redis-url": self.redis_url,
             **model,

@@ -13,6 +13,7 @@ from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.attach import attach, cancel
 from specinfer.cli.compare import bench, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.explain import describe_verifier, explanation
 from specinfer.cli.generate import generate
 from specinfer.cli.keys import keys_app
 from specinfer.cli.local import LocalOptions
@@ -79,6 +80,9 @@ def up(
     tensor_parallel: Annotated[
         int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
     ] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what was chosen by itself, and why.")
+    ] = False,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C."""
     options = LocalOptions(
@@ -95,6 +99,9 @@ def up(
         connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
         ready = ready_line(system.address, options.http, get_status(connection), str(system.logs))
         console.print(ready, markup=False, highlight=False, soft_wrap=True)
+        if explain:
+            for what, choice in explanation(options, describe_verifier(system.verifier)):
+                console.print(f"{what}: {choice}", markup=False, highlight=False, soft_wrap=True)
         while True:
             system.check()
             time.sleep(0.5)

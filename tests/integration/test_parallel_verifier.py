@@ -71,7 +71,7 @@ def test_four_ranks_serve_and_end_together(system: LocalSystem, flags: dict[str,
         log = wait_for_the_end(system, pids)
         assert re.findall(r"CRITICAL .*(rank \d) .*by (\w+);", log)[-1] == ("rank 2", "SIGKILL"), log
         until(lambda: not get_status(Connection(system.address)).verifiers[0].ready)
-        system._spawn("verifier", "verifier_svc", {"listen": system._verifier, **flags})
+        system._spawn("verifier", "verifier_svc", {"listen": system.verifier, **flags})
         assert going.result(PATIENCE_S) == expected(LONG), "it went on with the next verifier"
     pids = ranks(system.children["verifier"].pid)
     os.kill(pids[3], signal.SIGSTOP)
@@ -110,7 +110,7 @@ def check_reports(system: LocalSystem, flags: dict[str, str]) -> None:
             part: scrape.value("verifier_memory_bytes", rank=str(rank), part=part) for part in held
         }
     assert set(scrape.by("verifier_stage_seconds_total", "state")) == {"busy", "idle"}
-    assert ask_curve(system._verifier)[0][0] == 1
+    assert ask_curve(system.verifier)[0][0] == 1
 
 
 def ranks(launcher: int) -> dict[int, int]:

@@ -103,7 +103,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
     monkeypatch.setenv("REDIS_URL", redis_url)
     address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
     flags = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--listen", address]
-    flags += ["--http-listen", http]
+    flags += ["--http-listen", http, "--explain"]
     with subprocess.Popen(
         up(*flags),
         stderr=subprocess.PIPE,
@@ -121,6 +121,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
             )
             assert found, line
             logs = Path(found[2])
+            assert process.stderr.readline().startswith("weights: converted to --dtype: ")
             names = {"verifier.log", "ngram.log", "gateway.log", "http.log"}
             assert {path.name for path in logs.iterdir()} == names
             with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:

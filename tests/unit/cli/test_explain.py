@@ -1,0 +1,47 @@
+"""`specinfer up --explain`: the reasons are those of the choice."""
+
+import pytest
+
+from specinfer.cli.explain import explanation, passes_words, pool_words, weights_words
+from specinfer.cli.local import LocalOptions
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.v1 import verifier_pb2
+
+
+def told(**costs_ms: float) -> verifier_pb2.DescribeVerifierReply:
+    costs = [
+        verifier_pb2.PassCost(tokens=int(n[1:]), microseconds=round(1000 * ms)) for n, ms in costs_ms.items()
+    ]
+    return verifier_pb2.DescribeVerifierReply(weights="native", pass_costs=costs)
+
+
+def test_passes_are_shown_for_powers_of_two_and_against_one_token() -> None:
+    found = passes_words(told(n8=9.8, n1=3.5, n4=5.6, n6=7.0))
+    assert found == "1 tokens 3.5 ms (1.0x), 4 tokens 5.6 ms (1.6x), 8 tokens 9.8 ms (2.8x)"
+    assert passes_words(told()) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "words"),
+    [
+        ("auto", "native", "native: the model came as a GGUF file"),
+        ("auto", "converted", "converted to --dtype: no GGUF file"),
+        ("int8", "int8", "int8, as asked"),
+    ],
+)
+def test_how_weights_are_held(asked: str, held: str, words: str) -> None:
+    assert weights_words(asked, held).startswith(words)
+
+
+def test_who_drafts() -> None:
+    assert pool_words(LocalOptions()).endswith(f"ships for {DEFAULT_MODEL}")
+    assert pool_words(LocalOptions(model="other")) == (
+        "ngram: no trained speculator ships for other; `specinfer train` makes one"
+    )
+    own = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
+    assert pool_words(own) == "ngram, ssm, retrieval, as asked"
+
+
+def test_every_choice_is_explained() -> None:
+    whats = [what for what, _ in explanation(LocalOptions(), told(n1=1.0))]
+    assert whats == ["weights", "passes", "speculators", "each step"]
