@@ -195,7 +195,7 @@ class GenerationLoop:
         merged = time.perf_counter()
         wish = self.pool.wish(entries)
         verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wish)
-        self.pool.keep(wish, verdicts)
+        self.pool.keep(wish, trees, verdicts)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())

@@ -53,6 +53,7 @@ def describe(
         instance_id=instance_id,
         feature_layers=engine.description.feature_layers,
         feature_size=engine.description.feature_size,
+        target_top_k=engine.description.target_top_k,
     )
 
 

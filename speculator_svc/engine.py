@@ -6,51 +6,18 @@ Several speculators of one service share contexts and messages; each drafts for 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
-from specinfer.sampling import SamplingParams, draft_seed
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.sampling import draft_seed
+from specinfer.tree import TokenTree
+from speculator_svc.checks import check_entry
 from speculator_svc.contexts import Contexts
-from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
+from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
+from speculator_svc.entries import Draft, DraftEntry, DraftOutcome
 
 log = logging.getLogger(__name__)
-
-Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
-"""A speculator, and its tree or why it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftEntry:
-    """One request's part of a step, as it came."""
-
-    request_id: str
-    base_len: int
-    delta: Sequence[int]
-    limits: TreeLimits
-    sampling: SamplingParams
-    speculators: Sequence[int] = ()
-    """Which of them draft; empty asks all."""
-    draw_seed: int = 0
-    sees_noise: bool = True
-    """Whether `sampling` has the seed by which the target chooses."""
-    features: bytes = b""
-    """[positions, layers, hidden] bfloat16 from a context position on."""
-    features_start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOutcome:
-    """What became of an entry."""
-
-    request_id: str
-    status: EntryStatus
-    message: str = ""
-    drafts: tuple[Draft, ...] = ()
-    """Speculators with nothing to say are left out."""
-    held_len: int = 0
 
 
 class SpeculatorEngine:
@@ -80,7 +47,7 @@ class SpeculatorEngine:
                 self.release([entry.request_id])  # whatever was held, this starts over
             held = self._contexts.held_len(entry.request_id)
             try:
-                self._check(entry)
+                check_entry(entry, self.description, self.max_nodes, len(self.drafters))
             except InvalidInputError as error:
                 outcomes[index] = DraftOutcome(
                     entry.request_id, EntryStatus.ERROR, error.for_logs, held_len=held
@@ -116,41 +83,16 @@ class SpeculatorEngine:
         """Requests with a context."""
         return len(self._contexts)
 
-    def _check(self, entry: DraftEntry) -> None:
-        description = self.description
-        if not entry.delta:
-            raise InvalidInputError("delta_token_ids", [], "must not be empty")
-        if description.vocab_size and not all(0 <= t < description.vocab_size for t in entry.delta):
-            bad = next(t for t in entry.delta if not 0 <= t < description.vocab_size)
-            raise InvalidInputError(
-                "delta_token_ids", bad, f"not in the vocabulary of {description.vocab_size}"
-            )
-        if entry.limits.nodes > self.max_nodes:
-            raise InvalidInputError("node_budget", entry.limits.nodes, f"at most {self.max_nodes}")
-        if not 0 <= entry.limits.min_path_probability <= 1:
-            raise InvalidInputError(
-                "min_path_probability", entry.limits.min_path_probability, "must be between 0 and 1"
-            )
-        token_bytes = 2 * description.feature_size * len(description.feature_layers)
-        if entry.features and (not token_bytes or len(entry.features) % token_bytes):
-            size = len(entry.features)
-            raise InvalidInputError("target_features", size, f"not of {token_bytes} bytes a token")
-        unknown = [s for s in entry.speculators if s >= len(self.drafters)]
-        if unknown:
-            raise InvalidInputError("speculators", unknown[0], f"this service has {len(self.drafters)}")
-        longest = entry.base_len + len(entry.delta) + max(entry.limits.depth, 0)
-        if description.max_context_len and longest > description.max_context_len:
-            raise InvalidInputError(
-                "context", longest, f"longer than the {description.max_context_len} served"
-            )
-
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
         """What every drafter says to the jobs whose entries ask for it, by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            own = [self._with_features(_own_draws(jobs[i], speculator), speculator) for i in asked]
+            own = [
+                self._with_target(_own_draws(jobs[i], speculator), speculator, entries[i].target_top_k)
+                for i in asked
+            ]
             results = self._run(speculator, own)
             for index, result in zip(asked, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
@@ -158,9 +100,14 @@ class SpeculatorEngine:
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
 
-    def _with_features(self, job: DraftJob, speculator: int) -> DraftJob:
-        """The job with the hidden states that this drafter reads and was not given before."""
-        wanted = self.drafters[speculator].description.feature_layers
+    def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
+        """The job with what this drafter reads of the target: predictions, and the hidden states that it was
+        not given before."""
+        description = self.drafters[speculator].description
+        if description.target_top_k and top_k is not None:
+            own = top_k.top_k[:, : description.target_top_k]
+            job = replace(job, target_top_k=replace(top_k, top_k=own))
+        wanted = description.feature_layers
         if not wanted:
             return job
         buffer = self._contexts.features(job.request_id)
@@ -208,6 +155,7 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
         max_context_len=min((d.max_context_len for d in descriptions if d.max_context_len), default=0),
         feature_layers=tuple(sorted({layer for d in descriptions for layer in d.feature_layers})),
         feature_size=min(sizes, default=0),
+        target_top_k=max((d.target_top_k for d in descriptions), default=0),
     )
 
 

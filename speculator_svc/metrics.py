@@ -12,7 +12,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
 from specinfer.service.metrics import declare_build_info
 from specinfer.service.step_metrics import TO_SECONDS_S, StepHistogram
-from speculator_svc.engine import DraftOutcome
+from speculator_svc.entries import DraftOutcome
 
 
 class SpeculatorMetrics:

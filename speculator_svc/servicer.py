@@ -17,7 +17,9 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
 from speculator_svc.clients import own_id, request_id_of
-from speculator_svc.engine import DraftEntry, DraftOutcome, SpeculatorEngine
+from speculator_svc.drafters import TargetTopK
+from speculator_svc.engine import SpeculatorEngine
+from speculator_svc.entries import DraftEntry, DraftOutcome
 from speculator_svc.metrics import SpeculatorMetrics
 
 log = logging.getLogger(__name__)
@@ -127,9 +129,16 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             entry.sampling.HasField("seed"),
             entry.target_features,
             entry.features_start,
+            _decode_top_k(entry),
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
+
+
+def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
+    if not entry.HasField("target_top_k"):
+        return None
+    return TargetTopK.of(entry.target_top_k.token_ids, entry.target_top_k.top_k_token_ids)
 
 
 def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:

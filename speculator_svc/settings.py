@@ -33,7 +33,9 @@ class SpeculatorSettings(ServiceSettings):
     max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root excluded.")
     idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
 
-    model: str = Field(DEFAULT_MODEL, description="ssm: model, as for the verifier; retrieval: whose tokens.")
+    model: str = Field(
+        DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."
+    )
     layers: int = Field(
         _DEFAULTS.layers, ge=0, description="ssm: keep only so many layers, the first; 0 keeps all."
     )

@@ -232,6 +232,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
+    "gateway.clients.top_k": ({"specinfer.v1"}, {"numpy"}),
     "gateway.store": ({"specinfer.errors", "specinfer.sampling", "gateway"}, {"redis"}),
     "gateway": (
         {
@@ -271,7 +272,7 @@ FORBIDDEN_STDLIB = {
         f"gateway.clients.{name}": {"asyncio", "time"}
         for name in (
             *("addresses", "draft_faults", "features", "pool_policy"),
-            *("quarantine", "replicas", "tree_share"),
+            *("quarantine", "replicas", "target_relay", "top_k", "tree_share"),
         )
     },
     **{f"specinfer.speculators.{name}": {"asyncio", "time"} for name in ("calibration", "deadline")},

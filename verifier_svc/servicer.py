@@ -209,7 +209,7 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
         message=outcome.message,
         logprobs=outcome.logprobs,
         held_len=outcome.held_len,
-        top_k=[common_pb2.NodeTopK(token_ids=ids) for ids in outcome.top_k],
+        top_k_token_ids=[token for ids in outcome.top_k for token in ids],
     )
     if outcome.features.data:
         message.features, message.features_start = outcome.features.data, outcome.features.start

@@ -7,6 +7,7 @@ import torch
 
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.model.sampling.choices import Chooser
+from specinfer.model.sampling.most_probable import most_probable
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
@@ -74,4 +75,4 @@ def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[fl
 def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:
     if not k:
         return ()
-    return tuple(tuple(row) for row in rows.topk(k, dim=-1).indices.tolist())
+    return tuple(tuple(row) for row in most_probable(rows, k).tolist())

@@ -13,7 +13,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
-from speculator_svc.drafters import Drafter, DraftJob
+from speculator_svc.drafters import Drafter, DraftJob, TargetTopK
 from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob
 from verifier_svc.limits import EngineLimits
@@ -73,6 +73,8 @@ class _Request:
     held: int = 0
     steps: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
+    target_top_k: TargetTopK | None = None
+    """What the target predicted in the last step, if any drafter reads that."""
     ended: bool = False
     """Whether the target has ended the answer."""
 
@@ -96,6 +98,7 @@ class Decoding:
         self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
         self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
         self._features = FeatureFlow(runner, drafters)
+        self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
 
     def run(self, prompts: Sequence[Prompt]) -> Result:
         """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
@@ -126,6 +129,7 @@ class Decoding:
         jobs = [
             VerifyJob(
                 *(r.name, r.held, r.context[r.held :], tree, r.sampling),
+                top_k=self._top_k,
                 features_from=self._features.wanted_from(r.name),
             )
             for r, tree in zip(requests, trees, strict=True)
@@ -140,6 +144,9 @@ class Decoding:
             requests[i].commit(tokens, self._engine.runner.config.eos_token_ids)
             requests[i].held = outcome.held_len
             self._features.arrived(requests[i].name, outcome.features)
+            if self._top_k:
+                top_k = np.array(outcome.top_k, np.int64)
+                requests[i].target_top_k = TargetTopK(trees[i].token_ids.astype(np.int64), top_k)
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
@@ -154,6 +161,7 @@ class Decoding:
                         DraftJob(
                             *(r.name, r.context, limits, r.sampling, seed, seen),
                             self._features.take(r.name, index),
+                            r.target_top_k,
                         )
                         for r, seed in zip(requests, seeds, strict=True)
                     ]

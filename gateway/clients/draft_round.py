@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.clients.features import FeatureRelay
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
+from gateway.clients.target_relay import TargetRelay
 from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import DraftTime
 from specinfer.errors import UnavailableError
@@ -33,10 +33,10 @@ class DraftRound:
     """Collects the answers to one step, until the next step begins; what comes later is only counted."""
 
     def __init__(
-        self, step: int, policy: PoolPolicy, features: FeatureRelay, share: TreeShare, traceparent: str = ""
+        self, step: int, policy: PoolPolicy, target: TargetRelay, share: TreeShare, traceparent: str = ""
     ) -> None:
         """`share`: what each speculator may send for each request; services are told the trace context."""
-        self._step, self._policy, self._features = step, policy, features
+        self._step, self._policy, self._target = step, policy, target
         self._share, self._traceparent = share, traceparent
         self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
         self._times: list[DraftTime] = []
@@ -76,8 +76,8 @@ class DraftRound:
     ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
         """What a service is sent; by request, the position up to which it has features once it took that."""
         most = _FEATURE_BYTES // len(asked)
-        entries = [service.encode(item, self._features, most) for item in asked.values()]
-        until = {e.request_id: self._features.until(e, service.feature_layers) for e in entries}
+        entries = [service.encode(item, self._target, most) for item in asked.values()]
+        until = {e.request_id: self._target.features.until(e, service.feature_layers) for e in entries}
         request = speculator_pb2.DraftRequest(
             step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent
         )

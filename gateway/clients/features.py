@@ -58,9 +58,6 @@ class FeatureWish(NamedTuple):
         return ""
 
 
-NO_WISH = FeatureWish()
-
-
 class FeatureRelay:
     """What is kept of all requests of a lane."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.clients.draft_books import DraftBooks
 from gateway.clients.draft_faults import DraftFaults
-from gateway.clients.features import FeatureRelay
+from gateway.clients.target_relay import TargetRelay
 from gateway.clients.tree_share import TreeShare, sound_tree
 from gateway.planning.latency import DraftTime, SpeculatorSet
 from gateway.requests.step import StepEntry
@@ -108,7 +108,12 @@ class SpeculatorService:
         """Whose hidden states it reads."""
         return tuple(self.description.feature_layers) if self.description else ()
 
-    def encode(self, asked: Asked, relay: FeatureRelay, feature_bytes: int) -> speculator_pb2.DraftEntry:
+    @property
+    def target_top_k(self) -> int:
+        """How many of the target's predictions it reads per node; 0: none."""
+        return self.description.target_top_k if self.description else 0
+
+    def encode(self, asked: Asked, relay: TargetRelay, feature_bytes: int) -> speculator_pb2.DraftEntry:
         """The message that asks it, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
@@ -116,7 +121,7 @@ class SpeculatorService:
             held = 0  # never the case unless the service lies; RESYNC puts it right
         if held == 0:
             self.features_held[entry.request_id] = 0  # it starts over, with its features, too
-        start, features = relay.take(
+        start, features = relay.features.take(
             entry.request_id,
             self.features_held.get(entry.request_id, 0),
             self.feature_layers,
@@ -140,6 +145,7 @@ class SpeculatorService:
             draw_seed=draft_seed(sampling.seed, self.members[0]),
             target_features=features,
             features_start=start,
+            target_top_k=relay.top_k.take(entry.request_id, self.target_top_k),
         )
 
     def accept(

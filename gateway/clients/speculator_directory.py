@@ -19,6 +19,8 @@ from specinfer.v1 import speculator_pb2
 log = logging.getLogger(__name__)
 _MOST_SPECULATORS = 64
 """Of one service: all speculators share what a step's trees may take."""
+_MOST_TOP_K = 32
+"""Per node: at 128 nodes and 64 requests a message of a megabyte."""
 _MOST_NAMES = 256
 """That one address may show over time: a name's number and its metrics stay."""
 _LONGEST_NAME = 128
@@ -81,6 +83,12 @@ class SpeculatorDirectory:
             )
         self._check_names(service, [each.name for each in description.speculators])
         self._check_features(service.address, description)
+        most = min(_MOST_TOP_K, self._policy.vocab_size)
+        if description.target_top_k > most:
+            raise IncompatibleError(
+                f"the speculators at {service.address} read {description.target_top_k} predictions of the "
+                f"target per node: at most {most} may be"
+            )
         for each in description.speculators:
             if each.draws and self._policy.trust_draws and each.vocab_size > self._policy.vocab_size:
                 # its draws of the tokens that the target lacks would be dropped, which selects by token
@@ -157,7 +165,8 @@ class SpeculatorDirectory:
 
 def _methods(
     description: speculator_pb2.DescribeSpeculatorReply,
-) -> tuple[list[tuple[str, str, bool]], list[int]]:
-    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read."""
+) -> tuple[list[tuple[str, str, bool]], list[int], int]:
+    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read, and
+    how many predictions of the target."""
     speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
-    return speculators, list(description.feature_layers)
+    return speculators, list(description.feature_layers), description.target_top_k

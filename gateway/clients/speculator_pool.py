@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 
 from gateway.clients.draft_round import DraftRound, Drafts
-from gateway.clients.features import FeatureRelay, FeatureWish
+from gateway.clients.features import FeatureWish
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.clients.speculator_replicas import SpeculatorReplicas
+from gateway.clients.target_relay import TargetRelay, TargetWish
 from gateway.clients.tree_share import TreeShare
 from gateway.planning.latency import SpeculatorSet
 from gateway.requests.request import Speculation
@@ -25,6 +26,7 @@ from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.wire_meter import Channel
 from specinfer.speculators.deadline import StepTimes
+from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class SpeculatorPool:
         self.services = self._replicas.known
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
-        self._features = FeatureRelay(policy.hidden_size)
+        self._target = TargetRelay(policy.hidden_size)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
@@ -84,31 +86,34 @@ class SpeculatorPool:
         """Whether any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
 
-    def wish(self, entries: Sequence[StepEntry]) -> FeatureWish:
-        """Which features the verifier is to return with a step: what services that read them lack."""
-        readers = [service for service in self.services if service.feature_layers]
-        self._features.want([service.feature_layers for service in readers])
+    def wish(self, entries: Sequence[StepEntry]) -> TargetWish:
+        """What of the target the verifier is to return with a step, for services that read it."""
+        reading = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]
+        self._target.top_k.want([service.target_top_k for service in self.services])
+        k = self._target.top_k.k
+        top_k = {entry.request_id: k for entry in reading if entry.final} if k else {}
+        return TargetWish(self._wished_features(entries, reading), top_k)
+
+    def _wished_features(self, entries: Sequence[StepEntry], reading: Sequence[StepEntry]) -> FeatureWish:
+        """Which hidden states services lack that read them, of the entries that want drafts at all."""
+        readers, features = [s for s in self.services if s.feature_layers], self._target.features
+        features.want([service.feature_layers for service in readers])
         places = self._replicas.places(entries) if readers else {}
         since = {}
-        for entry in entries if readers else ():
-            if entry.state.request.speculation is Speculation.OFF:
-                continue
-            name = entry.request_id
-            mine = places[name]
+        for entry in reading if readers else ():
+            name, mine = entry.request_id, places[entry.request_id]
             held = [service.features_held.get(name, 0) for service in readers if service.address in mine]
-            self._features.drop(name, held)
-            start = self._features.wanted_from(name, held)
+            features.drop(name, held)
+            start = features.wanted_from(name, held)
             if start is not None:
                 since[name] = start
-        layers = self._features.layers
-        return FeatureWish(layers, since, self._features.bytes_of(layers))
+        return FeatureWish(features.layers, since, features.bytes_of(features.layers))
 
-    def keep(self, wish: FeatureWish, verdicts: Mapping[str, VerdictEntry]) -> None:
-        """What a step returned of it."""
-        for name, asked in wish.since.items():
-            verdict = verdicts[name]
-            if verdict.features:
-                self._features.arrived(name, asked, verdict.features_start, verdict.features)
+    def keep(
+        self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """What a step returned of it, for the trees that were verified."""
+        self._target.arrived(wish, trees, verdicts)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -141,7 +146,7 @@ class SpeculatorPool:
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Lets all services forget requests; their time-to-live covers lost calls."""
-        self._features.forget(request_ids)
+        self._target.forget(request_ids)
         self._replicas.forget(request_ids)
         await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
 
@@ -172,7 +177,7 @@ class SpeculatorPool:
         if self._round is not None:
             self._round.over = True
         share = self._share(requests)
-        self._round = DraftRound(self._steps, self._policy, self._features, share, traceparent)
+        self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
         return self._round
 
     async def _ask(self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from gateway.clients.features import NO_WISH, FeatureWish
+from gateway.clients.target_relay import NO_WISH, TargetWish
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
@@ -16,13 +16,13 @@ def sound_verdicts(
     trees: Mapping[str, TokenTree],
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
-    features: FeatureWish = NO_WISH,
+    wish: TargetWish = NO_WISH,
 ) -> dict[str, VerdictEntry]:
     """A verdict for every entry of a step: answers come in the order of the entries.
 
     Args:
         vocab_size: the bonus token must be smaller.
-        features: what was asked for.
+        wish: what of the target was asked for.
     """
     found: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
@@ -31,7 +31,8 @@ def sound_verdicts(
             continue
         tree = trees.get(entry.request_id)
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
-        wrong = wrong or features.contradiction(entry.request_id, answers[index])
+        nodes = len(tree) if tree is not None else 0
+        wrong = wrong or wish.contradiction(entry.request_id, nodes, answers[index])
         found[entry.request_id] = _error(wrong) if wrong else _verdict(answers[index])
     return found
 
@@ -78,6 +79,7 @@ def _verdict(answer: verifier_pb2.Verdict) -> VerdictEntry:
         answer.held_len,
         answer.features_start,
         answer.features,
+        tuple(answer.top_k_token_ids),
     )
 
 

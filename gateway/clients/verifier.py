@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import grpc
 
-from gateway.clients.features import NO_WISH, FeatureWish
+from gateway.clients.target_relay import NO_WISH, TargetWish
 from gateway.clients.verdicts import sound_verdicts
 from gateway.clients.verifier_check import check_description
 from gateway.planning.pass_times import PassCurve
@@ -78,9 +78,9 @@ class VerifierClient:
         entries: Sequence[StepEntry],
         trees: Mapping[str, TokenTree],
         traceparent: str = "",
-        features: FeatureWish = NO_WISH,
+        wish: TargetWish = NO_WISH,
     ) -> Verdicts:
-        """Verifies one step; the verifier is told the trace context and which features are wanted.
+        """Verifies one step; the verifier is told the trace context and what of the target is wanted.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -90,10 +90,10 @@ class VerifierClient:
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
-            entries=[_encode(entry, trees.get(entry.request_id), features) for entry in entries],
+            entries=[_encode(entry, trees.get(entry.request_id), wish) for entry in entries],
             fence=self.fence,
             traceparent=traceparent,
-            feature_layers=features.layers,
+            feature_layers=wish.features.layers,
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
@@ -104,7 +104,7 @@ class VerifierClient:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
-        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, features)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wish)
         return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
@@ -137,7 +137,7 @@ def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
-def _encode(entry: StepEntry, tree: TokenTree | None, features: FeatureWish) -> verifier_pb2.VerifyEntry:
+def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verifier_pb2.VerifyEntry:
     request = entry.state.request
     return verifier_pb2.VerifyEntry(
         request_id=request.request_id,
@@ -146,5 +146,6 @@ def _encode(entry: StepEntry, tree: TokenTree | None, features: FeatureWish) -> 
         tree=encode_tree(tree) if tree is not None else None,
         sampling=encode_sampling(entry.state.sampling),
         logprobs=request.logprobs,
-        features_from=features.since.get(request.request_id),
+        features_from=wish.features.since.get(request.request_id),
+        return_top_k=wish.top_k.get(request.request_id, 0),
     )

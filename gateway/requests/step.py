@@ -45,6 +45,8 @@ class VerdictEntry:
     """Context position of the first of the features."""
     features: bytes = b""
     """Of the target at context tokens, on their way to speculators."""
+    top_k: tuple[int, ...] = ()
+    """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
 
 
 @dataclass(slots=True)

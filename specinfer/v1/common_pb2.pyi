@@ -36,12 +36,6 @@ class SamplingParams(_message.Message):
     typical_delta: float
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., typical_epsilon: _Optional[float] = ..., typical_delta: _Optional[float] = ...) -> None: ...
 
-class NodeTopK(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class ReleaseRequest(_message.Message):
     __slots__ = ("request_ids", "client", "fence")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -53,12 +53,20 @@ class DraftEntry(_message.Message):
     shape: TreeShape
     sampling: _common_pb2.SamplingParams
     target_features: bytes
-    target_top_k: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTopK]
+    target_top_k: TargetTopK
     speculators: _containers.RepeatedScalarFieldContainer[int]
     min_path_probability: float
     draw_seed: int
     features_start: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
+
+class TargetTopK(_message.Message):
+    __slots__ = ("token_ids", "top_k_token_ids")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_k_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id")
@@ -105,14 +113,14 @@ class DescribeSpeculatorRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "needs_target_top_k", "instance_id", "feature_size")
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "target_top_k", "instance_id", "feature_size")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    NEEDS_TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
@@ -121,10 +129,10 @@ class DescribeSpeculatorReply(_message.Message):
     max_requests: int
     max_nodes: int
     feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    needs_target_top_k: int
+    target_top_k: int
     instance_id: str
     feature_size: int
-    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., needs_target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
     __slots__ = ("name", "drafter", "model", "vocab_size", "draws")

@@ -59,7 +59,7 @@ class VerifyReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k", "features_start")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -68,7 +68,7 @@ class Verdict(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     HELD_LEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
@@ -78,9 +78,9 @@ class Verdict(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     held_len: int
     features: bytes
-    top_k: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTopK]
+    top_k_token_ids: _containers.RepeatedScalarFieldContainer[int]
     features_start: int
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k: _Optional[_Iterable[_Union[_common_pb2.NodeTopK, _Mapping]]] = ..., features_start: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()

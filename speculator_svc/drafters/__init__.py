@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.errors import SettingError, SpecInferError
+from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
@@ -19,6 +19,7 @@ DRAFTERS = {
     "medusa": "speculator_svc.drafters.medusa:MedusaDrafter",
     "blockwise": "speculator_svc.drafters.blockwise:BlockwiseDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
+    "recycling": "speculator_svc.drafters.recycling:RecyclingDrafter",
     "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
     "custom": "speculator_svc.drafters.custom:CustomDrafter",
 }
@@ -40,6 +41,28 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetTopK:
+    """What the target predicted at the nodes of the request's last verified tree."""
+
+    token_ids: NDArray[np.int64]
+    """[nodes] tokens of the nodes, the root first."""
+    top_k: NDArray[np.int64]
+    """[nodes, k] the tokens that are most probable behind each, most probable first."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
+        """From numbers in a row.
+
+        Raises:
+            InvalidInputError: if there are not as many for each node.
+        """
+        nodes, ids = len(token_ids), len(top_k)
+        if not nodes or not ids or ids % nodes:
+            raise InvalidInputError("target_top_k", ids, f"not as many for each of {nodes} nodes")
+        return cls(np.array(token_ids, np.int64), np.array(top_k, np.int64).reshape(nodes, -1))
+
+
+@dataclass(frozen=True, slots=True)
 class DraftJob:
     """One request's part of a step."""
 
@@ -55,6 +78,8 @@ class DraftJob:
     """Whether the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
     features: Features | None = None
     """Hidden states of the target that this drafter was not given before, if it reads any."""
+    target_top_k: TargetTopK | None = None
+    """Predictions of the target, if this drafter reads any and the last step brought some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +99,8 @@ class DrafterDescription:
     """Layers of the target after which it reads hidden states, ascending; none: it reads tokens only."""
     feature_size: int = 0
     """Numbers in a hidden state."""
+    target_top_k: int = 0
+    """How many of the target's predictions it reads at every node of a verified tree; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

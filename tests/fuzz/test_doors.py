@@ -6,11 +6,11 @@ import pytest
 
 import gateway.clients.verifier
 import specinfer.speculators.drafts
+import speculator_svc.engine
 import verifier_svc.engine
 from gateway.clients.speculator import SpeculatorService
 from gateway.clients.verdicts import _verdict
 from gateway.requests.request import GenerationRequest
-from speculator_svc.engine import SpeculatorEngine
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
 
@@ -51,7 +51,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
             lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
         ),
         ("verify-request", verifier_svc.engine, "check_job", _nothing),
-        ("draft-request", SpeculatorEngine, "_check", _nothing),
+        ("draft-request", speculator_svc.engine, "check_entry", _nothing),
         ("generate", GenerationRequest, "check_against", _nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -3,22 +3,19 @@ bias."""
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from gateway.clients.quarantine import IN_A_ROW
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
 from speculator_svc.drafters import DrafterDescription, DraftJob
+from tests.markov import REQUESTS, markov, p_value, sampled, serving
 from tests.oracle import always, greedy
-from tests.system import ScriptedDrafter, System, running_system, until
-from tests.tiny_models import reference_logits, silence_attention, tiny_transformers
-from verifier_svc.engine import EngineLimits
+from tests.system import ScriptedDrafter, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 WITHOUT = ProposalKind.WITHOUT_REPLACEMENT
@@ -129,18 +126,6 @@ async def test_a_hung_drawing_service_is_taken_for_dead(redis_url: str) -> None:
         hang.set()
 
 
-SHAPE = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
-TOKENS, REQUESTS = 200, 32
-"""6,400 tokens: enough to see a total variation of .04 (see the test)."""
-
-
-def markov(seed: int) -> object:
-    """A random model whose prediction depends on the last token only."""
-    model = tiny_transformers("llama", seed=seed, max_position_embeddings=1024, **SHAPE)
-    silence_attention(model)
-    return model
-
-
 def chain(seed: int) -> np.ndarray:  # type: ignore[type-arg]
     """[4, 4] a random Markov chain."""
     return np.random.default_rng(seed).dirichlet(np.ones(4), size=4).astype(np.float32)
@@ -172,12 +157,6 @@ def table_drafter(seed: int, kind: ProposalKind, lies: bool = False) -> Scripted
     return drafter
 
 
-async def sampled(system: System) -> list[list[int]]:
-    return await asyncio.gather(
-        *(system.tokens([1], temperature=1.0, seed=i % 5, max_new_tokens=TOKENS) for i in range(REQUESTS))
-    )
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize(("budget", "lies"), [(1, False), (2, False), (4, False), (4, True)])
 async def test_two_drawing_services_and_one_of_points_follow_the_target(
@@ -186,36 +165,14 @@ async def test_two_drawing_services_and_one_of_points_follow_the_target(
     """Every service, message and stream is real, as are the random numbers, which enumeration leaves out.
 
     The target is a Markov chain of four tokens; chi-square of its transitions (12 degrees of freedom), over
-    requests of which many have the same seed. False alarms: 1e-4 for a right system. Power: a total
-    variation of .04 in every row is found with probability .99 (noncentrality n * .04^2 * (1/.25 + 1/.25) =
-    82 at least). The negative control is a service that lies about q.
+    requests of which many have the same seed. False alarms: 1e-4 for a right system; power: see `p_value`.
+    The negative control is a service that lies about q.
     """
     target = markov(1)
     kinds = {"a": WITHOUT, "b": ProposalKind.WITH_REPLACEMENT, "c": ProposalKind.POINT}
     drafters = {name: table_drafter(seed, kind, lies) for seed, (name, kind) in enumerate(kinds.items())}
-    async with running_system(
-        redis_url,
-        drafters,
-        model=target,
-        engine_limits=EngineLimits(max_context_len=1024),
-        max_batch=REQUESTS,
-        tree_depth=3,
-        tree_nodes=budget,
-        step_nodes=budget * REQUESTS,
-        kv_tokens=REQUESTS * 1024,
-    ) as system:
-        texts = await sampled(system)
+    async with serving(redis_url, drafters, target, budget) as system:
+        texts = await sampled(system, [i % 5 for i in range(REQUESTS)])
         services = system.loop.pool.services
     assert all(service.counters.answered and not service.faults.malformed for service in services)
     assert (p_value(target, texts) > 1e-4) != lies
-
-
-def p_value(target: object, texts: list[list[int]]) -> float:
-    """Of the transitions of texts that a Markov chain should have written."""
-    counts = Counter(pair for text in texts for pair in zip([1, *text], text, strict=False))
-    statistic = 0.0
-    for before in range(4):
-        p = reference_logits(target, [before])[-1].double().softmax(-1).numpy()
-        seen = np.array([counts[before, after] for after in range(4)])
-        statistic += float(((seen - seen.sum() * p) ** 2 / (seen.sum() * p)).sum())
-    return float(stats.chi2.sf(statistic, 12))

@@ -53,6 +53,10 @@ def sampled(**fields: Any) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(**fields)
 
 
+def top_k(**fields: Any) -> speculator_pb2.TargetTopK:
+    return speculator_pb2.TargetTopK(**({"token_ids": [3], "top_k_token_ids": [4, 5]} | fields))
+
+
 BAD_AT_THE_VERIFIER: dict[str, dict[str, Any]] = {
     "no delta": {"delta_token_ids": []},
     "foreign token": {"delta_token_ids": [5, HUGE, 3]},
@@ -210,14 +214,20 @@ BAD_AT_THE_SPECULATORS: dict[str, dict[str, Any]] = {
     "huge budget": {"node_budget": HUGE},
     "unknown speculator": {"speculators": [0, HUGE]},
     "features that nobody reads": {"target_features": b"abcd"},
+    "predictions without nodes": {"target_top_k": top_k(token_ids=[])},
+    "nodes without predictions": {"target_top_k": top_k(top_k_token_ids=[])},
+    "too many predictions": {"target_top_k": top_k(top_k_token_ids=[1, 2, 3])},
+    "more at one node": {"target_top_k": top_k(token_ids=[3, 4])},
+    "huge predictions": {"target_top_k": top_k(top_k_token_ids=[1, HUGE])},
+    "predictions at huge tokens": {"target_top_k": top_k(token_ids=[HUGE])},
 }
 SERVED_BY_THE_SPECULATORS: dict[str, dict[str, Any]] = {
     "huge depth": {"max_depth": HUGE},
     "twice the same speculator": {"speculators": [0, 0]},
     "unknown shape": {"shape": 99},
     "largest seeds": {"sampling": sampled(seed=2**64 - 1), "draw_seed": 2**64 - 1},
-    "top k": {"target_top_k": [common_pb2.NodeTopK(token_ids=[HUGE])]},
     "features from nowhere": {"features_start": HUGE},
+    "predictions": {"target_top_k": top_k()},
 }
 
 
@@ -227,6 +237,7 @@ def drafting(entries: Iterable[speculator_pb2.DraftEntry], client: str = "") -> 
 
 async def test_a_bad_entry_at_the_speculators_costs_itself() -> None:
     drafter = ScriptedDrafter(first(1))
+    drafter.description = DrafterDescription(target_top_k=2)
     async with speculator_service({"a": drafter}) as (address, _engine), open_channel(address) as channel:
         stub = speculator_pb2_grpc.SpeculatorStub(channel)
         bad = {name: draft_entry(name, **fields) for name, fields in BAD_AT_THE_SPECULATORS.items()}

@@ -10,7 +10,8 @@ from specinfer.errors import IncompatibleError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.engine import DraftEntry, SpeculatorEngine, combined
+from speculator_svc.engine import SpeculatorEngine, combined
+from speculator_svc.entries import DraftEntry
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
 

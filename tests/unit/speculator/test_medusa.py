@@ -15,7 +15,8 @@ from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.blockwise import BlockwiseDrafter
-from speculator_svc.engine import DraftEntry, SpeculatorEngine
+from speculator_svc.engine import SpeculatorEngine
+from speculator_svc.entries import DraftEntry
 from tests.tiny_models import tiny_transformers
 
 HIDDEN, K = 32, 2

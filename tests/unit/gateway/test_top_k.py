@@ -1,0 +1,52 @@
+"""Predictions of the target on their way: each service gets as many as it reads, of the latest step."""
+
+import numpy as np
+import pytest
+
+from gateway.clients.target_relay import TargetWish
+from gateway.clients.top_k import TopKRelay
+from specinfer.v1 import verifier_pb2
+
+NODES = np.array([5, 6], np.int32)
+
+
+def relay(*widths: int) -> TopKRelay:
+    made = TopKRelay()
+    made.want(widths)
+    return made
+
+
+def test_each_service_gets_as_many_as_it_reads() -> None:
+    it = relay(3, 0, 2)
+    assert it.k == 3
+    it.arrived("a", NODES, (1, 2, 3, 11, 12, 13))
+    found = {k: it.take("a", k) for k in (3, 2, 0)}
+    assert found[0] is None
+    assert found[3] is not None
+    assert list(found[3].top_k_token_ids) == [1, 2, 3, 11, 12, 13]
+    assert found[2] is not None
+    assert (list(found[2].token_ids), list(found[2].top_k_token_ids)) == ([5, 6], [1, 2, 11, 12])
+
+
+def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
+    it = relay(1)
+    it.arrived("a", NODES, (1, 2))
+    it.arrived("b", NODES, (3, 4))
+    it.arrived("a", NODES[:1], (7,))
+    (newest, other) = it.take("a", 1), it.take("b", 1)
+    assert newest is not None
+    assert other is not None
+    assert (list(newest.top_k_token_ids), list(other.top_k_token_ids)) == ([7], [3, 4])
+    it.forget(["a"])
+    assert it.take("a", 1) is None
+    it.want([2])
+    assert it.take("b", 2) is None, "of another width"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "sound"), [("a", 6, True), ("a", 0, True), ("a", 5, False), ("b", 6, False)]
+)
+def test_predictions_that_cannot_be_for_the_wish_are_named(name: str, ids: int, sound: bool) -> None:
+    wish = TargetWish(top_k={"a": 3})
+    wrong = wish.contradiction(name, 2, verifier_pb2.Verdict(top_k_token_ids=range(ids)))
+    assert (wrong == "") == sound
