@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ARCHIVES = ROOT / "docs" / "findings"
 """Kept as they were written: they may name what is gone."""
-BUILT = {"build", "dist", "__pycache__"}
+BUILT = {"build", "dist", "node_modules", "__pycache__"}
 TEXTS = {".py", ".md", ".h", ".cpp", ".proto", ".toml", ".yml", ".yaml"}
 PLAIN_MENTION = re.compile(r"\bdocs/[\w/-]+\.md(?:#([\w-]+))?")
 CODE_NAME = re.compile(r"`(?:[a-z_]+\.)*([A-Z][a-z]+[A-Z]\w*)[.\w]*`|`([\w./-]+\.(?:py|h|cpp|proto|toml))`")

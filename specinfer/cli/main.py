@@ -11,6 +11,7 @@ import typer
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.attach import attach, cancel
+from specinfer.cli.check import check
 from specinfer.cli.compare import bench, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.explain import describe_verifier, explanation
@@ -43,7 +44,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, plan):
+for command in (generate, attach, cancel, status, bench, demo, plan, check):
     app.command()(command)
 
 

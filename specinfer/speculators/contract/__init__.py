@@ -1,0 +1,40 @@
+"""Whether a running speculator service keeps the contract (docs/protocol.md): `specinfer check`."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specinfer.errors import SpecInferError
+from specinfer.speculators.contract.examined import Examined, NotApplicableError
+from specinfer.speculators.contract.rules import RULES
+
+
+class Outcome(StrEnum):
+    """Of one rule."""
+
+    KEPT = "ok"
+    BROKEN = "FAILED"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one rule."""
+
+    rule: str
+    outcome: Outcome
+    detail: str = ""
+
+
+async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
+    """Tries every rule, one after another; after a service that does not say what it is none can be tried."""
+    for rule, check in RULES.items():
+        try:
+            yield Finding(rule, Outcome.KEPT, await check(examined))
+        except NotApplicableError as error:
+            yield Finding(rule, Outcome.SKIPPED, str(error))
+        except SpecInferError as error:  # broken; or it does not answer, or another process does
+            yield Finding(rule, Outcome.BROKEN, str(error))
+        if not examined.described:
+            return
+    await examined.close()
