@@ -18,6 +18,7 @@ from http_svc.errors import ApiError, invalid_body
 from http_svc.gateway_health import GatewayHealth
 from http_svc.guard import Guard
 from http_svc.metrics import HttpMetrics
+from http_svc.page_files import add_page
 from http_svc.settings import HttpSettings
 from specinfer import __version__
 from specinfer.client import AsyncClient, Patience
@@ -46,6 +47,7 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     _add_api(app, Door(client, metrics, ending))
     _add_observation(app, health, registry)
+    add_page(app)
     _add_errors(app)
     guarded = Guard(app, settings, metrics)
     if not settings.origins:
@@ -75,6 +77,10 @@ def _add_api(app: FastAPI, door: Door) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> Response:
         return await door.model(name, request)
+
+    @app.get("/v1/watch")
+    async def watch(request: Request) -> Response:
+        return await door.watch(request)
 
 
 def _add_observation(app: FastAPI, health: GatewayHealth, registry: CollectorRegistry) -> None:

@@ -17,6 +17,7 @@ from http_svc.metrics import HttpMetrics
 from http_svc.models import Models
 from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
 from http_svc.replies import CHAT, COMPLETION, Kind, Shape
+from http_svc.watching import watch
 from specinfer.client import AsyncClient, AsyncStream
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
@@ -50,6 +51,13 @@ class Door:
     async def model(self, name: str, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
         return JSONResponse(await self._describe(request, name))
+
+    async def watch(self, request: Request) -> Response:
+        """`GET /v1/watch`."""
+        try:
+            return await watch(self._caller(request), request, self._ending)
+        except SpecInferError as error:
+            raise api_error(error, {}) from error
 
     async def _describe(self, request: Request, name: str | None = None) -> dict[str, Any]:
         try:

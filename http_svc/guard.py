@@ -16,7 +16,7 @@ from specinfer.client import new_request_id
 from specinfer.service.log_context import REQUEST_ID
 
 REQUEST_ID_HEADER = "x-request-id"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/watch", "/health", "/metrics")
 _LONGEST_ID = 200
 """Characters; the gateway takes 256, of which choices get a few."""
 

@@ -248,6 +248,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "http_svc.bodies": (set(), {"pydantic", "pydantic_core"}),
     "http_svc.orders": ({f"specinfer.{n}" for n in ("client", "errors", "v1")} | {"http_svc.bodies"}, set()),
     "http_svc.replies": ({"specinfer.client"}, set()),
+    "http_svc.steps": ({"specinfer.v1"}, set()),
     "http_svc": (
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
         SERVICE | {"fastapi", "starlette", "uvicorn"},
@@ -279,7 +280,9 @@ FORBIDDEN_STDLIB = {
     "specinfer.speculators.service": {"asyncio", "time"},
     "specinfer.integrations.vllm.contexts": {"asyncio", "time"},
     "specinfer.client.resume": {"asyncio", "random", "time"},
-    **{f"http_svc.{name}": {"asyncio", "time"} for name in ("bodies", "errors", "orders", "replies")},
+    **{
+        f"http_svc.{name}": {"asyncio", "time"} for name in ("bodies", "errors", "orders", "replies", "steps")
+    },
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }

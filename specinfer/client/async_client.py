@@ -16,19 +16,18 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 
 from specinfer.client.answer import Answer
-from specinfer.client.errors import RequestFailedError
 from specinfer.client.failure import CUT_SHORT, Failure
 from specinfer.client.gateways import CLOSED, Gateways, read_addresses
 from specinfer.client.metadata import call_metadata
 from specinfer.client.request import Prompt, RequestOptions, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
 from specinfer.client.stream import AsyncStream
+from specinfer.client.watching import watch_steps
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
-_UNARY_TIMEOUT_S = 5.0
 _ABANDON_TIMEOUT_S = 3.0
 """For a gateway to be told that nobody waits for a request any more."""
 _END_TIMEOUT_S = 1.0
@@ -127,7 +126,7 @@ class AsyncClient:
             UnavailableError: if no gateway answers.
         """
         message = generation_pb2.CancelRequest(request_id=request_id)
-        await self._ask("Cancel", message)
+        await self._gateways.ask("Cancel", message, self._metadata)
 
     async def abandon(self, request_id: str) -> None:
         """Stops a request that nobody waits for any more, if a gateway can be told within three seconds.
@@ -145,8 +144,16 @@ class AsyncClient:
             RequestFailedError: if a gateway refuses to tell.
             UnavailableError: if none answers.
         """
-        reply: generation_pb2.StatusReply = await self._ask("Status", generation_pb2.StatusRequest())
+        message = generation_pb2.StatusRequest()
+        reply: generation_pb2.StatusReply = await self._gateways.ask("Status", message, self._metadata)
         return reply
+
+    def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
+        """The steps of a request as they happen, whichever gateway runs it, also if it arrives later; or of
+        all requests of this key. See `Generation.Watch` and `specinfer.client.watching`, whose errors it
+        raises. Close it with `aclose`.
+        """
+        return watch_steps(self._gateways, self._metadata, request_id)
 
     async def close(self) -> None:
         """Closes all connections; streams that are still read end with UnavailableError."""
@@ -228,17 +235,3 @@ class AsyncClient:
             message = generation_pb2.AttachRequest(request_id=request.request_id, from_token=call.attach_from)
             opened = stub.Attach(message, metadata=self._metadata)
         return opened
-
-    async def _ask(self, method: str, message: Any) -> Any:
-        """The reply of the first gateway that answers."""
-        last = UnavailableError("no gateway")
-        for index in self._gateways.in_turn():
-            ask = getattr(self._gateways.stub(index), method)
-            try:
-                return await ask(message, timeout=_UNARY_TIMEOUT_S, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                failure = Failure.of(error)
-                if not failure.transient:
-                    raise RequestFailedError(failure) from error
-                last = UnavailableError(f"gateway at {self._gateways.addresses[index]}: {failure.details}")
-        raise last

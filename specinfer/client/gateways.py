@@ -1,9 +1,13 @@
 """The gateways that a client may ask: addresses, and a channel to each from its first use."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 
+from specinfer.client.errors import RequestFailedError
+from specinfer.client.failure import Failure
+from specinfer.client.metadata import Metadata
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.service.addresses import check_target, split_targets
 from specinfer.service.channel import open_channel
@@ -11,6 +15,7 @@ from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2_grpc
 
 CLOSED = "the client was closed"
+_UNARY_TIMEOUT_S = 5.0
 
 
 def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -53,6 +58,25 @@ class Gateways:
         """Every index once, the first one first."""
         count = len(self.addresses)
         yield from ((self.first + turn) % count for turn in range(count))
+
+    async def ask(self, method: str, message: Any, metadata: Metadata) -> Any:
+        """The reply of the first gateway that answers.
+
+        Raises:
+            RequestFailedError: if it refuses.
+            UnavailableError: if none answers.
+        """
+        last = UnavailableError("no gateway")
+        for index in self.in_turn():
+            call = getattr(self.stub(index), method)
+            try:
+                return await call(message, timeout=_UNARY_TIMEOUT_S, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                failure = Failure.of(error)
+                if not failure.transient:
+                    raise RequestFailedError(failure) from error
+                last = UnavailableError(f"gateway at {self.addresses[index]}: {failure.details}")
+        raise last
 
     async def close(self) -> None:
         """Closes all channels, for good."""

@@ -1,0 +1,90 @@
+// What is known of one answer: its text, and the steps that made it. Knows no page.
+
+/** Asks for an answer and keeps what comes; `onChange` is told of everything new. */
+import { answer, newId, watch } from "./api.js";
+
+export class Recording {
+  /** `body`: what is asked of the API, with a seed. */
+  constructor(body) {
+    this.body = body;
+    this.steps = [];
+    this.dropped = 0;
+    this.text = "";
+    this.running = true;
+    this.error = "";
+    this.unwatched = "";
+  }
+
+  /** Runs to the end, or until `signal` aborts. */
+  async run(key, signal, onChange) {
+    const id = newId();
+    const watching = new AbortController();
+    signal.addEventListener("abort", () => watching.abort());
+    try {
+      const steps = await watch(id, key, watching.signal).catch((error) => this.#lose(error));
+      const told = steps ? this.#follow(steps, onChange) : null;
+      for await (const piece of answer(this.body, id, key, signal)) {
+        this.text += piece;
+        onChange();
+      }
+      await told;
+    } catch (error) {
+      if (!signal.aborted) this.error = error.message;
+    } finally {
+      watching.abort();
+      this.running = false;
+      onChange();
+    }
+  }
+
+  async #follow(steps, onChange) {
+    try {
+      for await (const event of steps) {
+        this.dropped += event.dropped;
+        if (event.step) this.steps.push(event.step);
+        onChange();
+      }
+    } catch (error) {
+      this.#lose(error);
+    }
+  }
+
+  #lose(error) {
+    this.unwatched = error.message;
+    return null;
+  }
+
+  /** Tokens that steps have told. */
+  get tokens() {
+    return this.steps.reduce((sum, step) => sum + step.tokens.length, 0);
+  }
+
+  get tokensPerStep() {
+    return this.steps.length ? this.tokens / this.steps.length : 0;
+  }
+
+  /** Seconds at which each step ended, from the end of the first one, which has read the prompt. */
+  get times() {
+    let time = 0;
+    return this.steps.map((step, index) => (time += index ? step.seconds : 0));
+  }
+
+  /** Without the first step. */
+  get tokensPerSecond() {
+    const seconds = this.times.at(-1);
+    return seconds ? (this.tokens - this.steps[0].tokens.length) / seconds : 0;
+  }
+
+  /** Share of the drafted nodes that were accepted. */
+  get accepted() {
+    const drafted = this.steps.reduce((sum, step) => sum + step.nodes.length - 1, 0);
+    const accepted = this.steps.reduce((sum, step) => sum + step.accepted.length, 0);
+    return drafted ? accepted / drafted : 0;
+  }
+}
+
+/** Names of the speculators that guessed a step's token; none: it is the model's own. */
+export function guessers(step, place) {
+  const node = step.nodes[step.accepted[place]];
+  return node ? [...new Set(node.proposals.map((proposal) => proposal.speculator))] : [];
+}

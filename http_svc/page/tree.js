@@ -1,0 +1,92 @@
+// Draws a tree as SVG, and the same as a table.
+
+import { colourOf, paint } from "./colours.js";
+import { make, makeSvg } from "./dom.js";
+import { HEIGHT, grown, layOut } from "./layout.js";
+import { count, percent, visible } from "./words.js";
+
+const MARGIN = 6;
+const SMALLEST = 0.7;
+
+/** The picture of a step's tree, which fits a width if that leaves it legible. */
+export function drawTree(step, room) {
+  const { boxes, edges, width, height } = layOut(grown(step));
+  const full = { width: width + 2 * MARGIN, height: height + 2 * MARGIN };
+  const scale = Math.min(1, Math.max(SMALLEST, room / full.width));
+  const taken = (edge) => edge.to.node.kind === "accepted" || edge.to.node.kind === "bonus";
+  return makeSvg(
+    "svg",
+    {
+      viewBox: `${-MARGIN} ${-MARGIN} ${full.width} ${full.height}`,
+      width: Math.round(full.width * scale),
+      height: Math.round(full.height * scale),
+      role: "img",
+      "aria-label": inWords(step),
+    },
+    ...edges.filter((edge) => !taken(edge)).map((edge) => drawEdge(edge, "edge")),
+    ...edges.filter(taken).map((edge) => drawEdge(edge, "edge taken")),
+    ...boxes.map(drawBox),
+  );
+}
+
+function drawEdge({ from, to }, name) {
+  const start = from.x + from.width;
+  const [above, below] = [from.y + HEIGHT / 2, to.y + HEIGHT / 2];
+  const middle = (start + to.x) / 2;
+  return makeSvg("path", { class: name, d: `M${start} ${above}C${middle} ${above} ${middle} ${below} ${to.x} ${below}` });
+}
+
+function drawBox({ node, label, x, y, width }) {
+  const names = node.proposals.map((proposal) => proposal.speculator);
+  const bar = (name, index, all) =>
+    makeSvg("rect", {
+      class: "bar", "--one": colourOf(name), x: 0, width: 5,
+      y: (HEIGHT * index) / all.length, height: HEIGHT / all.length,
+    });
+  return makeSvg(
+    "g",
+    { class: `node ${node.kind}`, transform: `translate(${x} ${y})`, ...paint(names) },
+    makeSvg("title", {}, explain(node)),
+    makeSvg("rect", { class: "pill", width, height: HEIGHT, rx: 6 }),
+    makeSvg("g", { class: "bars" }, ...names.map(bar)),
+    makeSvg("text", { x: (width + (names.length ? 5 : 0)) / 2, y: HEIGHT / 2, class: "word" }, label),
+    names.length ? makeSvg("text", { x: width / 2, y: HEIGHT + 11, class: "chance" }, percent(node.chance)) : null,
+  );
+}
+
+function explain(node) {
+  const word = `“${visible(node.text)}”`;
+  if (node.kind === "root") return `${word}: the last token before the step`;
+  if (node.kind === "bonus") return `${word}: the model's own token`;
+  const said = node.proposals.map(({ speculator, chance }) => `${speculator} says ${percent(chance)}`);
+  return `${word}, ${node.kind}: ${said.join(", ")}; the gateway expects ${percent(node.chance)}`;
+}
+
+/** A step in a sentence. */
+export function inWords(step) {
+  const drafted = step.nodes.length - 1;
+  const text = step.accepted.map((index) => visible(step.nodes[index].text)).join(" ");
+  const path = step.accepted.length ? `, of which the model accepted ${text}` : drafted ? ", none of them accepted" : "";
+  return `${count(drafted, "guessed token")}${path}; the model added ${visible(step.bonus.text)}`;
+}
+
+/** The nodes as rows: token, parent, what each speculator and the gateway thought, what became of it. */
+export function tableOf(step) {
+  const head = ["Node", "Token", "Behind", "Guessed by", "Gateway expects", "Outcome"];
+  const path = new Set(step.accepted);
+  const rows = step.nodes.slice(1).map((node, index) => [
+    String(index + 1),
+    visible(node.text),
+    node.parent ? `${node.parent} ${visible(step.nodes[node.parent].text)}` : "the root",
+    node.proposals.map(({ speculator, kind, chance }) =>
+      `${speculator} ${percent(chance)}${kind === "point" ? "" : " (drawn)"}`).join(", "),
+    percent(node.chance),
+    path.has(index + 1) ? "accepted" : "rejected",
+  ]);
+  return make(
+    "table",
+    {},
+    make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))),
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
+  );
+}

@@ -1,0 +1,15 @@
+// Numbers and tokens as people read them.
+
+export const percent = (share) => `${Math.round(100 * share)} %`;
+export const milliseconds = (seconds) => `${(1000 * seconds).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+export const rounded = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
+export const count = (number, noun, nouns = `${noun}s`) => `${number} ${number === 1 ? noun : nouns}`;
+
+const LONGEST = 18;
+
+/** A token so that its blanks and line breaks are seen, cut if it is long. */
+export function visible(text) {
+  const shown = text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·");
+  const letters = Array.from(shown);
+  return letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : shown;
+}

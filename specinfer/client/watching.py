@@ -1,0 +1,94 @@
+"""The steps of requests, told by whichever of several gateways runs them: all are asked, as only it knows."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, TypeAlias
+
+import grpc
+
+from specinfer.client.errors import RequestFailedError
+from specinfer.client.failure import CUT_SHORT, Failure
+from specinfer.client.gateways import Gateways
+from specinfer.client.metadata import Metadata
+from specinfer.v1 import generation_pb2
+
+_START_S = 2.0
+"""Time after which a gateway that has not answered is not waited for."""
+Reply: TypeAlias = generation_pb2.WatchReply
+_Told: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
+"""By index of the gateway; None where the time is over."""
+
+
+async def watch_steps(
+    gateways: Gateways, metadata: Metadata, request_id: str
+) -> AsyncGenerator[generation_pb2.WatchReply, None]:
+    """First an empty reply, when all gateways that answer tell; then steps, up to the end of the request.
+
+    Raises:
+        RequestFailedError: if no gateway tells, or none does any more.
+        UnavailableError: if the client is closed.
+    """
+    told: _Told = asyncio.Queue()
+    message = generation_pb2.WatchRequest(request_id=request_id)
+    stubs = [gateways.stub(index) for index in range(len(gateways.addresses))]
+    calls = [stub.Watch(message, metadata=metadata) for stub in stubs]
+    tasks = [asyncio.create_task(_read(index, call, told)) for index, call in enumerate(calls)]
+    timer = asyncio.get_running_loop().call_later(_START_S, told.put_nowait, (-1, None))
+    tellers, began = _Tellers(len(calls)), False
+    try:
+        while True:
+            step = tellers.note(*await told.get())
+            if not began and (tellers.ready or step is not None):
+                began = True
+                yield Reply()
+            if step is not None:
+                yield step
+                if request_id and step.finish_reason:
+                    return
+    finally:
+        timer.cancel()
+        for task, call in zip(tasks, calls, strict=True):
+            task.cancel()
+            call.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read(index: int, call: Any, told: _Told) -> None:
+    """What one gateway tells, and at last why it does no more."""
+    try:
+        while isinstance(reply := await call.read(), Reply):
+            told.put_nowait((index, reply))
+        told.put_nowait((index, CUT_SHORT))
+    except grpc.aio.AioRpcError as error:
+        told.put_nowait((index, Failure.of(error)))
+
+
+class _Tellers:
+    """Which gateways tell."""
+
+    def __init__(self, count: int) -> None:
+        self._asked, self._telling = set(range(count)), set[int]()
+        self._late = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether no other gateway need be waited for."""
+        return bool(self._telling) and (self._late or not self._asked)
+
+    def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
+        """What a gateway said; the step in it, if there is one.
+
+        Raises:
+            RequestFailedError: if it was the last one, and does not tell any more.
+        """
+        if reply is None:
+            self._late = True
+            return None
+        self._asked.discard(index)
+        if isinstance(reply, Failure):
+            self._telling.discard(index)
+            if not self._asked and not self._telling:
+                raise RequestFailedError(reply)
+            return None
+        self._telling.add(index)
+        return reply if reply.request_id else None
