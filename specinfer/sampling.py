@@ -12,6 +12,15 @@ from hashlib import blake2b
 from specinfer.errors import InvalidInputError
 
 MAX_SEED = 2**64 - 1
+MAX_BIASES = 1024
+"""Most tokens with a bias of their own."""
+_RANGES = {
+    "typical_epsilon": (0, 1),
+    "typical_delta": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+"""Lowest and highest value of fields."""
 _NOISE = 2**32
 """Not the index of a speculator."""
 
@@ -37,6 +46,12 @@ class SamplingParams:
     lossless: of their distribution only the most probable token is above any threshold."""
     typical_delta: float = 0.0
     """Factor of its threshold by entropy; 0: the square root of the hard one."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(Token, what is added to its logit), each token once."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that was generated already; those of the prompt do not count."""
+    frequency_penalty: float = 0.0
+    """The same, for each time that it was generated."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -47,10 +62,34 @@ class SamplingParams:
             raise InvalidInputError("top_p", self.top_p, "must be in (0, 1]")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInputError("seed", self.seed, "must be in [0, 2^64)")
+        for name, (lowest, highest) in _RANGES.items():
+            if not lowest <= getattr(self, name) <= highest:  # also refuses NaN
+                raise InvalidInputError(name, getattr(self, name), f"must be in [{lowest}, {highest}]")
+        if self.logit_bias:
+            self._check_biases()
 
-        for name in ("typical_epsilon", "typical_delta"):
-            if not 0 <= getattr(self, name) <= 1:  # also refuses NaN
-                raise InvalidInputError(name, getattr(self, name), "must be in [0, 1]")
+    def _check_biases(self) -> None:
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidInputError("logit_bias", len(self.logit_bias), f"at most {MAX_BIASES} tokens")
+        for _, bias in self.logit_bias:
+            if not -100 <= bias <= 100:  # also refuses NaN
+                raise InvalidInputError("logit_bias", bias, "must be in [-100, 100]")
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Checks what depends on the target model.
+
+        Raises:
+            InvalidInputError: naming the field and its value.
+        """
+        for token, _ in self.logit_bias:
+            if not 0 <= token < vocab_size:
+                # as text, which logs leave out
+                raise InvalidInputError("logit_bias", str(token), f"not in the vocabulary of {vocab_size}")
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before anything else."""
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
     @property
     def lossless(self) -> bool:

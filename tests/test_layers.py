@@ -162,6 +162,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
+    "verifier_svc.adjustments": (
+        {"specinfer.sampling", "specinfer.errors", "verifier_svc.adjustments", "verifier_svc.jobs"},
+        {"numpy"},
+    ),
     "speculator_svc.drafters": (
         {
             "specinfer.tree",

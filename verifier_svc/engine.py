@@ -17,6 +17,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.service.log_context import about
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Target
+from verifier_svc.adjustments import RequestAdjustment, adjustment_of
 from verifier_svc.checks import check_job
 from verifier_svc.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
 from verifier_svc.fence import Fence, Standing
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 class _Held:
     sequence: KVSequence
     last_used: float
+    adjustment: RequestAdjustment | None = None
 
 
 class VerifierEngine:
@@ -90,7 +92,8 @@ class VerifierEngine:
         asking = sum([job.features_from is not None for job in jobs])
         most = MESSAGE_BYTES // max(asking, 1)
         logits = self._forward([segments[index] for index in ready])
-        targets = self._targets([jobs[index] for index in ready], logits)
+        adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
+        targets = self._targets([jobs[index] for index in ready], logits, adjustments)
         for index, rows, target in zip(ready, logits, targets, strict=True):
             verified = self._trees.verify(jobs[index], rows, target)
             outcomes[index] = self._conclude(jobs[index], verified, most)
@@ -139,7 +142,8 @@ class VerifierEngine:
         if held is None:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
-            held = self._held[job.request_id] = _Held(self.runner.open(), 0.0)
+            adjustment = adjustment_of(job, self.runner.config.vocab_size)
+            held = self._held[job.request_id] = _Held(self.runner.open(), 0.0, adjustment)
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
         nodes, parents = _tentative(job.tree)
@@ -151,6 +155,8 @@ class VerifierEngine:
             if known:  # half a delta would look like another base_len
                 self.release([job.request_id])
             raise
+        if held.adjustment is not None:
+            held.adjustment.read(job.base_len, job.delta)
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
 
     def _forward(self, segments: list[Segment]) -> list[Rows]:
@@ -171,11 +177,14 @@ class VerifierEngine:
         return [result for segment in segments for result in self._forward([segment])]
 
     def _targets(
-        self, jobs: Sequence[VerifyJob], logits: Sequence[Rows]
+        self,
+        jobs: Sequence[VerifyJob],
+        logits: Sequence[Rows],
+        adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | RuntimeError | None]:
         """What the rules ask. A pass on a device is waited for here, which counts as its time."""
         started = time.perf_counter()
-        targets = self._trees.targets(jobs, logits)
+        targets = self._trees.targets(jobs, logits, adjustments)
         if self.passes:
             tokens, seconds = self.passes[-1]
             self.passes[-1] = tokens, seconds + time.perf_counter() - started
@@ -187,8 +196,11 @@ class VerifierEngine:
         if isinstance(verified, SpecInferError):
             self.release([job.request_id])
             return VerifyOutcome(job.request_id, EntryStatus.ERROR, verified.for_logs)
-        sequence = self._held[job.request_id].sequence
+        held = self._held[job.request_id]
+        sequence = held.sequence
         accepted = verified.verdict.accepted if verified.verdict is not None else ()
+        if held.adjustment is not None and job.tree is not None:
+            held.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
         self._unsettled.append((sequence, [node - 1 for node in accepted]))
         return VerifyOutcome(
             job.request_id,

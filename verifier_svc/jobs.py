@@ -23,6 +23,8 @@ class VerifyJob:
     top_k: int = 0
     features_from: int | None = None
     """First context position whose features are wanted."""
+    prompt_len: int = 0
+    """Context tokens that were not generated; told by jobs that start over (base_len 0)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,7 @@ def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None)
             entry.logprobs,
             entry.return_top_k,
             entry.features_from if entry.HasField("features_from") else None,
+            entry.prompt_len,
         )
     except SpecInferError as error:
         return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)

@@ -18,8 +18,10 @@ from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree
 from specinfer.tree.topology import depths
 from verifier_svc.acceptance import Float64, Target, drawable
+from verifier_svc.adjustments import RequestAdjustment
 from verifier_svc.jobs import VerifyJob
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class LogitsTarget:
         Raises:
             BrokenModelError: if the node's logits are not finite.
         """
-        row = self.logits[node].cpu().numpy()
+        row = self.row(node).cpu().numpy()
         index = int(row.argmax())  # of a row with a NaN: the NaN
         if not math.isfinite(row[index]):
             raise BrokenModelError(_NOT_FINITE)
@@ -57,7 +59,7 @@ class LogitsTarget:
         Raises:
             BrokenModelError: if the node's logits are not finite.
         """
-        p = probabilities(self.logits[node], self._sampling)
+        p = probabilities(self.row(node), self._sampling)
         if not math.isfinite(p[0]):  # one NaN makes all of them NaN
             raise BrokenModelError(_NOT_FINITE)
         return p
@@ -69,9 +71,37 @@ class LogitsTarget:
             BrokenModelError: if the node's logits are not finite.
         """
         try:
-            return noise.choose_by_logits(self.logits[node], self._sampling)
+            return noise.choose_by_logits(self.row(node), self._sampling)
         except ValueError as error:
             raise BrokenModelError(_NOT_FINITE) from error
+
+    def row(self, node: int) -> torch.Tensor:
+        """[V] logits behind a node."""
+        return self.logits[node]
+
+
+class AdjustedTarget(LogitsTarget):
+    """The same with logits that are changed by what the request asks for, behind each node's own path."""
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        sampling: SamplingParams,
+        tree: TokenTree,
+        adjustment: RequestAdjustment,
+    ) -> None:
+        super().__init__(logits, sampling)
+        self._tree, self._adjustment = tree, adjustment
+        self._rows: dict[int, torch.Tensor] = {}
+        """By node: rules may ask for a node twice."""
+
+    def row(self, node: int) -> torch.Tensor:
+        """See `LogitsTarget.row`."""
+        if node not in self._rows:
+            row = self.logits[node].cpu().numpy().copy()
+            self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
+            self._rows[node] = torch.from_numpy(row)
+        return self._rows[node]
 
 
 class ChosenTarget:
@@ -99,7 +129,10 @@ class ChosenTarget:
 
 
 def targets_of(
-    jobs: Sequence[VerifyJob], logits: Sequence[Rows], chooser: Chooser | None
+    jobs: Sequence[VerifyJob],
+    logits: Sequence[Rows],
+    adjustments: Sequence[RequestAdjustment | None],
+    chooser: Chooser | None,
 ) -> list[Target | RuntimeError | None]:
     """The target of each job; an error where its pass or choice failed, None where nothing is to be verified.
 
@@ -113,14 +146,22 @@ def targets_of(
     found: dict[int, Target | RuntimeError | None] = {
         index: rows for index, rows in enumerate(logits) if isinstance(rows, RuntimeError)
     }
-    # what is not lossless looks at whole distributions
-    here = [i for i in verified if chooser is None or not jobs[i].sampling.lossless]
-    found |= {i: LogitsTarget(_tensor(logits[i]), jobs[i].sampling) for i in here}
+    # what is not lossless looks at whole distributions, and adjustments change whole rows
+    here = [
+        i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
+    ]
+    found |= {i: _target_here(jobs[i], _tensor(logits[i]), adjustments[i]) for i in here}
     there = [i for i in verified if i not in here]
     if chooser is not None and there:
         tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
         found |= dict(zip(there, _chosen(chooser, tasks), strict=True))
     return [found.get(index) for index in range(len(jobs))]
+
+
+def _target_here(job: VerifyJob, rows: torch.Tensor, adjustment: RequestAdjustment | None) -> Target:
+    if adjustment is None or job.tree is None:
+        return LogitsTarget(rows, job.sampling)
+    return AdjustedTarget(rows, job.sampling, job.tree, adjustment)
 
 
 def _chosen(chooser: Chooser, tasks: Sequence[ChoiceTask]) -> Sequence[Target | RuntimeError]:

@@ -12,6 +12,7 @@ from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
 from verifier_svc.acceptance.typical import TypicalAcceptance
+from verifier_svc.adjustments import RequestAdjustment
 from verifier_svc.jobs import VerifyJob
 from verifier_svc.target import BrokenModelError, Rows, targets_of
 
@@ -34,10 +35,13 @@ class TreeVerifier:
         self._chooser = chooser
 
     def targets(
-        self, jobs: Sequence[VerifyJob], logits: Sequence[Rows]
+        self,
+        jobs: Sequence[VerifyJob],
+        logits: Sequence[Rows],
+        adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | RuntimeError | None]:
         """What the rules ask, one per job; waits for logits on a device."""
-        return targets_of(jobs, logits, self._chooser)
+        return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
         self, job: VerifyJob, rows: Rows, target: Target | RuntimeError | None

@@ -139,7 +139,7 @@ class SpeculatorService:
             node_budget=min(entry.limits.nodes, most) if complete else 0,
             max_depth=entry.limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
-            sampling=encode_sampling(sampling, with_seed=not entry.state.drawn_for),
+            sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],
             min_path_probability=entry.limits.min_path_probability,
             draw_seed=draft_seed(sampling.seed, self.members[0]),

@@ -138,14 +138,15 @@ def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
 
 
 def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verifier_pb2.VerifyEntry:
-    request = entry.state.request
+    request, starts_over = entry.state.request, entry.base_len == 0
     return verifier_pb2.VerifyEntry(
         request_id=request.request_id,
         base_len=entry.base_len,
         delta_token_ids=entry.delta,
         tree=encode_tree(tree) if tree is not None else None,
-        sampling=encode_sampling(entry.state.sampling),
+        sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
         logprobs=request.logprobs,
         features_from=wish.features.since.get(request.request_id),
         return_top_k=wish.top_k.get(request.request_id, 0),
+        prompt_len=len(request.prompt) if starts_over else 0,
     )

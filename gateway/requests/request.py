@@ -79,6 +79,7 @@ class GenerationRequest:
             for token in (min(ids, default=0), max(ids, default=0)):
                 if not 0 <= token < vocab_size:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
+        self.sampling.check_tokens(vocab_size)
         total = len(self.prompt) + self.max_new_tokens
         if total > max_context_len:
             raise self.too_long(f"over the context of {max_context_len}")

@@ -58,7 +58,9 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
     """What `encode_content` wrote."""
     values: dict[str, Any] = json.loads(text)
     values["prompt"] = tuple(values["prompt"])
-    values["sampling"] = SamplingParams(**values["sampling"])
+    sampling = values["sampling"]
+    biases = tuple((token, bias) for token, bias in sampling.pop("logit_bias"))
+    values["sampling"] = SamplingParams(**sampling, logit_bias=biases)
     values["stop_strings"] = tuple(values["stop_strings"])
     values["stop_token_ids"] = frozenset(values["stop_token_ids"])
     values["speculation"] = Speculation[values["speculation"].upper()]

@@ -23,7 +23,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class VerifyEntry(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -40,7 +41,8 @@ class VerifyEntry(_message.Message):
     logprobs: bool
     features_from: int
     return_top_k: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ...) -> None: ...
+    prompt_len: int
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint")

@@ -4,9 +4,12 @@ from specinfer.sampling import SamplingParams
 from specinfer.v1 import common_pb2
 
 
-def encode_sampling(sampling: SamplingParams, with_seed: bool = True) -> common_pb2.SamplingParams:
-    """The message of sampling parameters, every field set; the seed only if it may be known."""
-    return common_pb2.SamplingParams(
+def encode_sampling(
+    sampling: SamplingParams, with_seed: bool = True, with_adjustments: bool = True
+) -> common_pb2.SamplingParams:
+    """The message of sampling parameters, every field set; the seed only if it may be known, what changes
+    logits only where it is read."""
+    message = common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
@@ -14,6 +17,11 @@ def encode_sampling(sampling: SamplingParams, with_seed: bool = True) -> common_
         typical_epsilon=sampling.typical_epsilon,
         typical_delta=sampling.typical_delta,
     )
+    if with_adjustments and sampling.adjusts:
+        message.logit_bias.update(sampling.logit_bias)
+        message.presence_penalty = sampling.presence_penalty
+        message.frequency_penalty = sampling.frequency_penalty
+    return message
 
 
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
@@ -29,4 +37,7 @@ def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -
         seed=message.seed if message.HasField("seed") else default_seed,
         typical_epsilon=message.typical_epsilon,
         typical_delta=message.typical_delta,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
     )

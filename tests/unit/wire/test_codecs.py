@@ -1,5 +1,7 @@
 """Domain objects survive the wire; enums share their numbers."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -52,6 +54,11 @@ def test_a_seed_that_may_not_be_known_is_not_sent() -> None:
 def test_sampling_survives_and_unset_is_not_greedy() -> None:
     sampling = SamplingParams(0.5, 40, 0.75, 2**63)
     assert decode_sampling(encode_sampling(sampling)) == sampling
+    adjusted = replace(
+        sampling, logit_bias=((3, -0.5), (70, 1.5)), presence_penalty=0.5, frequency_penalty=-2
+    )
+    assert decode_sampling(encode_sampling(adjusted)) == adjusted
+    assert decode_sampling(encode_sampling(adjusted, with_adjustments=False)) == sampling
     assert decode_sampling(common_pb2.SamplingParams()).temperature == 1.0
     assert decode_sampling(common_pb2.SamplingParams(), default_seed=5).seed == 5
 
