@@ -29,9 +29,9 @@ def main(
     per_source: Annotated[int, typer.Option(help="Prompts per source.")] = 8,
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 64,
     sequences: Annotated[str, typer.Option(help="Lengths of sequences, with commas between.")] = "4,5,6,7,8",
-    weights: Annotated[str, typer.Option(help="How the verifier holds the target: converted or native.")] = (
-        "converted"
-    ),
+    weights: Annotated[
+        str, typer.Option(help="How the verifier holds the target: converted, native or native-a8.")
+    ] = ("converted"),
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "end-to-end",
 ) -> None:
     """Measure the default pool through the services."""

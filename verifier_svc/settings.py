@@ -27,9 +27,9 @@ class VerifierSettings(ServiceSettings):
     weights: str = Field(
         AUTO,
         description="How weights are held: converted, as dtype says; native, the 4- or 8-bit blocks of the "
-        "model's GGUF file; auto: native where there is such a file and the compiled kernels run, else "
-        "converted; int8, int4 or w8a8 (activations too) quantise while loading, which makes another "
-        "target; with the device executor int8 or fp8 do.",
+        "model's GGUF file; native-a8, these with activations of 8 bits instead of 16; auto: native-a8 where "
+        "there is such a file and the compiled kernels run, else converted; int8, int4 or w8a8 (activations "
+        "too) quantise while loading, which makes another target; with the device executor int8 or fp8 do.",
     )
     executor: str = Field(
         "auto",

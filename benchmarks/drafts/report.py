@@ -137,7 +137,11 @@ def figures() -> list[str]:
     ]
 
 
-HELD = {"converted": "bfloat16", "native": "the 4-bit blocks of the model's file"}
+HELD = {
+    "converted": "bfloat16",
+    "native": "the 4-bit blocks of the model's file",
+    "native-a8": "the 4-bit blocks of the model's file, activations in 8 bits",
+}
 """By `--weights` of the verifier."""
 
 

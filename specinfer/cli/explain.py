@@ -41,9 +41,10 @@ def weights_words(asked: str, held: str) -> str:
     """How the target is held."""
     if asked != "auto":
         return f"{held}, as asked"
-    if held == "native":
+    if held == "native-a8":
         return (
-            "native: the model came as a GGUF file, and the compiled kernels multiply its blocks as they are"
+            "native-a8: the model came as a GGUF file, and the compiled kernels multiply its blocks as they "
+            "are, with activations in 8 bits"
         )
     return "converted to --dtype: no GGUF file came with the model, or no kernels for its blocks run here"
 

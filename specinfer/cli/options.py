@@ -77,9 +77,9 @@ Dtype = Annotated[
 Weights = Annotated[
     str,
     typer.Option(
-        help="Of a local verifier: auto (native where it can be, else converted); converted (as --dtype "
-        "says); native (the 4- or 8-bit blocks of a GGUF model); int8, int4 or w8a8 (quantised while "
-        "loading, which makes another target); fp8 on a GPU."
+        help="Of a local verifier: auto (native-a8 where it can be, else converted); converted (as --dtype "
+        "says); native (the 4- or 8-bit blocks of a GGUF model); native-a8 (these, with activations of 8 "
+        "bits); int8, int4 or w8a8 (quantised while loading, which makes another target); fp8 on a GPU."
     ),
 ]
 Offload = Annotated[

@@ -10,7 +10,7 @@ from specinfer.model.cache.window import KVWindow
 from specinfer.model.executors.executor import Executor, TorchExecutor, make_executor
 from specinfer.model.layers.parts import Weights
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, NATIVE, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
@@ -103,7 +103,7 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    if options.weights != "native":
+    if options.weights not in NATIVE:
         # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
         return SafetensorsWeights(directory, options.device if options.executor == "device" else "cpu")
     path = directory / KEPT_GGUF
@@ -111,7 +111,7 @@ def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
         raise SettingError(
             "weights", options.weights, f"{directory} has no {KEPT_GGUF}: pull the model again"
         )
-    return GgufWeights(path)
+    return GgufWeights(path, byte_activations=options.weights == "native-a8")
 
 
 def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:

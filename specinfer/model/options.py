@@ -11,7 +11,9 @@ from specinfer.model.layers.attention import BACKENDS
 from specinfer.model.offload.stores import OFFLOADS
 from specinfer.model.weights.quantise import BLOCK_TYPES
 
-WEIGHTS = ("converted", "native", *BLOCK_TYPES, "fp8")
+NATIVE = ("native", "native-a8")
+"""Of the blocks of a GGUF file."""
+WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
 DEVICE_WEIGHTS = ("converted", "int8", "fp8")
 """Of the device executor."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,8 +30,9 @@ class RunnerOptions:
     """Attention backend of the torch executor."""
     kv_tokens: int = CACHE_TOKENS
     weights: str = "converted"
-    """"native" keeps the quantised blocks of the model's GGUF file; "int8", "int4" and "w8a8" quantise while
-    loading (`quantise.py`). All four need the native executor in bfloat16. The device executor has an "int8"
+    """"native" keeps the quantised blocks of the model's GGUF file; "native-a8" multiplies them with
+    activations of eight bits instead of sixteen, as llama.cpp does; "int8", "int4" and "w8a8" quantise while
+    loading (`quantise.py`). All five need the native executor in bfloat16. The device executor has an "int8"
     of its own, and "fp8"."""
     layers: int | None = None
     """Keep only the first layers (with the model's own final norm and head)."""

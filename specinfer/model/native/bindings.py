@@ -34,6 +34,8 @@ class Storage(IntEnum):
     Q8_0 = 2
     W8A8 = 3
     BLOCK_FLOAT = 4
+    Q4_1_A8 = 5
+    Q8_0_A8 = 6
 
 
 class MatrixSlot(IntEnum):

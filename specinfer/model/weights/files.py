@@ -108,9 +108,11 @@ _GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
 class GgufWeights(Mapping[str, torch.Tensor]):
     """All tensors of a GGUF file, dequantised to float32, under Hugging Face names."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, byte_activations: bool = False) -> None:
+        """`byte_activations`: blocks are to be multiplied with activations of eight bits."""
         import gguf
 
+        self._suffix = "_A8" if byte_activations else ""
         self._reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         family = str(self._field("general.architecture"))
@@ -147,11 +149,13 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return self._in_order(name, torch.from_numpy(array))
 
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix as it is stored: ("Q4_1" or "Q8_0", bytes [N, K / 32 blocks]); None for other types."""
+        """A matrix as it is stored: ("Q4_1" or "Q8_0", with "_A8" behind it for activations of eight bits;
+        bytes [N, K / 32 blocks]); None for other types."""
         stored = self._tensors[self._names[name]]
         if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
             return None
-        return stored.tensor_type.name, self._in_order(name, torch.from_numpy(np.array(stored.data)))
+        kind = stored.tensor_type.name + self._suffix
+        return kind, self._in_order(name, torch.from_numpy(np.array(stored.data)))
 
     def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         if self._permuted and ".q_proj." in name:

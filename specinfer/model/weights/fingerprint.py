@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.options import NATIVE
 from specinfer.model.weights.convert import KEPT_GGUF
 
 _SAMPLE_BYTES = 4096
@@ -32,7 +33,7 @@ def weights_fingerprint(directory: Path, weights: str) -> str:
     """Hash of the configuration and of the weight files of a model directory.
 
     Args:
-        weights: how they are held: "native" reads the GGUF file, everything else the converted ones.
+        weights: how they are held: those of `NATIVE` read the GGUF file, everything else the converted ones.
 
     Raises:
         SettingError: if there are no weights.
@@ -52,7 +53,7 @@ def weights_fingerprint(directory: Path, weights: str) -> str:
 
 
 def _weight_files(directory: Path, weights: str) -> list[Path]:
-    patterns = (KEPT_GGUF,) if weights == "native" else ("*.safetensors", "*.bin")
+    patterns = (KEPT_GGUF,) if weights in NATIVE else ("*.safetensors", "*.bin")
     for pattern in patterns:
         if found := sorted(directory.glob(pattern)):
             return found

@@ -13,17 +13,17 @@ AUTO = "auto"
 def held_weights(directory: Path, options: RunnerOptions, shared: bool) -> str:
     """What `options.weights` means for the model of a directory.
 
-    "auto" is "native" where the model came as a GGUF file and the compiled kernels will run it, else
+    "auto" is "native-a8" where the model came as a GGUF file and the compiled kernels will run it, else
     "converted": decided by what there is and never by a measurement, because all verifiers of a gateway must
-    hold the same target. The blocks are a third of the bytes of bfloat16, and are what the file says; a pass
-    over one token reads them in less time (benchmarks/results/runtime-cpu.md).
+    hold the same target. The blocks are a third of the bytes of bfloat16, so passes of every size take less
+    time, and perplexity is that of the file's numbers in float32 (benchmarks/results/held-weights.md).
 
     Args:
         shared: several ranks share the model; they hold it as dtype says.
     """
     if options.weights != AUTO:
         return options.weights
-    return "native" if not shared and _keeps_blocks(directory, options) else "converted"
+    return "native-a8" if not shared and _keeps_blocks(directory, options) else "converted"
 
 
 def _keeps_blocks(directory: Path, options: RunnerOptions) -> bool:

@@ -24,7 +24,7 @@ def test_passes_are_shown_for_powers_of_two_and_against_one_token() -> None:
 @pytest.mark.parametrize(
     ("asked", "held", "words"),
     [
-        ("auto", "native", "native: the model came as a GGUF file"),
+        ("auto", "native-a8", "native-a8: the model came as a GGUF file"),
         ("auto", "converted", "converted to --dtype: no GGUF file"),
         ("int8", "int8", "int8, as asked"),
     ],

@@ -24,7 +24,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_blocks_of_a_file_are_kept(model: Path) -> None:
-    assert held_weights(model, AUTO, shared=False) == "native"
+    assert held_weights(model, AUTO, shared=False) == "native-a8"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,68 @@ def test_blocks_kept_as_they_are_count_as_the_file_has_them(attention: bool, tmp
 
 
 @pytest.mark.native
+def test_activations_of_eight_bits_are_rounded_in_groups_and_nothing_else(tmp_path: Path) -> None:
+    """`--weights native-a8`: a model whose layers add nothing has one product of blocks, computed here."""
+    model = block_model(attention=False)
+    for name, tensor in model.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            tensor.data.zero_()
+    write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
+    rounded = GgufWeights(tmp_path / "model.gguf", byte_activations=True)
+    head = rounded.blocks("lm_head.weight")
+    assert head is not None
+    assert head[0] == "Q4_1_A8"
+    found = block_logits(model, rounded)
+    assert torch.equal(found, block_logits(model, rounded))
+    exact = block_logits(model, as_stored(GgufWeights(tmp_path / "model.gguf")), "float32", "torch")
+    assert 1e-4 < distance(found, exact) < 0.01, "1/127 of the largest of 32, rounded to the nearest"
+
+
+@pytest.mark.native
+def test_rows_in_eight_bits_do_not_depend_on_what_is_beside_them(tmp_path: Path) -> None:
+    model = block_model(attention=True)
+    write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
+    weights = GgufWeights(tmp_path / "model.gguf", byte_activations=True)
+    assert block_kind(weights, "model.embed_tokens.weight") == "Q8_0_A8"
+    options = RunnerOptions(kv_tokens=512, executor="native")
+    runner = ModelRunner.build(from_transformers(model.config), weights, options)
+
+    def logits(nodes: list[int], parents: list[int]) -> torch.Tensor:
+        return runner.forward([Segment(runner.open(), PROMPT * 4, nodes, parents, want_last=True)])[0]
+
+    chain = logits([3, 4, 5], [-1, 0, 1])
+    tree = logits([3, *range(20, 40), 4, 5], [-1, *[-1] * 20, 0, 21])
+    assert torch.equal(tree[[0, 1, 22, 23]], chain)
+
+
+@pytest.mark.native
+def test_a_tied_head_of_eight_bits_is_multiplied_with_eight_bits(tmp_path: Path) -> None:
+    model = tiny_transformers(
+        "llama", head_dim=32, hidden_size=96, intermediate_size=160, initializer_range=0.1
+    )
+    write_gguf(model, tmp_path / "model.gguf", "llama", quantised=True)
+    exact = block_logits(model, as_stored_tied(GgufWeights(tmp_path / "model.gguf")), "float32", "torch")
+    found = [
+        distance(block_logits(model, GgufWeights(tmp_path / "model.gguf", eight)), exact)
+        for eight in (False, True)
+    ]
+    assert found[0] < found[1] < 0.05
+
+
+def block_kind(weights: GgufWeights, name: str) -> str:
+    blocks = weights.blocks(name)
+    assert blocks is not None
+    return blocks[0]
+
+
+def as_stored_tied(weights: Any) -> dict[str, torch.Tensor]:
+    """The same, where the embedding is the head, too."""
+    blocks = weights.blocks("model.embed_tokens.weight")
+    head = torch.from_numpy(gguf.dequantize(blocks[1].numpy(), gguf.GGMLQuantizationType[blocks[0]]))
+    return {**as_stored(weights), "model.embed_tokens.weight": head}
+
+
+@pytest.mark.native
 @pytest.mark.parametrize(("bits", "farthest"), [("int8", 0.1), ("int4", 0.6)])
 def test_quantising_while_loading_is_rounding_to_blocks(bits: str, farthest: float) -> None:
     """The model whose matrices were quantised and dequantised; and not far from the original."""
@@ -237,7 +299,8 @@ def test_native_weights_need_what_they_need(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="weights = 'native': needs the native executor in bfloat16"):
         ModelRunner.load(tmp_path, RunnerOptions(weights="native", dtype="float32"))
     with pytest.raises(
-        SettingError, match="weights = 'int2': must be one of converted, native, int8, int4, w8a8, fp8"
+        SettingError,
+        match="weights = 'int2': must be one of converted, native, native-a8, int8, int4, w8a8, fp8",
     ):
         ModelRunner.load(tmp_path, RunnerOptions(weights="int2"))
 

@@ -12,7 +12,7 @@ enum Activation { SILU, GELU, RELU };
 
 // How a matrix is stored. Q4_1 and Q8_0 are kinds of GGUF: see blocks.h. W8A8 is multiplied in bytes: see bytes.h.
 // BLOCK_FLOAT is how bfloat16 is multiplied where the processor does not do it itself: see block_float.h.
-enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT };
+enum Storage { DENSE, Q4_1, Q8_0, W8A8, BLOCK_FLOAT, Q4_1_A8, Q8_0_A8 };
 
 // Matrices of a layer, and of the model: HEAD, and FC where it has one (Shape::states). UP: with the rows of the gate above
 // it if there is one.
@@ -100,6 +100,7 @@ inline constexpr LayoutEntry LAYOUT[] = {
     VALUE(LANES), VALUE(BLOCK), VALUE(PLACES),
     VALUE(Activation::SILU), VALUE(Activation::GELU), VALUE(Activation::RELU),
     VALUE(Storage::DENSE), VALUE(Storage::Q4_1), VALUE(Storage::Q8_0), VALUE(Storage::W8A8), VALUE(Storage::BLOCK_FLOAT),
+    VALUE(Storage::Q4_1_A8), VALUE(Storage::Q8_0_A8),
     VALUE(MatrixSlot::QKV), VALUE(MatrixSlot::OUT), VALUE(MatrixSlot::UP), VALUE(MatrixSlot::DOWN), VALUE(MatrixSlot::HEAD),
     VALUE(MatrixSlot::FC),
     VALUE(VectorSlot::INPUT_NORM), VALUE(VectorSlot::POST_NORM), VALUE(VectorSlot::Q_NORM), VALUE(VectorSlot::K_NORM),

@@ -63,13 +63,15 @@ void si_set_matrix(void* model, int layer, int which, const void* data) {
   set_dense<F32>(m, layer, which, data);
 }
 
-// The same from GGUF blocks: [N, K / 32] of 20 bytes (Q4_1) or 34 bytes (Q8_0); or from rows of a
+// The same from GGUF blocks: [N, K / 32] of 20 bytes (Q4_1) or 34 bytes (Q8_0), with _A8 to be multiplied with activations in bytes; or from rows of a
 // float32 scale and K signed bytes (W8A8). Bfloat16 only.
 void si_set_quantised(void* model, int layer, int which, const uint8_t* data, int storage) {
   Model& m = *static_cast<Model*>(model);
   set_matrix(m, layer, which, [=](Matrix& to, int columns, int k, int vectors, auto rows) {
     if (storage == W8A8) return pack_bytes(to, data, columns, k, vectors, rows);
     if (storage == Q4_1) return pack_blocks<Nibbles>(to, data, Q4_1, columns, k, vectors, rows);
+    if (storage == Q4_1_A8) return pack_blocks<NibblesA8>(to, data, Q4_1_A8, columns, k, vectors, rows);
+    if (storage == Q8_0_A8 && DOTS_WHOLE_BYTES) return pack_blocks<OctetsA8>(to, data, Q8_0_A8, columns, k, vectors, rows);
     pack_blocks<Octets>(to, data, Q8_0, columns, k, vectors, rows);
   });
 }

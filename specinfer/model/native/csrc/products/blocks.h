@@ -91,6 +91,55 @@ struct Octets : GroupNumbers<8> {
   }
 };
 
+// The same blocks with activations in bytes: half the multiplications; activations are rounded to 1/127 of the largest of their
+// group, as llama.cpp does it. Weights are unsigned, four to an instruction. Of a group of activations: 32 bytes, their scale,
+// their sum times that.
+inline constexpr int BYTE_GROUP_WORDS = GROUP / 4 + 2;
+
+template <class Blocks>
+struct InBytes : Blocks {
+  static inline constexpr int PARTS = Blocks::S / 4;
+  struct Unit {
+    uint32_t four[PARTS];
+  };
+  static constexpr int units(int steps) { return steps / Blocks::SPAN * (BYTE_GROUP_WORDS / PARTS); }
+  static Words madd(Words sums, Words w, const Unit& a, int part) { return dot_unsigned(sums, w, a.four[part]); }
+
+ protected:
+  static Floats factor(const Unit* group, int which) {
+    float x;
+    std::memcpy(&x, reinterpret_cast<const uint32_t*>(group) + GROUP / 4 + which, sizeof x);
+    return spread(x);
+  }
+  // sums * scale + sum of the activations * least, beside what is there
+  static void put(float* p, Words sums, const Unit* group, Floats scale, Floats least, bool go_on) {
+    const Floats rest = fma(least, factor(group, 1), go_on ? load(p) : zeros());
+    store(p, fma(to_floats(whole(sums)), mul(scale, factor(group, 0)), rest));
+  }
+};
+
+// Four bits, so that a mask and a shift make four bytes of a lane:
+//
+//   bits    31..28 27..24 23..20 19..16 15..12 11..8  7..4   3..0
+//   weight   7      3      6      2      5      1      4      0
+struct NibblesA8 : InBytes<Nibbles> {
+  static Words part(Words w, int which) { return masked(which ? shorts_down(w, 4) : w, 0x0F0F0F0F); }
+  static void end(float* p, Words sums, const Unit* group, const Head& head, bool go_on) {
+    put(p, sums, group, head.scale, head.least, go_on);
+  }
+  static constexpr int bit(int i) { return i % 4 * 8 + i / 4 * 4; }
+};
+
+// Eight bits: a weight and 128 is unsigned, so a block's minimum is -128 of its scale. Where DOTS_WHOLE_BYTES.
+struct OctetsA8 : InBytes<Octets> {
+  static Words part(Words w, int) { return w; }
+  static void end(float* p, Words sums, const Unit* group, Floats scale, bool go_on) {
+    put(p, sums, group, scale, mul(scale, spread(-128.0f)), go_on);
+  }
+  static constexpr int bit(int i) { return 8 * i; }
+  static uint32_t weight(const uint8_t* block, int i) { return block[2 + i] ^ 0x80; }
+};
+
 // Rows of activations: each group has a scale of its own, so a row's result depends on nothing else.
 struct GroupRows {
   std::vector<uint32_t> words;
@@ -107,6 +156,26 @@ struct GroupRows {
 
  private:
   static inline constexpr uint32_t ONES = 0x00010001;
+};
+
+// The same in bytes.
+struct GroupByteRows {
+  std::vector<uint32_t> words;
+
+  void fill(const Bf16::A* activations, int rows, int k) {
+    words.resize(size_t(rows) * k / GROUP * BYTE_GROUP_WORDS);
+    uint32_t* out = words.data();
+    for (const Bf16::A* end = activations + size_t(rows) * k; activations < end; activations += GROUP, out += BYTE_GROUP_WORDS) {
+      int16_t shorts[GROUP];
+      const float scale = to_whole_numbers(activations, GROUP, 127, shorts);
+      int8_t bytes[GROUP];
+      int sum = 0;
+      for (int i = 0; i < GROUP; ++i) bytes[i] = int8_t(shorts[i]), sum += shorts[i];
+      const float total = scale * float(sum);
+      std::memcpy(out, bytes, sizeof bytes);
+      std::memcpy(out + GROUP / 4, &scale, sizeof scale), std::memcpy(out + GROUP / 4 + 1, &total, sizeof total);
+    }
+  }
 };
 
 }  // namespace specinfer

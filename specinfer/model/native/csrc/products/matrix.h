@@ -45,8 +45,8 @@ struct Matrix {
   int columns() const { return tiles() * vectors * LANES; }  // packed ones
   // Of a tile, `s` numbers to a lane of 32 bits.
   size_t tile_bytes(int s) const {
-    if (storage == Q4_1) return lines<Nibbles>(k / Nibbles::S) * vectors * 64;
-    if (storage == Q8_0) return lines<Octets>(k / Octets::S) * vectors * 64;
+    if (storage == Q4_1 || storage == Q4_1_A8) return lines<Nibbles>(k / Nibbles::S) * vectors * 64;
+    if (storage == Q8_0 || storage == Q8_0_A8) return lines<Octets>(k / Octets::S) * vectors * 64;
     return size_t(k) / (storage == W8A8 ? Bytes::S : s) * vectors * 64;
   }
   // Room of its own for the tiles.

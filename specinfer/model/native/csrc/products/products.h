@@ -123,13 +123,14 @@ struct Scratch {
   ByteRows bytes;
   BlockFloatRows block_float;
   GroupRows groups;
+  GroupByteRows group_bytes;
 };
 
-// The same for a matrix of blocks.
-template <class Kind, int NV, class Finish>
-void multiply_blocks(const Matrix& m, const Bf16::A* a, int rows, Range range, Scratch& scratch, const char* next, Finish finish) {
-  scratch.groups.fill(a, rows, m.k);
-  const auto* units = reinterpret_cast<const typename Kind::Unit*>(scratch.groups.words.data());
+// The same for a matrix of blocks, with activations put into `groups`.
+template <class Kind, int NV, class Groups, class Finish>
+void multiply_blocks(const Matrix& m, const Bf16::A* a, int rows, Range range, Groups& groups, const char* next, Finish finish) {
+  groups.fill(a, rows, m.k);
+  const auto* units = reinterpret_cast<const typename Kind::Unit*>(groups.words.data());
   multiply_tiles<Kind, NV>(m, units, rows, range, next, finish);
 }
 
@@ -138,8 +139,11 @@ template <class Kind, int NV, class Finish>
 void multiply(const Matrix& m, const typename Kind::A* a, int rows, Range range, Scratch& scratch, const char* next,
               Finish finish) {
   if constexpr (std::is_same_v<Kind, Bf16>) {
-    if (m.storage == Q4_1) return multiply_blocks<Nibbles, NV>(m, a, rows, range, scratch, next, finish);
-    if (m.storage == Q8_0) return multiply_blocks<Octets, NV>(m, a, rows, range, scratch, next, finish);
+    if (m.storage == Q4_1) return multiply_blocks<Nibbles, NV>(m, a, rows, range, scratch.groups, next, finish);
+    if (m.storage == Q4_1_A8) return multiply_blocks<NibblesA8, NV>(m, a, rows, range, scratch.group_bytes, next, finish);
+    if constexpr (DOTS_WHOLE_BYTES)
+      if (m.storage == Q8_0_A8) return multiply_blocks<OctetsA8, NV>(m, a, rows, range, scratch.group_bytes, next, finish);
+    if (m.storage == Q8_0) return multiply_blocks<Octets, NV>(m, a, rows, range, scratch.groups, next, finish);
     if (m.storage == W8A8) {
       scratch.bytes.fill(a, rows, m.k);
       return multiply_tiles<Bytes, NV>(m, scratch.bytes.units.data(), rows, range, next, [&](int row, int col, float* v) {

@@ -214,6 +214,18 @@ inline Words dot_bytes(Words sums, Words weights, uint32_t a) {
   const __m256i four = _mm256_set1_epi32(int(a));
   return {dot_bytes(sums.low, weights.low, four), dot_bytes(sums.high, weights.high, four)};
 }
+// Sums of products of bytes, two in every 16 bits: weights of four bits with the four signed activations in `a`. A group has
+// eight such pairs to a lane's half: |sum| <= 8 * 2 * 15 * 127 < 2^15, so they are put together once, by `whole`.
+inline constexpr bool DOTS_WHOLE_BYTES = false;
+inline Words dot_unsigned(Words sums, Words weights, uint32_t a) {
+  const __m256i four = _mm256_set1_epi32(int(a));
+  return {_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(weights.low, four)),
+          _mm256_add_epi16(sums.high, _mm256_maddubs_epi16(weights.high, four))};
+}
+inline Words whole(Words sums) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
+}
 // Numbers between -127 and 127 to the nearest byte of an activation.
 inline void store_bytes(uint8_t* p, Floats x) {
   const __m256i q = _mm256_add_epi16(shorts(x), _mm256_set1_epi16(BYTE_ZERO));

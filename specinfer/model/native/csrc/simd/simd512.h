@@ -131,6 +131,18 @@ inline Words dot_bytes(Words sums, [[maybe_unused]] Words weights, [[maybe_unuse
   return sums;  // never called: MULTIPLIES_BYTES
 #endif
 }
+// Sums of four products of bytes per lane: unsigned weights with the four signed activations in `a`. Without VNNI weights have
+// four bits, so that two products have room in 16.
+inline constexpr bool DOTS_WHOLE_BYTES = MULTIPLIES_BYTES;
+inline Words dot_unsigned(Words sums, Words weights, uint32_t a) {
+  const Words four = _mm512_set1_epi32(int(a));
+#ifdef __AVX512VNNI__
+  return _mm512_dpbusd_epi32(sums, weights, four);
+#else
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(weights, four), _mm512_set1_epi16(1)));
+#endif
+}
+inline Words whole(Words sums) { return sums; }
 // Numbers between -127 and 127 to the nearest byte of an activation.
 inline void store_bytes(uint8_t* p, Floats x) {
   const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(BYTE_ZERO));
