@@ -32,6 +32,14 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
+    """JSON has no numbers as keys: token ids are written as text."""
+    for key in biases or ():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise PydanticCustomError("no_token", "keys must be token ids")
+    return biases
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 Unsupported = Annotated[None, _only()]
 NotTrue = Annotated[None, _only(False)]
@@ -77,9 +85,9 @@ class Body(_Strict):
     resumable: bool | None = None
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
 
-    frequency_penalty: NotNonzero = None
-    presence_penalty: NotNonzero = None
-    logit_bias: Annotated[None, _only({})] = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys)] = None
     user: Unsupported = None
 
     @model_validator(mode="after")

@@ -90,6 +90,9 @@ def _options(body: Body, limit: int) -> RequestOptions:
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
         speculation=body.speculation or "tree",
         chat=isinstance(body, ChatBody),
     )

@@ -76,6 +76,8 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most probable tokens up to this mass.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Seed; drawn at random if not given.")] = None,
+    presence_penalty: Annotated[float, typer.Option(help="Off the logits of tokens generated before.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, for each time they were.")] = 0.0,
     speculation: Speculation = SpeculationChoice.TREE,
     typical_epsilon: TypicalEpsilon = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
@@ -99,10 +101,7 @@ def generate(
     device: LocalDevice = None,
 ) -> None:
     """Stream the answer to a prompt. Ctrl-C cancels the request; a lost connection is taken up again."""
-    if local:
-        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which starts a gateway of its own")
-    else:
-        refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
+    _check_together(context, local)
     request = make_request(
         _prompt(prompt, prompt_file),
         chat=not raw,
@@ -118,15 +117,23 @@ def generate(
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
         typical_epsilon=typical_epsilon,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
     )
-    traceparent = os.environ.get(TRACE_VARIABLE, "")
-    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), traceparent)
+    trace = os.environ.get(TRACE_VARIABLE, "")
+    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
     patience = NO_PATIENCE if local else Patience(patience_seconds)
-    verifier = {"weights": weights, "offload": offload}
-    options = LocalOptions(model=model, dtype=dtype, device=device, verifier=verifier)
+    options = LocalOptions(model, dtype, device=device, verifier={"weights": weights, "offload": offload})
     with gateway(connection, options if local else None) as where:
         answer = asyncio.run(_generate(where.client(patience, print_retry), request, quiet=json_output))
     print_answer(answer, json_output)
+
+
+def _check_together(context: typer.Context, local: bool) -> None:
+    if local:
+        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which starts a gateway of its own")
+    else:
+        refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:

@@ -47,6 +47,12 @@ class RequestOptions(TypedDict, total=False):
     """Empty, the default: chosen by the client."""
     deadline_seconds: float | None
     """After which the request ends with the tokens it has; None, the default: never."""
+    logit_bias: Mapping[int, float]
+    """By token id what is added to its logit, -100 to 100; default none."""
+    presence_penalty: float
+    """Taken off the logits of tokens that were generated already, -2 to 2; default 0."""
+    frequency_penalty: float
+    """The same, for each time that they were; default 0."""
     typical_epsilon: float
     """Threshold of typical acceptance, which is not lossless; 0, the default: lossless."""
 
@@ -64,6 +70,8 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
     """
     for name, (lowest, end) in _WIRE_RANGES.items():
         _check_range(name, options.get(name, 0), lowest, end)
+    for token in options.get("logit_bias", {}):
+        _check_range("logit_bias", token, 0, 2**32)
     stop = options.get("stop", ())
     request = generation_pb2.GenerateRequest(
         request_id=options.get("request_id", ""),
@@ -73,6 +81,9 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
             top_k=options.get("top_k", 0),
             top_p=options.get("top_p", 1.0),
             typical_epsilon=options.get("typical_epsilon", 0.0),
+            logit_bias=options.get("logit_bias", {}),
+            presence_penalty=options.get("presence_penalty", 0.0),
+            frequency_penalty=options.get("frequency_penalty", 0.0),
         ),
         stop_strings=[stop] if isinstance(stop, str) else stop,
         ignore_eos=options.get("ignore_eos", False),

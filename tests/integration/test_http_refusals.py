@@ -87,6 +87,11 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         "stream_options.include_usage",
         "include_usage = 1: ",
     ),
+    "logit_bias as list": ({"logit_bias": [1]}, "logit_bias", "logit_bias = [1]: "),
+    "logit_bias of a word": ({"logit_bias": {"5": 1, "the": 1}}, "logit_bias", "keys must be token ids"),
+    "logit_bias as text": ({"logit_bias": {"5": "1"}}, "logit_bias.5", "logit_bias.5 = '1': "),
+    "presence_penalty": ({"presence_penalty": "x"}, "presence_penalty", "presence_penalty = 'x': "),
+    "frequency_penalty": ({"frequency_penalty": []}, "frequency_penalty", "frequency_penalty = []: "),
     "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
@@ -148,7 +153,8 @@ async def test_what_is_not_supported_is_refused_by_name() -> None:
         asked = [(CHAT, ASKED, "", name) for name in unsupported(ChatBody)]
         asked += [(COMPLETIONS, PROMPTED, "", name) for name in unsupported(CompletionBody)]
         asked += [(CHAT, ASKED, "messages[0].", name) for name in unsupported(Message)]
-        assert {"logit_bias", "tools", "logprobs", "presence_penalty"} <= {name for *_, name in asked}
+        assert {"user", "echo", "store", "suffix"} & set(unsupported(ChatBody)) == {"user", "store"}
+        assert {"user", "echo", "suffix"} <= {name for *_, name in asked}
         for path, good, before, name in asked:
             body = {**good, **(turn(**{name: "x"}) if before else {name: "x"})}
             reply = await http.plain.post(path, json=body)

@@ -122,6 +122,7 @@ def specinfer_code(name: str) -> Any:
     ("prompt", "options", "message"),
     [
         ("hi", {"seed": -1}, "seed = -1: must be an integer in"),
+        ("hi", {"logit_bias": {-1: 1.0}}, "logit_bias = -1: must be an integer in"),
         ("hi", {"seed": 2**64}, "seed = "),
         ("hi", {"top_k": -1}, "top_k = -1"),
         ("hi", {"max_new_tokens": 2**31}, "max_new_tokens = 2147483648"),
