@@ -36,6 +36,7 @@ from specinfer.cli.options import (
 from specinfer.cli.running import gateway, local_system, pull
 from specinfer.cli.show import print_runs, progress_bar
 from specinfer.cli.speculators import read_speculators
+from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models
 from specinfer.prompts import read_prompts
@@ -46,7 +47,9 @@ ResultPath = Annotated[Path | None, typer.Option("--json", help="Where to write 
 
 def bench(
     context: typer.Context,
-    prompts: Annotated[Path, typer.Option(help=r"JSONL file of objects with `turns: \[text]`.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help=r"JSONL file of objects with `turns: \[text]`; needed.")
+    ] = None,
     json_path: ResultPath = None,
     modes: Annotated[
         str, typer.Option(help="Some of incremental,sequence,tree.")
@@ -75,6 +78,10 @@ def bench(
 
     The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
     """
+    if context.invoked_subcommand is not None:
+        return
+    if prompts is None:
+        raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
     if address is not None:
         refuse_with(context, LOCAL_OPTIONS, "excludes --address: a running gateway has its own")
     else:

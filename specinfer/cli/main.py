@@ -14,6 +14,7 @@ from specinfer.cli.attach import attach, cancel
 from specinfer.cli.check import check
 from specinfer.cli.compare import bench, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.differences import compare
 from specinfer.cli.explain import describe_verifier, explanation
 from specinfer.cli.generate import generate
 from specinfer.cli.keys import keys_app
@@ -33,6 +34,7 @@ from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
+from specinfer.cli.suite import suite
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
@@ -44,7 +46,12 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
-for command in (generate, attach, cancel, status, bench, demo, plan, check):
+bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting method; compare results.")
+bench_app.callback(invoke_without_command=True)(bench)
+bench_app.command("suite")(suite)
+bench_app.command("compare")(compare)
+app.add_typer(bench_app, name="bench")
+for command in (generate, attach, cancel, status, demo, plan, check):
     app.command()(command)
 
 

@@ -9,8 +9,8 @@ from specinfer.hub.widen import original_of
 Flags = Mapping[str, str]
 """Of a service, without dashes."""
 
-# Trained SSMs that ship with the project (models/), by target.
-TRAINED_SSMS = {DEFAULT_MODEL: "ssm-smollm2-135m"}
+TRAINED: dict[str, Mapping[str, str]] = {DEFAULT_MODEL: {"ssm": "ssm-smollm2-135m"}}
+"""Trained speculators that ship with the project (models/), by target and drafter."""
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
@@ -24,11 +24,16 @@ def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
     Both in one service: on a small machine another message to another process costs as much as it brings.
     Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
     """
-    ssm = TRAINED_SSMS.get(model) or TRAINED_SSMS.get(_original_of(model) or "")
+    ssm = trained_for(model).get("ssm")
     if ssm is None:
         return {"ngram": {"drafter": "ngram"}}
     flags = {"drafter": "ngram+ssm", "model": ssm}
     return {"ngram+ssm": flags | LARGE_TREES if offload else flags}
+
+
+def trained_for(model: str) -> Mapping[str, str]:
+    """The trained speculators that ship for a model, or for the one that it was widened from, by drafter."""
+    return TRAINED.get(model) or TRAINED.get(_original_of(model) or "") or {}
 
 
 def _original_of(model: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.cli.speculators import TRAINED_SSMS
+from specinfer.cli.speculators import TRAINED
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
@@ -50,7 +50,7 @@ def drafters() -> list[Drafter]:
     """The default pool: the shipped SSM brings more accepted tokens a step than layers of the target do, so
     more is verified in less time."""
     ssm = DrafterOptions(
-        model=TRAINED_SSMS[DEFAULT_MODEL], dtype="float32", kv_tokens=32768, proposal="point"
+        model=TRAINED[DEFAULT_MODEL]["ssm"], dtype="float32", kv_tokens=32768, proposal="point"
     )
     return [make_drafter("ngram", DrafterOptions(ngram_min=1)), make_drafter("ssm", ssm)]
 

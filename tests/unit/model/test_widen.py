@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from specinfer.cli.main import app
-from specinfer.cli.speculators import TRAINED_SSMS, default_speculators
+from specinfer.cli.speculators import TRAINED, default_speculators
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import known_models
@@ -96,7 +96,7 @@ def test_it_is_called_widened_everywhere(cache: Path, monkeypatch: pytest.Monkey
     assert (original_of(wide), original_of(source), original_of(cache)) == ("small", None, None)
     assert not (wide / "source.gguf").exists(), "--weights native would serve the original"
     assert not any("widened" in name for name in known_models())
-    monkeypatch.setitem(TRAINED_SSMS, "small", "an-ssm")
+    monkeypatch.setitem(TRAINED, "small", {"ssm": "an-ssm"})
     for name in ("small", "small-widened-4", str(wide)):
         assert default_speculators(name)["ngram+ssm"]["model"] == "an-ssm"
     assert [*default_speculators(str(source))] == ["ngram"]
