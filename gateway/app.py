@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from gateway.callers import Callers
+from gateway.constraints import Constraints
 from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
 from gateway.gauges import Gauges
@@ -98,14 +99,20 @@ async def build_gateway(
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
-    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds, watches), leases)
+    constraints = Constraints(tokenizer)
+    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds, constraints, watches), leases)
     keeper = Keeper(settings, leases, lanes, Handovers(settings, store, lanes, feeds), system)
     desk = Desk(settings, store, feeds, lanes, keeper, journal)
     try:
         await keeper.start()
         target = lanes.target
         context, longest = target.max_context_len, longest_request(target)
-        decoder = RequestDecoder(tokenizer, target.vocab_size, context, target.eos_token_ids, longest=longest)
+        constraints.prepare(target.vocab_size, target.eos_token_ids)
+        decoder = RequestDecoder(
+            *(tokenizer, target.vocab_size, context, target.eos_token_ids),
+            longest=longest,
+            check_constraint=constraints.check,
+        )
         status = StatusReporter(gateway_id, lanes, keeper, target, journal.totals)
         replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
@@ -119,6 +126,7 @@ async def build_gateway(
     finally:
         await desk.close()
         await lanes.close()
+        await constraints.close()
         await keeper.leave()
         await connection.close()
 

@@ -6,15 +6,17 @@ a few at once.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from gateway.requests.caller import Caller
 from gateway.requests.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
-from specinfer.errors import DeniedError, InvalidInputError
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
+from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -61,9 +63,11 @@ class RequestDecoder:
         limits: RequestLimits | None = None,
         *,
         longest: int | None = None,
+        check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
     ) -> None:
         """`longest`: tokens of a request that takes all there is room for, prompt included; None: the
-        context's."""
+        context's. `check_constraint` raises if a constraint cannot be followed; None: there may be none."""
+        self._check_constraint = check_constraint
         self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
@@ -80,6 +84,8 @@ class RequestDecoder:
             IncompatibleError: for a conversation, if the model has no chat template.
         """
         asked = self._fields(message, caller)
+        if asked.constraint is not None:
+            await self._check(asked.constraint)
         prompt = tuple(await self._prompt(message))
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
@@ -109,7 +115,13 @@ class RequestDecoder:
             logprobs=message.logprobs,
             caller=caller.name,
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
+            constraint=decode_constraint(message.constraint),
         )
+
+    async def _check(self, constraint: Constraint) -> None:
+        if self._check_constraint is None:
+            raise IncompatibleError(f"{constraint.field}: not supported here")
+        await self._check_constraint(constraint)
 
     def _room_behind(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)

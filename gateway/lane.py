@@ -16,6 +16,7 @@ from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
 from gateway.clients.verifier_link import VerifierLink
+from gateway.constraints import Constraints
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
 from gateway.loop import GenerationLoop
@@ -52,6 +53,7 @@ class Shared:
     journal: Journal
     store: RequestStore
     feeds: Feeds
+    constraints: Constraints
     watches: Watches
 
 
@@ -216,8 +218,11 @@ class Lane:
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         planner = Planner(curve, budget, settings.adaptive)
+        shared.constraints.prepare(description.vocab_size, description.eos_token_ids)
         return GenerationLoop(
-            scheduler, pool, verifier, shared.journal, planner, deliveries, settings.lease_seconds
+            *(scheduler, pool, verifier, shared.journal, planner, deliveries),
+            shared.constraints,
+            settings.lease_seconds,
         )
 
 

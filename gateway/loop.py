@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from gateway.clients.outage import Outage
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient
+from gateway.constraints import Constraints
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep, StepTimes, learn
@@ -42,11 +43,13 @@ class GenerationLoop:
         journal: Journal,
         planner: Planner,
         deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
+        constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
     ) -> None:
         """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
         requests; after `verifier_patience_seconds` without an answer the loop ends."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
+        self._constraints = constraints
         self._journal, self._planner, self._calibration = journal, planner, Calibration()
         self._step_planner = StepPlanner(scheduler, pool, planner, journal)
         self._metrics = journal.metrics.steps
@@ -191,6 +194,7 @@ class GenerationLoop:
         started = time.perf_counter()
         drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
         drafted = time.perf_counter()
+        self._constraints.match([entry.state for entry in entries])
         trees = trees_to_verify(entries, drafts, self._calibration, step.choice.keeps)
         merged = time.perf_counter()
         wish = self.pool.wish(entries)

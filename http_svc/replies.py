@@ -13,6 +13,7 @@ _FINISH = {
     FinishReason.DEADLINE: "length",
     FinishReason.STOP_TOKEN: "stop",
     FinishReason.STOP_STRING: "stop",
+    FinishReason.CONSTRAINT: "stop",
 }
 """Other reasons are no ends of whole answers."""
 

@@ -4,6 +4,7 @@
     +- InvalidInputError          a field has a value it may not have    INVALID_ARGUMENT
     |  +- MalformedTreeError      a token tree breaks its invariants     INVALID_ARGUMENT
     |  +- SettingError            a bad setting at start-up              exit code 2
+    +- ConstraintError            a constraint cannot be followed on     INVALID_ARGUMENT
     +- NotFoundError              no such request or model               NOT_FOUND
     +- AlreadyExistsError         duplicate request id                   ALREADY_EXISTS
     +- IncompatibleError          tokenizer or model do not match        FAILED_PRECONDITION
@@ -54,6 +55,10 @@ class SettingError(InvalidInputError):
     def for_logs(self) -> str:
         """With the value, which is the operator's own."""
         return str(self)
+
+
+class ConstraintError(SpecInferError):
+    """What a request's text must look like is too complex to follow, or its tokens do not follow it."""
 
 
 class NotFoundError(SpecInferError):

@@ -56,6 +56,11 @@ class Tokenizer:
         """Whether the model was taught conversations."""
         return self._chat_template is not None
 
+    def to_json(self) -> str:
+        """The content of its `tokenizer.json`."""
+        text: str = self._fast.to_str()
+        return text
+
     def fingerprint(self) -> str:
         """Equal for tokenizers with the same token for every id."""
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
@@ -63,7 +68,7 @@ class Tokenizer:
     def text_fingerprint(self) -> str:
         """Equal for tokenizers that make the same tokens of the same text and the same conversation: hash
         over vocabulary, merges, normalisation and all other stages, special tokens and chat template."""
-        stages = json.loads(self._fast.to_str())
+        stages = json.loads(self.to_json())
         parts = json.dumps([stages, self._chat_template, self._specials], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 

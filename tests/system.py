@@ -22,6 +22,7 @@ from gateway.loop import GenerationLoop
 from gateway.settings import GatewaySettings
 from gateway.store.requests import RequestStore
 from specinfer.cli.processes import free_ports
+from specinfer.constraints.compiler import Compiler
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.service.channel import channel_options
@@ -70,13 +71,23 @@ CHAT_TEMPLATE = (
 
 def ascii_tokenizer(swap: bool = False) -> Tokenizer:
     """Token 0 and 1 are special, token 2 + i is chr(32 + i); `swap` makes an incompatible one."""
-    vocabulary = {"<pad>": 0, "<bos>": 1} | {chr(32 + i): FIRST_CHARACTER + i for i in range(95)}
+    characters = {chr(32 + i): FIRST_CHARACTER + i for i in range(95)}
+    vocabulary = {"<pad>": 0, "<bos>": 1} | {_as_byte(text): token for text, token in characters.items()}
     if swap:
         vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     fast = FastTokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    fast.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast.decoder = decoders.Fuse()
+    bytes_of_text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [bytes_of_text, pre_tokenizers.Split(Regex("."), "isolated")]
+    )
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<pad>", "<bos>"])
     return Tokenizer(fast, CHAT_TEMPLATE, {})
+
+
+def _as_byte(character: str) -> str:
+    """How byte-level tokenizers write it; the others are written as they are."""
+    return "\u0120" if character == " " else character
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -171,6 +182,7 @@ async def running_system(
     speculator_tokenizer: Tokenizer | None = None,
     one_service: bool = False,
     absent: AbstractSet[str] = frozenset(),
+    eos: int = EOS,
     verifiers: int = 1,
     service_options: Mapping[str, Any] | None = None,
     tracer: Tracer | None = None,
@@ -185,7 +197,12 @@ async def running_system(
     engine_limits = engine_limits or EngineLimits(max_context_len=512)
     model = model or tiny_transformers("llama")
     runners = [runner_of(model, kv_tokens=kv_tokens, kv_window=kv_window) for _ in range(verifiers)]
-    engines = [VerifierEngine(runner, acceptance, engine_limits) for runner in runners]
+    engines = [
+        VerifierEngine(
+            runner, acceptance, engine_limits, compiler=Compiler(tokenizer.to_json(), VOCABULARY, [eos])
+        )
+        for runner in runners
+    ]
     servers: dict[str, ServiceServer] = {}
     threads: list[EngineThread] = []
     registries: dict[str, CollectorRegistry] = defaultdict(CollectorRegistry)
@@ -207,7 +224,7 @@ async def running_system(
         kv_capacity_tokens=runners[0].cache.capacity_tokens,
         kv_block_tokens=BLOCK_TOKENS,
         pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
-        eos_token_ids=[EOS],
+        eos_token_ids=[eos],
         kv_window_tokens=kv_window,
         model_fingerprint="tiny",
         hidden_size=runners[0].config.hidden_size,

@@ -31,6 +31,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.processor": (set(), set()),
     "specinfer.prompts": ({"specinfer.errors"}, set()),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
+    "specinfer.constraints": (
+        {"specinfer.constraints", "specinfer.errors", "specinfer.service.parent"},
+        {"llguidance", "numpy"},
+    ),
+    "specinfer.constraints.constraint": ({"specinfer.errors"}, set()),
     "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
     "specinfer.hub": (
         {
@@ -42,7 +47,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"huggingface_hub"},
     ),
     "specinfer.wire": (
-        {"specinfer.tree", "specinfer.sampling", "specinfer.errors", "specinfer.v1", "specinfer.wire"},
+        {
+            *(f"specinfer.{name}" for name in ("tree", "sampling", "errors", "v1", "wire")),
+            "specinfer.constraints.constraint",
+        },
         {"grpc", "numpy"},
     ),
     "specinfer.service": ({"specinfer.errors", "specinfer.wire.status", "specinfer.service"}, SERVICE),
@@ -163,7 +171,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy"},
     ),
     "verifier_svc.adjustments": (
-        {"specinfer.sampling", "specinfer.errors", "verifier_svc.adjustments", "verifier_svc.jobs"},
+        {
+            *("specinfer.constraints", "specinfer.errors", "specinfer.sampling"),
+            *("verifier_svc.adjustments", "verifier_svc.jobs"),
+        },
         {"numpy"},
     ),
     "speculator_svc.drafters": (
@@ -180,7 +191,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.requests.speculation": ({"specinfer.tree"}, set()),
     "gateway.requests.request": (
-        {"gateway.requests.speculation", "specinfer.sampling", "specinfer.errors"},
+        {
+            *("gateway.requests.speculation", "specinfer.constraints.constraint"),
+            *("specinfer.sampling", "specinfer.errors", "specinfer.tree"),
+        },
         set(),
     ),
     "gateway.requests.budget": (set(), set()),
@@ -194,6 +208,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.planning": (
         {
             *("specinfer.tree", "specinfer.entry_status", "specinfer.speculators.calibration"),
+            "specinfer.errors",
             *("gateway.planning", "gateway.requests"),
         },
         {"numpy"},
@@ -237,7 +252,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
     "gateway.clients.top_k": ({"specinfer.v1"}, {"numpy"}),
-    "gateway.store": ({"specinfer.errors", "specinfer.sampling", "gateway"}, {"redis"}),
+    "gateway.store": (
+        {"specinfer.constraints.constraint", "specinfer.errors", "specinfer.sampling", "gateway"},
+        {"redis"},
+    ),
     "gateway": (
         {
             "gateway",
@@ -245,7 +263,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
                 f"specinfer.{name}"
                 for name in ("errors", "entry_status", "sampling", "tree", "tokenizer", "hub", "wire")
             ),
-            *(f"specinfer.{name}" for name in ("service", "speculators", "v1")),
+            *(f"specinfer.{name}" for name in ("constraints", "service", "speculators", "v1")),
         },
         SERVICE,
     ),

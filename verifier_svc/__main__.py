@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from specinfer.constraints.compiler import Compiler
+from specinfer.errors import IncompatibleError
 from specinfer.hub import resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
@@ -14,6 +16,7 @@ from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.tracing import open_tracer
+from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier_svc.acceptance import find_rule
 from verifier_svc.engine import VerifierEngine
@@ -76,7 +79,17 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner) -> VerifierEng
         max_context_len=min(settings.max_context_len or longest, longest),
         idle_seconds=settings.idle_seconds,
     )
-    return VerifierEngine(runner, settings.acceptance, limits)
+    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(settings, runner))
+
+
+def _compiler(settings: VerifierSettings, runner: ModelRunner) -> Compiler | None:
+    """Compiles constraints, if the model's tokenizer allows any."""
+    tokenizer = Tokenizer.load(resolve_model(settings.model))
+    try:
+        return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+    except IncompatibleError as error:
+        log.warning("%s", error)
+        return None
 
 
 def describe(

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.matcher import Matcher
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, SpecInferError
 from specinfer.model.batch import Segment
@@ -27,6 +29,9 @@ from verifier_svc.target import Rows
 from verifier_svc.verification import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
+_COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
+"""How long a step waits for a constraint to be compiled, beside other requests and for one alone. Most take a
+millisecond; for others the gateway comes again, up to 50 times."""
 
 
 @dataclass(slots=True)
@@ -45,7 +50,9 @@ class VerifierEngine:
         acceptance: str = "multi_step",
         limits: EngineLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        compiler: Compiler | None = None,
     ) -> None:
+        """`compiler`: of constraints; None: they are refused."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
@@ -56,7 +63,7 @@ class VerifierEngine:
         """Context tokens dropped from windowed caches, since the start."""
         self.passes: list[tuple[int, float]] = []
         """Tokens and nodes of each pass of the last step, and the seconds it took."""
-        self._clock = clock
+        self._clock, self._compiler = clock, compiler
 
     def admit(self, fence: int) -> bool:
         """Whether the holder of the lease with this number is served; a later lease than all before it
@@ -83,7 +90,7 @@ class VerifierEngine:
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
                     continue
-                segments[index] = self._admit(job, room)
+                segments[index] = self._admit(job, room, self._matcher(job, alone=len(jobs) == 1))
             except SpecInferError as error:
                 outcomes[index] = self._refused(job, error)
                 continue
@@ -94,8 +101,8 @@ class VerifierEngine:
         logits = self._forward([segments[index] for index in ready])
         adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
         targets = self._targets([jobs[index] for index in ready], logits, adjustments)
-        for index, rows, target in zip(ready, logits, targets, strict=True):
-            verified = self._trees.verify(jobs[index], rows, target)
+        for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
+            verified = self._trees.verify(jobs[index], rows, target, adjustment)
             outcomes[index] = self._conclude(jobs[index], verified, most)
         return [outcomes[index] for index in range(len(jobs))]
 
@@ -135,14 +142,30 @@ class VerifierEngine:
         held = self._held.get(request_id)
         return held.sequence.length if held else 0
 
-    def _admit(self, job: VerifyJob, room: int) -> Segment:
+    def _matcher(self, job: VerifyJob, alone: bool) -> Matcher | None:
+        """That of a constraint with which a request starts over.
+
+        Raises:
+            InvalidInputError: if it cannot be compiled.
+            ExhaustedError: while it is being compiled: the other jobs do not wait for it.
+        """
+        if job.constraint is None or job.base_len:
+            return None
+        if self._compiler is None:
+            raise job.constraint.error("not supported by this verifier")
+        matcher = self._compiler.ready(job.constraint, _COMPILING_ALONE_S if alone else _COMPILING_S)
+        if matcher is None:
+            raise ExhaustedError("its constraint is being compiled")
+        return matcher
+
+    def _admit(self, job: VerifyJob, room: int, matcher: Matcher | None) -> Segment:
         """Checks a job, reserves its cache and returns its part of the pass."""
         check_job(job, room, self.runner.config.vocab_size, self.limits)
         held = self._held.get(job.request_id)
         if held is None:
             if len(self._held) >= self.limits.max_requests:
                 raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
-            adjustment = adjustment_of(job, self.runner.config.vocab_size)
+            adjustment = adjustment_of(job, self.runner.config.vocab_size, matcher)
             held = self._held[job.request_id] = _Held(self.runner.open(), 0.0, adjustment)
             log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
         held.last_used = self._clock()
@@ -210,6 +233,7 @@ class VerifierEngine:
             held_len=sequence.length + len(accepted),
             top_k=verified.top_k,
             features=self._features(job, sequence, accepted, feature_bytes),
+            finished=verified.finished,
         )
 
     def _features(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specinfer.constraints.constraint import Constraint
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
@@ -25,6 +26,8 @@ class VerifyJob:
     """First context position whose features are wanted."""
     prompt_len: int = 0
     """Context tokens that were not generated; told by jobs that start over (base_len 0)."""
+    constraint: Constraint | None = None
+    """What the text must look like; told by jobs that start over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,5 @@ class VerifyOutcome:
     held_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES
+    finished: bool = False
+    """The bonus token completes what the constraint asks for."""

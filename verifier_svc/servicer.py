@@ -13,6 +13,7 @@ from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
 from verifier_svc.engine import VerifierEngine
@@ -198,6 +199,7 @@ def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None)
             entry.return_top_k,
             entry.features_from if entry.HasField("features_from") else None,
             entry.prompt_len,
+            decode_constraint(entry.constraint),
         )
     except SpecInferError as error:
         return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
@@ -211,6 +213,7 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
         logprobs=outcome.logprobs,
         held_len=outcome.held_len,
         top_k_token_ids=[token for ids in outcome.top_k for token in ids],
+        finished=outcome.finished,
     )
     if outcome.features.data:
         message.features, message.features_start = outcome.features.data, outcome.features.start

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specinfer.errors import FaultError, SpecInferError
+from specinfer.errors import ConstraintError, FaultError, SpecInferError
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.sampling import SamplingParams
@@ -24,6 +24,8 @@ class Verification:
     verdict: Verdict | None = None
     logprobs: tuple[float, ...] = ()
     top_k: tuple[tuple[int, ...], ...] = ()
+    finished: bool = False
+    """The bonus token completes what the constraint asks for."""
 
 
 class TreeVerifier:
@@ -44,7 +46,11 @@ class TreeVerifier:
         return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
-        self, job: VerifyJob, rows: Rows, target: Target | RuntimeError | None
+        self,
+        job: VerifyJob,
+        rows: Rows,
+        target: Target | RuntimeError | None,
+        adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
         """Verifies one job by its logits; an error says why that was not possible. Changes nothing."""
         if isinstance(target, RuntimeError):
@@ -55,10 +61,11 @@ class TreeVerifier:
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
         try:
             verdict = rule(job.tree, target, randomness)
-        except BrokenModelError as error:
+            verdict, finished = _up_to_end(job.tree, verdict, adjustment)
+        except (BrokenModelError, ConstraintError) as error:
             return error
         logprobs = _logprobs(job.tree, verdict, rows) if job.logprobs else ()
-        return Verification(verdict, logprobs, _top_k(rows, job.top_k))
+        return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished)
 
     def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
         if sampling.greedy:
@@ -66,6 +73,20 @@ class TreeVerifier:
         if sampling.lossless:
             return self._stochastic
         return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
+
+
+def _up_to_end(
+    tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
+) -> tuple[Verdict, bool]:
+    """The verdict up to the token that completes what a constraint asks for, which is then its bonus token;
+    and whether there is one."""
+    if adjustment is None:
+        return verdict, False
+    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+    end = adjustment.end(tokens)
+    if not end:
+        return verdict, end is not None
+    return Verdict(verdict.accepted[: end - 1], tokens[end - 1]), True
 
 
 def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[float, ...]:

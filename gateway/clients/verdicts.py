@@ -55,6 +55,8 @@ def _contradiction(
         return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
     if tree is not None and answer.bonus_token_id >= vocab_size:
         return f"the verifier added token {answer.bonus_token_id} of a vocabulary of {vocab_size}"
+    if answer.finished and entry.state.request.constraint is None:
+        return "the verifier says that a constraint is finished where there is none"
     wanted = len(accepted) + 1 if entry.state.request.logprobs and tree is not None else 0
     if wanted and len(answer.logprobs) != wanted:
         return f"the verifier returned {len(answer.logprobs)} log-probabilities instead of {wanted}"
@@ -80,6 +82,7 @@ def _verdict(answer: verifier_pb2.Verdict) -> VerdictEntry:
         answer.features_start,
         answer.features,
         tuple(answer.top_k_token_ids),
+        answer.finished,
     )
 
 

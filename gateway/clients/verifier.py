@@ -16,6 +16,7 @@ from specinfer.service.stream import MessageStream
 from specinfer.service.wire_meter import Channel
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.wire.constraint_codec import encode_constraint
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import encode_tree
 
@@ -149,4 +150,5 @@ def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verif
         features_from=wish.features.since.get(request.request_id),
         return_top_k=wish.top_k.get(request.request_id, 0),
         prompt_len=len(request.prompt) if starts_over else 0,
+        constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
     )

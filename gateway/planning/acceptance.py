@@ -83,7 +83,9 @@ class AcceptanceModel:
             not.
         """
         doublings = log2(1 + nodes) * (self.share(asked) if merged else 1.0)
-        for name, (tree, accepted) in outcomes.items():
+        for name, (tree, path) in outcomes.items():
+            forced = tree.forced  # comes whoever is asked
+            accepted = [node for node in path if node not in forced] if forced else path
             self.outcomes += 1
             if doublings > 0:
                 self._usual.add(len(accepted), doublings, _USUAL_MEMORY)

@@ -1,12 +1,21 @@
 """From drafts to the trees that are verified: corrected, merged, and cut over the whole batch. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from gateway.planning.feedback import Drafts
 from gateway.requests.request import Speculation
 from gateway.requests.step import StepEntry
+from specinfer.errors import ConstraintError
 from specinfer.speculators.calibration import Calibration
-from specinfer.tree import TokenTree, cut_trees, merge_trees
+from specinfer.tree import (
+    TokenMatcher,
+    TokenTree,
+    cut_trees,
+    merge_trees,
+    with_forced,
+    without_forbidden,
+)
 from specinfer.tree.cut import Keeps
 
 
@@ -15,7 +24,8 @@ def trees_to_verify(
 ) -> dict[str, TokenTree]:
     """By request; only a root where nothing was drafted, and nothing for prompts that are still being read.
 
-    Sequence speculation takes the chain of the first speculator that drafted one, cut like trees.
+    Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
+    request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
     """
     trees: dict[str, TokenTree] = {}
     drafted: list[StepEntry] = []
@@ -28,8 +38,31 @@ def trees_to_verify(
         if found:
             drafted.append(entry)
         corrected = [(index, calibration.correct(index, tree)) for index, tree in found]
-        trees[entry.request_id] = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
+        tree = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
+        trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
     limits = [entry.limits.nodes + 1 for entry in drafted]
     whole = [trees[entry.request_id] for entry in drafted]
     cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
-    return trees | {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
+    trees |= {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
+    for entry in entries:
+        if entry.forced:
+            trees[entry.request_id] = _constrained(entry, trees[entry.request_id], _adding_forced(entry))
+    return trees
+
+
+def _constrained(
+    entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
+) -> TokenTree:
+    """The tree changed by its request's constraint; as it is where that is not known, as the verifier, which
+    knows it too, has the last word."""
+    state = entry.state
+    try:
+        matcher = state.match()
+        return tree if matcher is None or state.matched < state.new_tokens else change(tree, matcher)
+    except ConstraintError:
+        return tree
+
+
+def _adding_forced(entry: StepEntry) -> Callable[[TokenTree, TokenMatcher], TokenTree]:
+    chain = entry.state.request.speculation is Speculation.SEQUENCE
+    return partial(with_forced, most=entry.forced, depth=entry.state.remaining - 1, chain=chain)

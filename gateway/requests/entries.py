@@ -6,6 +6,7 @@ to the highest priority first, then in equal shares to callers, of each to the p
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from gateway.requests.budget import fair_shares, split_budget
@@ -32,6 +33,17 @@ def plan_entries(
         nodes = min(share, free) if final else 0
         free -= nodes
         entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, min_path_probability)))
+    return _with_forced(entries, room, free)
+
+
+def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[StepEntry]:
+    """Gives requests with constraints what step and cache have left."""
+    for index, entry in enumerate(entries):
+        request = entry.state.request
+        if request.constraint is not None and entry.final:
+            forced = min(room.most_nodes(request) - entry.limits.nodes, free)
+            entries[index] = replace(entry, forced=forced)
+            free -= forced
     return entries
 
 

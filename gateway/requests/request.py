@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from gateway.requests.speculation import SpeculationStats
+from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import SamplingParams, request_seed
+from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
 
@@ -32,6 +34,7 @@ class FinishReason(IntEnum):
     CANCELLED = 4
     ERROR = 5
     DEADLINE = 6
+    CONSTRAINT = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class GenerationRequest:
     """Name of the API key that asked; empty where there are no keys. Callers share the verifier fairly."""
     deadline_s: float | None = None
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
+    constraint: Constraint | None = None
+    """What the text must look like."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -126,6 +131,10 @@ class RequestState:
     preemptions: int = 0
     """How often it had to give its cache to others."""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    matcher: TokenMatcher | None = None
+    """Of its constraint; None without one, and until it is compiled."""
+    matched: int = 0
+    """How many of the generated tokens the matcher has read."""
 
     @classmethod
     def new(
@@ -173,6 +182,17 @@ class RequestState:
         if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
             return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if self.remaining <= 0 else None
+
+    def match(self) -> TokenMatcher | None:
+        """Its matcher, which has read what was generated.
+
+        Raises:
+            ConstraintError: if the constraint is too complex.
+        """
+        if self.matcher is not None:
+            generated = self.tokens[len(self.request.prompt) + self.matched :]
+            self.matched += self.matcher.try_read(generated)
+        return self.matcher
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
         """Commits tokens up to the first that ends the request, and returns those; others are dropped."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specinfer.tree import TokenTree
+from specinfer.tree import NOBODY, TokenTree
 
 
 class SpeculatorPart(NamedTuple):
@@ -34,7 +34,8 @@ def outcome_of(tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
     """Counts the nodes of a tree of which the verifier accepted these."""
     nodes: defaultdict[int, set[int]] = defaultdict(set)
     for proposal in tree.proposals:
-        nodes[proposal.speculator].update(proposal.children)
+        if proposal.speculator != NOBODY:
+            nodes[proposal.speculator].update(proposal.children)
     path, twice = set(accepted), _proposed_twice(list(nodes.values()))
     parts = {
         speculator: SpeculatorPart(

@@ -19,6 +19,8 @@ class StepEntry:
     final: bool
     """Whether the delta reaches the end of the committed tokens, so that a tree can follow."""
     limits: TreeLimits
+    forced: int = 0
+    """Most nodes beside those for tokens that the request's constraint forces."""
 
     @property
     def request_id(self) -> str:
@@ -47,6 +49,8 @@ class VerdictEntry:
     """Of the target at context tokens, on their way to speculators."""
     top_k: tuple[int, ...] = ()
     """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
+    finished: bool = False
+    """The bonus token completes what the request's constraint asks for."""
 
 
 @dataclass(slots=True)

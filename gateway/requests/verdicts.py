@@ -40,6 +40,8 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
     state.last_token_at = now
     kept = state.extend([*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus])
     reason = state.own_end
+    if verdict.finished and len(kept) > len(verdict.accepted) and reason is not FinishReason.STOP_TOKEN:
+        reason = FinishReason.CONSTRAINT
     if reason is not None:
         state.end(reason, now)
     logprobs = list(verdict.logprobs[: len(kept)])

@@ -10,6 +10,7 @@ from gateway.requests.ending import Ending
 from gateway.requests.request import GenerationRequest, Speculation
 from gateway.requests.step import Progress
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH
+from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.sampling import SamplingParams
 
@@ -64,6 +65,8 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
     values["stop_strings"] = tuple(values["stop_strings"])
     values["stop_token_ids"] = frozenset(values["stop_token_ids"])
     values["speculation"] = Speculation[values["speculation"].upper()]
+    if (constraint := values.get("constraint")) is not None:
+        values["constraint"] = Constraint(ConstraintKind(constraint["kind"]), constraint["source"])
     return GenerationRequest(request_id=request_id, **values)
 
 

@@ -9,7 +9,7 @@ from gateway.planning.feedback import FinishedStep
 from gateway.requests.step import Progress
 from gateway.watching.texts import RequestText, TokenTexts
 from gateway.watching.watches import Seen
-from specinfer.tree import Proposal, ProposalKind, TokenTree
+from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
 
@@ -69,6 +69,8 @@ def _proposals(
     """By node, who proposed it."""
     found: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
+        if proposal.speculator == NOBODY:
+            continue
         for node in dict.fromkeys(proposal.children):
             found.setdefault(node, []).append(
                 generation_pb2.WatchedProposal(

@@ -19,6 +19,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     ERROR = "error"
     DEADLINE = "deadline"
+    CONSTRAINT = "constraint"
 
 
 _REASONS = {

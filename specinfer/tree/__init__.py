@@ -2,18 +2,21 @@
 
 from specinfer.tree.builder import TreeBuilder
 from specinfer.tree.check import check_tree
+from specinfer.tree.constrained import TokenMatcher, with_forced, without_forbidden
 from specinfer.tree.cut import cut_trees, keep, truncate
 from specinfer.tree.draws import Draws
 from specinfer.tree.merge import merge_trees
 from specinfer.tree.shape import ExpansionVector, TreeLimits
-from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
+from specinfer.tree.token_tree import NOBODY, Candidate, Proposal, ProposalKind, TokenTree
 
 __all__ = [
+    "NOBODY",
     "Candidate",
     "Draws",
     "ExpansionVector",
     "Proposal",
     "ProposalKind",
+    "TokenMatcher",
     "TokenTree",
     "TreeBuilder",
     "TreeLimits",
@@ -22,4 +25,6 @@ __all__ = [
     "keep",
     "merge_trees",
     "truncate",
+    "with_forced",
+    "without_forbidden",
 ]

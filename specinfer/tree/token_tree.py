@@ -24,6 +24,9 @@ Float32 = NDArray[np.float32]
 _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 
+NOBODY = 2**32 - 1
+"""As a speculator: nobody proposed it, a constraint leaves no choice (`specinfer.tree.constrained`)."""
+
 Candidate = tuple[int, int]
 """One child of one proposal: (index of the proposal, place among its children)."""
 
@@ -121,6 +124,11 @@ class TokenTree:
     def has_draws(self) -> bool:
         """Whether any child was drawn."""
         return any(proposal.kind is not ProposalKind.POINT for proposal in self.proposals)
+
+    @property
+    def forced(self) -> frozenset[int]:
+        """Nodes that a constraint forces and nobody proposed."""
+        return frozenset(c for p in self.proposals if p.speculator == NOBODY for c in p.children)
 
     def candidates(self) -> Iterator[Candidate]:
         """All candidates in their order."""

@@ -6,6 +6,7 @@ import grpc
 
 from specinfer.errors import (
     AlreadyExistsError,
+    ConstraintError,
     DeniedError,
     ExhaustedError,
     FencedError,
@@ -22,6 +23,7 @@ RETRY_HINT_KEY = "grpc-retry-pushback-ms"
 
 _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
+    ConstraintError: grpc.StatusCode.INVALID_ARGUMENT,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     IncompatibleError: grpc.StatusCode.FAILED_PRECONDITION,

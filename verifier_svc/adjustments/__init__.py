@@ -8,7 +8,8 @@ node's change hangs on the tokens of its path; only the nodes that a rule asks a
            | `Adjustment.read`    | `path` of `Adjustment.change`
 
 A request's adjustment is held beside its cache and reads the tokens that the cache reads, so it is rebuilt
-whenever the cache is (base_len 0). A kind of adjustment is one file plus one line in `KINDS`.
+whenever the cache is (base_len 0). A kind of adjustment is one file plus one line in `KINDS`; constraints
+come behind all of them: they need a matcher that the engine has compiled, and may end the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specinfer.constraints.matcher import Matcher
+from verifier_svc.adjustments.constrained import Constrained
 from verifier_svc.jobs import VerifyJob
 
 Float32 = NDArray[np.float32]
@@ -41,9 +44,12 @@ class Adjustment(Protocol):
 class RequestAdjustment:
     """All that a request asks for."""
 
-    def __init__(self, prompt_len: int, parts: Sequence[Adjustment]) -> None:
-        """`prompt_len`: context tokens that were not generated."""
-        self._prompt_len, self._parts = prompt_len, parts
+    def __init__(
+        self, prompt_len: int, parts: Sequence[Adjustment], constrained: Constrained | None = None
+    ) -> None:
+        """`prompt_len`: context tokens that were not generated. `constrained` is the last part."""
+        self._prompt_len, self._constrained = prompt_len, constrained
+        self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
         """Context tokens from a position on were committed."""
@@ -53,19 +59,30 @@ class RequestAdjustment:
                 part.read(generated)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """See `Adjustment.change`."""
+        """See `Adjustment.change`.
+
+        Raises:
+            ConstraintError: see `Constrained.change`.
+        """
         for part in self._parts:
             part.change(row, path)
 
+    def end(self, tokens: Sequence[int]) -> int | None:
+        """See `Constrained.end`."""
+        return None if self._constrained is None else self._constrained.end(tokens)
 
-def adjustment_of(job: VerifyJob, vocab_size: int) -> RequestAdjustment | None:
-    """What a request asks for, from its first job; None if nothing.
+
+def adjustment_of(
+    job: VerifyJob, vocab_size: int, matcher: Matcher | None = None
+) -> RequestAdjustment | None:
+    """What a request asks for, from its first job; None if nothing. `matcher` is that of its constraint.
 
     Raises:
         InvalidInputError: naming the field and its value.
     """
     parts = [part for kind in KINDS if (part := _find(kind)(job, vocab_size)) is not None]
-    return RequestAdjustment(job.prompt_len, parts) if parts else None
+    constrained = None if matcher is None else Constrained(matcher)
+    return RequestAdjustment(job.prompt_len, parts, constrained) if parts or constrained else None
 
 
 def _find(kind: str) -> Callable[[VerifyJob, int], Adjustment | None]:

@@ -1,0 +1,81 @@
+"""Tokenizer + constraint -> matcher, in a thread that holds no lock of the interpreter, remembered.
+
+Compiling takes a millisecond, for large schemas a hundred. Bounds of llguidance's own ("fuel") keep each step
+of a matcher below some 20 ms; what takes longer to compile than `Checker` allows is refused there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.grammars import grammar_of
+from specinfer.constraints.matcher import Matcher
+from specinfer.constraints.messages import explain
+from specinfer.errors import IncompatibleError
+
+_REMEMBERED = 128
+"""Compiled constraints; a large one takes a few megabytes."""
+
+
+class Compiler:
+    """That of one tokenizer. One thread at a time may ask it."""
+
+    def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Takes half a second for 50,000 tokens.
+
+        Args:
+            tokenizer: the content of `tokenizer.json`.
+            vocab_size: of the model, which may have more token ids than the tokenizer.
+            eos_token_ids: may follow a text that is complete.
+
+        Raises:
+            IncompatibleError: if llguidance cannot tell the bytes of this tokenizer's tokens.
+        """
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+            )
+        except ValueError as error:
+            raise IncompatibleError(f"no constraints with this tokenizer: {error}") from error
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
+
+    def compile(self, constraint: Constraint) -> Matcher:
+        """Here and now, without remembering it.
+
+        Raises:
+            InvalidInputError: naming the field, and where it is wrong.
+        """
+        limits = LLParserLimits(verbose_errors=False)  # or errors quote the request
+        inner = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
+        if inner.is_error():
+            raise constraint.error(explain(constraint, inner.get_error()))
+        return Matcher(inner, self._vocab_size)
+
+    def begin(self, constraint: Constraint) -> Future[Matcher]:
+        """Compiles it beside what else is done; what comes of it is nobody's own (`Matcher.copy`)."""
+        if constraint not in self._known:
+            self._known[constraint] = self._thread.submit(self.compile, constraint)
+        self._known.move_to_end(constraint)
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return self._known[constraint]
+
+    def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
+        """A matcher that has read nothing; None while it is being compiled.
+
+        Raises:
+            InvalidInputError: as `compile`.
+        """
+        future = self.begin(constraint)
+        if not future.done():
+            wait([future], patience_s)
+        return future.result().copy() if future.done() else None
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,162 @@
+"""Trees of requests whose text must follow a constraint: drafts that it forbids go, what it forces comes.
+
+      the-+-cat-+-sat       allowed behind "the": cat, dog       the-+-cat-+-sat
+          |     +-xyz       forced behind "the dog": ran home        +-dog---ran---home
+          +-dog
+          +-xyz
+
+Both change no distribution. A drawn token that is forbidden has no probability under the target, which is
+masked by the same constraint. Leaving it out is drawing from q among the allowed tokens: the draws that stay
+are independent draws from q restricted to them, in the same order, with and without replacement; whether one
+stays is decided by its own place in that restriction and by what comes before it. So their proposal keeps q
+restricted and renormalised. What is forced is a point: it is accepted if it is what the target chooses.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.tree.builder import TreeBuilder
+from specinfer.tree.token_tree import NOBODY, Proposal, ProposalKind, TokenTree
+
+Bool = NDArray[np.bool_]
+
+
+class TokenMatcher(Protocol):
+    """Reads tokens, and knows which may come next."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow."""
+
+    def try_read(self, tokens: Sequence[int]) -> int:
+        """Reads tokens up to the first that may not follow; how many were read."""
+
+    def take_back(self, count: int) -> None:
+        """Forgets the last tokens."""
+
+    def mask(self) -> Bool:
+        """[V] whether each token may come next."""
+
+    def forced(self) -> list[int]:
+        """Tokens that have to come next."""
+
+
+def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
+    """The tree without nodes that may not follow, and what is below them. `matcher` has read the root, and
+    is left as it was."""
+    drawn = {p.parent for p in tree.proposals if p.kind is not ProposalKind.POINT}
+    place: dict[int, int] = {}
+    allowed: dict[int, Bool] = {}
+    for node in _walk(tree, matcher):
+        place[node] = len(place)
+        if node in drawn and not matcher.finished:
+            allowed[node] = matcher.mask()
+    if len(place) == len(tree) and not drawn:
+        return tree
+    restricted = [_restricted(proposal, place, allowed) for proposal in tree.proposals]
+    number = {old: new for new, old in enumerate([i for i, p in enumerate(restricted) if p is not None])}
+    nodes = list(place)
+    kept = [index for index, at in tree.candidates() if tree.proposals[index].children[at] in place]
+    return TokenTree(
+        tree.token_ids[nodes],
+        np.array([-1, *(place[parent] for parent in tree.parents[nodes[1:]].tolist())], np.int32),
+        tuple([proposal for proposal in restricted if proposal is not None]),
+        tree.scores[nodes],
+        tuple([number[index] for index in kept]) if tree.order else (),
+    )
+
+
+def with_forced(
+    tree: TokenTree, matcher: TokenMatcher, most: int, depth: int, chain: bool = False
+) -> TokenTree:
+    """The tree and up to `most` nodes more, of tokens that have to follow its nodes, down to this depth.
+
+    Those behind the likeliest nodes come first. `matcher` has read the root, and is left as it was.
+
+    Args:
+        chain: whether the tree is to stay a single path.
+    """
+    offers = sorted(_offers(tree, matcher, depth, chain), key=lambda offer: -offer.probability)
+    builder = _grown_from(tree)
+    for offer in offers:
+        node = offer.node
+        for token in offer.tokens[: max(0, len(tree) + most - len(builder))]:
+            (node,) = builder.propose_points(node, [token], [1.0], NOBODY)
+    if len(builder) == len(tree):
+        return tree
+    added = range(len(tree.proposals), builder.proposals)
+    return builder.build([*tree.order, *added] if tree.order else ())
+
+
+def _grown_from(tree: TokenTree) -> TreeBuilder:
+    """A builder with the nodes of a tree, under their numbers, and its proposals."""
+    builder = TreeBuilder(tree.root_token_id)
+    numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
+    for token, parent, score in list(numbers)[1:]:
+        builder.add(parent, token, score)
+    for proposal in tree.proposals:
+        builder.propose(proposal)
+    return builder
+
+
+class _Offer(NamedTuple):
+    node: int
+    probability: float
+    """Estimated, that the node is accepted."""
+    tokens: list[int]
+
+
+def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> Iterator[_Offer]:
+    """What is forced behind nodes and not in the tree."""
+    parents, tokens, scores = tree.parents.tolist(), tree.token_ids.tolist(), tree.scores.tolist()
+    edges, inner = set(zip(parents, tokens, strict=True)), set(parents)
+    reached: dict[int, tuple[int, float]] = {}
+    """By node, its depth and its probability."""
+    for node in _walk(tree, matcher):
+        above = reached.get(parents[node], (-1, 1.0))
+        reached[node] = above[0] + 1, above[1] * scores[node]
+        if matcher.finished or (chain and node in inner):
+            continue
+        forced = matcher.forced()[: max(0, depth - reached[node][0])]
+        if forced and (node, forced[0]) not in edges:
+            yield _Offer(node, reached[node][1], forced)
+
+
+def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
+    """Nodes that may follow, parents first; `matcher` has read up to the one that is yielded."""
+    tokens, parents, path = tree.token_ids.tolist(), tree.parents.tolist(), [0]
+    reached = {0}
+    yield 0
+    for node in range(1, len(tokens)):
+        if parents[node] not in reached:
+            continue
+        while path[-1] != parents[node]:
+            path.pop()
+            matcher.take_back(1)
+        if matcher.finished or not matcher.try_read([tokens[node]]):
+            continue
+        path.append(node)
+        reached.add(node)
+        yield node
+    matcher.take_back(len(path) - 1)
+
+
+def _restricted(proposal: Proposal, place: dict[int, int], allowed: dict[int, Bool]) -> Proposal | None:
+    """What is left of a proposal; None if nothing is."""
+    kept = [at for at, child in enumerate(proposal.children) if child in place]
+    if not kept:
+        return None
+    ids, q = proposal.q_token_ids, proposal.q_probabilities
+    if proposal.kind is not ProposalKind.POINT:
+        may = allowed[proposal.parent][ids]
+        ids, q = ids[may], q[may] / q[may].sum()
+    return proposal._replace(
+        parent=place[proposal.parent],
+        children=tuple([place[proposal.children[at]] for at in kept]),
+        q_token_ids=ids,
+        q_probabilities=q,
+        scores=tuple([proposal.scores[at] for at in kept]) if proposal.scores else (),
+    )

@@ -1,0 +1,42 @@
+"""A constraint as a table: which tokens may follow each path."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Allowed = Callable[[tuple[int, ...]], Sequence[int]]
+"""Tokens that may follow a path, in ascending order; none: the text is complete."""
+
+
+class TableMatcher:
+    """`specinfer.tree.TokenMatcher` of such a table."""
+
+    def __init__(self, vocab_size: int, allowed: Allowed) -> None:
+        self._vocab_size, self._allowed = vocab_size, allowed
+        self.path: tuple[int, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return not self._allowed(self.path)
+
+    def try_read(self, tokens: Sequence[int]) -> int:
+        for count, token in enumerate(tokens):
+            if token not in self._allowed(self.path):
+                return count
+            self.path = (*self.path, token)
+        return len(tokens)
+
+    def take_back(self, count: int) -> None:
+        self.path = self.path[: len(self.path) - count]
+
+    def mask(self) -> NDArray[np.bool_]:
+        found = np.zeros(self._vocab_size, np.bool_)
+        found[list(self._allowed(self.path))] = True
+        return found
+
+    def forced(self) -> list[int]:
+        found: list[int] = []
+        while len(found) < 8 and len(only := self._allowed((*self.path, *found))) == 1:
+            found.append(only[0])
+        return found
