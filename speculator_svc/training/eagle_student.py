@@ -53,12 +53,18 @@ class EagleStudent(FeatureStudent):
         for step, told in enumerate(batch.steps):
             # beyond the end the tokens are whatever: no row of this step looks there
             tokens = torch.roll(batch.token_ids, -step, 1).flatten()
-            embedded = layer.input_norm(F.embedding(tokens, found[EMBEDDING]))
-            normed = torch.cat([embedded, hidden_norm(hidden)], -1)
+            hidden, embedded = self._inputs(step, hidden, F.embedding(tokens, found[EMBEDDING]))
+            normed = torch.cat([layer.input_norm(embedded), hidden_norm(hidden)], -1)
             cos, sin = (table[places + step].repeat(batch_size, 1)[:, None] for table in tables)
             hidden = layer.behind(hidden, normed, (cos, sin), attention)
             logits.append(F.linear(final_norm(hidden[told.rows]), found["lm_head.weight"]))
         return logits
+
+    def _inputs(
+        self, step: int, hidden: torch.Tensor, embedded: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a step reads of each row: its own last output, from step 1 on, and the token one ahead."""
+        return hidden, embedded
 
 
 class UnrolledAttention:
