@@ -1,8 +1,8 @@
 """Parallel drafting (P-EAGLE) beside EAGLE: what all depths in one pass cost in success.
 
-EAGLE runs its layer once per depth, each time on its own output and on the token drafted there. P-EAGLE runs it
-once for all depths: from the second depth on a row reads a learnt vector in place of the output and another in
-place of the token, which is not known yet. Both students here start from the same EAGLE speculator and train
+EAGLE runs its layer once per depth, each time on its own output and on the token drafted there. P-EAGLE runs
+it once for all depths: from the second depth on a row reads a learnt vector for the output and another for
+the token, which is not known yet. Both students here start from the same EAGLE speculator and train
 for the same time on the same hidden states; the report has their held-out success by depth.
 """
 
