@@ -1,7 +1,8 @@
 """Protobuf in and out of the desk, nothing else."""
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
@@ -9,6 +10,7 @@ import grpc
 
 from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
+from gateway.decomposition.expansion import SkeletonOfThought, together
 from gateway.desk import Desk
 from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
@@ -54,6 +56,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
+                if message.decomposition == generation_pb2.DECOMPOSITION_SKELETON:
+                    parts = SkeletonOfThought(self._desk, self._decoder, self._tokenizer, message, caller)
+                    if points := await parts.points():
+                        async for reply in _decomposed(parts, points):
+                            yield reply
+                        return
                 request = await self._decoder.decode(message, caller)
                 REQUEST_ID.set(request.request_id)
                 feed = await self._desk.submit(
@@ -149,6 +157,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     )
             except SpecInferError as error:
                 await abort(context, error)
+
+
+async def _decomposed(
+    parts: SkeletonOfThought, points: Sequence[str]
+) -> AsyncIterator[generation_pb2.GenerateReply]:
+    """The points as they come, in order. They are text only: no sequence of the model has these tokens."""
+    started = first = time.monotonic()
+    async with aclosing(parts.tell(points)) as told:
+        async for part in told:
+            first = first if first > started else time.monotonic()
+            summary = None
+            if part.endings:
+                summary = _summary(together(part.endings, started, first, time.monotonic()))
+                summary.points = len(points)
+            yield generation_pb2.GenerateReply(request_id=parts.request_id, text=part.text, summary=summary)
 
 
 async def _refuse_error(context: Context, ending: Ending) -> None:

@@ -17,6 +17,7 @@ from specinfer.cli.options import (
     LOCAL_OPTIONS,
     Address,
     ApiKey,
+    DecompositionChoice,
     Dtype,
     JsonOutput,
     LocalDevice,
@@ -50,6 +51,10 @@ PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
 ]
 Speculation = Annotated[SpeculationChoice, typer.Option(help="How to speculate.")]
+Decomposition = Annotated[
+    DecompositionChoice,
+    typer.Option(help="skeleton: expand the points of the answer in parallel; not lossless."),
+]
 TypicalEpsilon = Annotated[
     float,
     typer.Option(
@@ -80,6 +85,7 @@ def generate(
     frequency_penalty: Annotated[float, typer.Option(help="The same, for each time they were.")] = 0.0,
     speculation: Speculation = SpeculationChoice.TREE,
     typical_epsilon: TypicalEpsilon = 0.0,
+    decomposition: Decomposition = DecompositionChoice.NONE,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
     raw: Raw = False,
     ignore_eos: IgnoreEos = False,
@@ -117,6 +123,7 @@ def generate(
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
         typical_epsilon=typical_epsilon,
+        decomposition=decomposition.value,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
     )

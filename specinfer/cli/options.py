@@ -26,6 +26,13 @@ class SpeculationChoice(StrEnum):
     OFF = "off"
 
 
+class DecompositionChoice(StrEnum):
+    """Whether an answer is put together of parts."""
+
+    NONE = "none"
+    SKELETON = "skeleton"
+
+
 class Source(StrEnum):
     """Where a registered model comes from."""
 

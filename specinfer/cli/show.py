@@ -152,7 +152,8 @@ def answer_line(answer: Answer) -> str:
         f"{stats.acceptance_length:.2f} tokens/step",
         *(f"{speculator.name} won {speculator.wins}" for speculator in stats.speculators),
         answer.finish_reason,
-        *(["typical acceptance: not lossless"] if stats.lossy else []),
+        *([f"{summary.points} points in parallel: not lossless"] if summary.points else []),
+        *(["typical acceptance: not lossless"] if stats.lossy and not summary.points else []),
     ]
     return ", ".join(parts)
 

@@ -7,6 +7,10 @@ from typing import TypeAlias, TypedDict, Unpack
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2, generation_pb2
 
+DECOMPOSITION = {
+    "none": generation_pb2.DECOMPOSITION_UNSPECIFIED,
+    "skeleton": generation_pb2.DECOMPOSITION_SKELETON,
+}
 SPECULATION = {
     "tree": generation_pb2.SPECULATION_TREE,
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
@@ -35,6 +39,8 @@ class RequestOptions(TypedDict, total=False):
     """None, the default: drawn at random by the gateway."""
     speculation: str
     """"tree" (the default), "sequence" or "off"."""
+    decomposition: str
+    """"none" (the default) or "skeleton": points of the answer in parallel, which is not lossless."""
     stop: str | Sequence[str]
     """Generation ends before this, or any of these."""
     ignore_eos: bool
@@ -89,6 +95,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         ignore_eos=options.get("ignore_eos", False),
         priority=options.get("priority", 0),
         speculation=_speculation(options.get("speculation", "tree")),
+        decomposition=_decomposition(options.get("decomposition", "none")),
         logprobs=options.get("logprobs", False),
         deadline_seconds=options.get("deadline_seconds"),
     )
@@ -142,6 +149,12 @@ def _speculation(word: str) -> generation_pb2.Speculation:
     if word not in SPECULATION:
         raise InvalidInputError("speculation", word, f"must be one of {', '.join(SPECULATION)}")
     return SPECULATION[word]
+
+
+def _decomposition(word: str) -> generation_pb2.Decomposition:
+    if word not in DECOMPOSITION:
+        raise InvalidInputError("decomposition", word, f"must be one of {', '.join(DECOMPOSITION)}")
+    return DECOMPOSITION[word]
 
 
 def _check_range(name: str, value: object, lowest: int, end: int) -> None:

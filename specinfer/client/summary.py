@@ -79,6 +79,8 @@ class Summary:
     """Waiting for admission."""
     seed: int = 0
     """The seed that was used."""
+    points: int = 0
+    """Points that were expanded in parallel (`decomposition`); 0: the answer is one sequence of the model."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
@@ -97,6 +99,7 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
         total_seconds=message.total_seconds,
         queue_seconds=message.queue_seconds,
         seed=message.seed,
+        points=message.points,
     )
 
 
