@@ -3,33 +3,17 @@
 Types only; what a value may be beyond that says the gateway. `null` is the same as left out.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from http_svc.fields import NotNonzero, NotTrue, Strict, Text, Unsupported, only
+from http_svc.forms import ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 128
 """Most answers of one call, as in OpenAI's API."""
 _POSITIVE = Field(default=None, ge=1, lt=2**31)
-
-
-def _only(*neutral: Any) -> BeforeValidator:
-    """Takes values that ask for nothing, as if they were left out, and refuses all others."""
-
-    def check(value: Any) -> None:
-        if value is not None and value not in neutral:
-            raise PydanticCustomError("unsupported", "not supported")
-
-    return BeforeValidator(check)
-
-
-def _encodable(text: str) -> str:
-    """JSON can write halves of characters (surrogates), which no UTF-8 has."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("not_text", "must be Unicode text, without lone surrogates") from None
-    return text
 
 
 def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
@@ -40,32 +24,14 @@ def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
     return biases
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
-Unsupported = Annotated[None, _only()]
-NotTrue = Annotated[None, _only(False)]
-NotNonzero = Annotated[None, _only(0)]
-
-
-class _Strict(BaseModel):
-    """Unknown fields and values of another type are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream is sent."""
 
     include_usage: bool | None = None
     include_obfuscation: NotTrue = None
 
 
-class ResponseFormat(_Strict):
-    """Which form the answer has."""
-
-    type: Literal["text"]
-
-
-class Body(_Strict):
+class Body(Strict):
     """What both kinds of calls have."""
 
     model: Text
@@ -81,6 +47,8 @@ class Body(_Strict):
 
     top_k: int | None = Field(default=None, ge=-1, lt=2**32)
     """0 or -1: all tokens."""
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's; the text must have this form."""
     speculation: Literal["tree", "sequence", "off"] | None = None
     resumable: bool | None = None
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
@@ -100,14 +68,14 @@ class Body(_Strict):
         return self
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
-class Message(_Strict):
+class Message(Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -117,7 +85,7 @@ class Message(_Strict):
     audio: Unsupported = None
     function_call: Unsupported = None
     refusal: Unsupported = None
-    tool_calls: Annotated[None, _only([])] = None
+    tool_calls: Annotated[None, only([])] = None
 
 
 class ChatBody(Body):
@@ -128,21 +96,21 @@ class ChatBody(Body):
     response_format: ResponseFormat | None = None
 
     audio: Unsupported = None
-    function_call: Annotated[None, _only("none")] = None
-    functions: Annotated[None, _only([])] = None
+    function_call: Annotated[None, only("none")] = None
+    functions: Annotated[None, only([])] = None
     logprobs: NotTrue = None
-    metadata: Annotated[None, _only({})] = None
-    modalities: Annotated[None, _only(["text"])] = None
-    parallel_tool_calls: Annotated[None, _only(True, False)] = None
+    metadata: Annotated[None, only({})] = None
+    modalities: Annotated[None, only(["text"])] = None
+    parallel_tool_calls: Annotated[None, only(True, False)] = None
     prediction: Unsupported = None
     prompt_cache_key: Unsupported = None
     prompt_cache_retention: Unsupported = None
     reasoning_effort: Unsupported = None
     safety_identifier: Unsupported = None
-    service_tier: Annotated[None, _only("auto", "default")] = None
+    service_tier: Annotated[None, only("auto", "default")] = None
     store: NotTrue = None
-    tool_choice: Annotated[None, _only("none", "auto")] = None
-    tools: Annotated[None, _only([])] = None
+    tool_choice: Annotated[None, only("none", "auto")] = None
+    tools: Annotated[None, only([])] = None
     top_logprobs: NotNonzero = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
@@ -152,6 +120,9 @@ class ChatBody(Body):
         if None not in (self.max_tokens, self.max_completion_tokens):
             why = "{field}: max_completion_tokens is the same; give one"
             raise PydanticCustomError("twice", why, {"field": "max_tokens"})
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            why = "{field}: response_format asks for a form, too; give one"
+            raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
         return self
 
 
@@ -160,7 +131,7 @@ class CompletionBody(Body):
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
 
-    best_of: Annotated[None, _only(1)] = None
+    best_of: Annotated[None, only(1)] = None
     echo: NotTrue = None
     logprobs: Unsupported = None
-    suffix: Annotated[None, _only("")] = None
+    suffix: Annotated[None, only("")] = None

@@ -12,6 +12,8 @@ MAX_REQUESTS = 128
 """Most choices of one call, all prompts together."""
 COMPLETION_TOKENS = 16
 """`max_tokens` of completions where it is not given, as in OpenAI's API."""
+_ANY_OBJECT = {"type": "object"}
+"""The schema of `json_object`."""
 _FILL_CONTEXT = 0
 """`max_new_tokens` of the contract: as many as the context has room for."""
 
@@ -39,6 +41,11 @@ def chat_names(body: ChatBody) -> dict[str, str]:
     return {
         **_NAMES,
         "max_new_tokens": limit,
+        **(
+            {}
+            if body.structured_outputs
+            else {"constraint.json_schema": "response_format.json_schema.schema"}
+        ),
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
 
@@ -48,7 +55,14 @@ def completion_names() -> dict[str, str]:
     return {**_NAMES, "max_new_tokens": "max_tokens", "text": "prompt", "tokens.ids": "prompt"}
 
 
-_NAMES = {"stop_strings": "stop", "request_id": "X-Request-Id"}
+_SCHEMA = "response_format.json_schema.schema"
+_NAMES = {
+    "stop_strings": "stop",
+    "request_id": "X-Request-Id",
+    "constraint.choice.texts": "structured_outputs.choice",
+    "constraint.json_schema": "structured_outputs.json",
+    **{f"constraint.{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "regex")},
+}
 
 
 def _turn(message: Message) -> Mapping[str, str]:
@@ -98,4 +112,26 @@ def _options(body: Body, limit: int) -> RequestOptions:
     )
     if body.stop is not None:
         options["stop"] = body.stop
+    options.update(_form(body))
     return options
+
+
+def _form(body: Body) -> RequestOptions:
+    """What the text must look like."""
+    wanted = body.structured_outputs
+    if wanted is None:
+        return _response_format(body) if isinstance(body, ChatBody) else {}
+    if wanted.json_schema is not None:
+        return {"json_schema": wanted.json_schema}
+    if wanted.regex is not None:
+        return {"regex": wanted.regex}
+    if wanted.choice is not None:
+        return {"choice": wanted.choice}
+    return {"json_schema": _ANY_OBJECT} if wanted.grammar is None else {"grammar": wanted.grammar}
+
+
+def _response_format(body: ChatBody) -> RequestOptions:
+    form = body.response_format
+    if form is None or form.type == "text":
+        return {}
+    return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.content}

@@ -14,7 +14,7 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
         InvalidInputError: naming file and line.
     """
     prompts: list[str] = []
-    for number, line in enumerate(_read("prompts", path).split("\n"), 1):  # JSON strings may hold others
+    for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
         if limit is not None and len(prompts) == limit:
             break
         if not line.strip():
@@ -38,7 +38,7 @@ def read_prompt(path: Path | None) -> str:
     Raises:
         InvalidInputError: if it cannot be read, is not UTF-8 or is empty.
     """
-    prompt = _read("prompt_file", path).removesuffix("\n").removesuffix("\r")
+    prompt = read_text("prompt_file", path).removesuffix("\n").removesuffix("\r")
     if not prompt:
         raise InvalidInputError("prompt", prompt, f"{path or 'standard input'} is empty")
     return prompt
@@ -57,7 +57,12 @@ def check_text(field: str, text: str) -> str:
     return text
 
 
-def _read(field: str, path: Path | None) -> str:
+def read_text(field: str, path: Path | None) -> str:
+    """The whole of a file or of standard input (None).
+
+    Raises:
+        InvalidInputError: naming the field, if it cannot be read or is not UTF-8.
+    """
     name = str(path or "standard input")
     try:
         return (sys.stdin.buffer.read() if path is None else path.read_bytes()).decode()

@@ -17,6 +17,7 @@ from specinfer.cli.options import (
     LOCAL_OPTIONS,
     Address,
     ApiKey,
+    ConstraintText,
     DecompositionChoice,
     Dtype,
     JsonOutput,
@@ -30,6 +31,7 @@ from specinfer.cli.options import (
     TlsCert,
     TlsKey,
     Weights,
+    read_constraint,
     refuse_with,
 )
 from specinfer.cli.running import gateway
@@ -90,6 +92,7 @@ def generate(
     raw: Raw = False,
     ignore_eos: IgnoreEos = False,
     logprobs: LogProbs = False,
+    constraint: ConstraintText = None,
     request_id: RequestId = None,
     deadline_seconds: DeadlineSeconds = None,
     json_output: JsonOutput = False,
@@ -126,6 +129,7 @@ def generate(
         decomposition=decomposition.value,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        **read_constraint(constraint),
     )
     trace = os.environ.get(TRACE_VARIABLE, "")
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)

@@ -1,14 +1,17 @@
 """Options that several commands share, and those that exclude each other."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
+from specinfer.client.constraint import KINDS, ConstraintOptions
 from specinfer.errors import InvalidInputError
+from specinfer.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
@@ -65,6 +68,14 @@ PatienceSeconds = Annotated[
         "--patience-seconds", min=0.0, help="How long a lost connection is tried again; 0: not at all."
     ),
 ]
+ConstraintText = Annotated[
+    str | None,
+    typer.Option(
+        "--constraint",
+        help="What the text must look like: json_schema=VALUE, regex=VALUE, grammar=VALUE (Lark) or "
+        'choice=["TEXT", ...]; @FILE as VALUE reads a file.'.replace("[", r"\["),
+    ),
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Send prompts as they are, without chat template, as base models need.")
@@ -102,6 +113,32 @@ LocalDevice = Annotated[
         "--device", help="Where models of a local system run: cpu, cuda or another torch device; default cpu."
     ),
 ]
+
+
+def read_constraint(text: str | None) -> ConstraintOptions:
+    """What `KIND=VALUE` or `KIND=@FILE` asks for; nothing if there is none.
+
+    Raises:
+        InvalidInputError: if it is neither, the file cannot be read, or a choice is no JSON list of texts.
+    """
+    if text is None:
+        return {}
+    kind, mark, value = text.partition("=")
+    if not mark or kind not in KINDS:
+        raise InvalidInputError("--constraint", text, f"must begin with one of {'=, '.join(KINDS)}=")
+    if value.startswith("@"):
+        value = read_text("--constraint", Path(value[1:]))
+    return cast(ConstraintOptions, {kind: _read_list(value) if kind == "choice" else value})
+
+
+def _read_list(text: str) -> list[str]:
+    try:
+        texts = json.loads(text)
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
+        raise InvalidInputError("--constraint", text, 'must be choice=["TEXT", ...]')
+    return texts
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> None:

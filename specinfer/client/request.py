@@ -2,8 +2,9 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, Unpack
 
+from specinfer.client.constraint import ConstraintOptions, make_constraint
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2, generation_pb2
 
@@ -22,7 +23,7 @@ _WIRE_RANGES = {"max_new_tokens": (-(2**31), 2**31), "priority": (-(2**31), 2**3
 """Lowest value and first one above the highest that the message can carry."""
 
 
-class RequestOptions(TypedDict, total=False):
+class RequestOptions(ConstraintOptions, total=False):
     """What may be said about a request beside its prompt. The gateway checks the values."""
 
     chat: bool
@@ -98,6 +99,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         decomposition=_decomposition(options.get("decomposition", "none")),
         logprobs=options.get("logprobs", False),
         deadline_seconds=options.get("deadline_seconds"),
+        constraint=make_constraint(options),
     )
     seed = options.get("seed")
     if seed is not None:

@@ -95,11 +95,15 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
-    "JSON": ({"response_format": {"type": "json_object"}}, "response_format.type", "'json_object': "),
-    "a schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
+    "a schema without a name": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name",
+        "needed",
+    ),
+    "vLLM's structural tags": (
+        {"response_format": {"type": "structural_tag"}},
         "response_format.type",
-        "'json_schema': ",
+        "'structural_tag': ",
     ),
 }
 BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {

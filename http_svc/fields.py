@@ -1,0 +1,37 @@
+"""Fields that bodies share: texts, and values that ask for nothing."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
+
+
+def only(*neutral: Any) -> BeforeValidator:
+    """Takes values that ask for nothing, as if they were left out, and refuses all others."""
+
+    def check(value: Any) -> None:
+        if value is not None and value not in neutral:
+            raise PydanticCustomError("unsupported", "not supported")
+
+    return BeforeValidator(check)
+
+
+def _encodable(text: str) -> str:
+    """JSON can write halves of characters (surrogates), which no UTF-8 has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must be Unicode text, without lone surrogates") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Unsupported = Annotated[None, only()]
+NotTrue = Annotated[None, only(False)]
+NotNonzero = Annotated[None, only(0)]
+
+
+class Strict(BaseModel):
+    """Unknown fields and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
