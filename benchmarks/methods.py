@@ -23,6 +23,7 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
+from speculator_svc.drafters.recycling import RecyclingDrafter
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
@@ -47,6 +48,11 @@ def load_methods(specs: Sequence[str]) -> Methods:
     return found
 
 
+def fresh(drafter: Drafter) -> Drafter:
+    """A new one of a drafter that learns from all requests: a run must not know earlier answers."""
+    return RecyclingDrafter(drafter.description) if isinstance(drafter, RecyclingDrafter) else drafter
+
+
 def compare(
     runner: ModelRunner,
     methods: Methods,
@@ -63,7 +69,7 @@ def compare(
             for budget in nodes:
                 say(f"{kind}, {' + '.join(pool)}, {budget} nodes")
                 plan = Plan(budget, DEPTH, temperature, new_tokens, calibrated=True)
-                result = Decoding(runner, [methods[name] for name in pool], plan).run(prompts)
+                result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
                 found.append({"kind": kind, "pool": list(pool), "nodes": budget} | summary(result))
     return found
 

@@ -86,14 +86,14 @@ class SpeculatorSettings(ServiceSettings):
     ngram_branches: int = Field(
         _DEFAULTS.ngram_branches, ge=1, description="ngram: most matches that become branches."
     )
+    suffix_learn: bool = Field(
+        _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
+    )
     datastore: str = Field(
         _DEFAULTS.datastore, description="retrieval: files of text or JSONL, separated by colons."
     )
     retrieval_min: int = Field(
         _DEFAULTS.retrieval_min, ge=1, le=16, description="retrieval: shortest match tried."
-    )
-    retrieval_learn: bool = Field(
-        _DEFAULTS.retrieval_learn, description="retrieval: also draft from finished requests."
     )
     function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 

@@ -19,6 +19,7 @@ DRAFTERS = {
     "medusa": "speculator_svc.drafters.medusa:MedusaDrafter",
     "blockwise": "speculator_svc.drafters.blockwise:BlockwiseDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
+    "suffix": "speculator_svc.drafters.suffix:SuffixDrafter",
     "recycling": "speculator_svc.drafters.recycling:RecyclingDrafter",
     "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
     "custom": "speculator_svc.drafters.custom:CustomDrafter",
@@ -124,9 +125,9 @@ class DrafterOptions:
     ngram_max: int = 4
     ngram_min: int = 2
     ngram_branches: int = 3
+    suffix_learn: bool = False
     datastore: str = ""
     retrieval_min: int = 3
-    retrieval_learn: bool = False
     function: str = ""
 
 

@@ -5,9 +5,8 @@
     tree          red-+-button-twice      children ranked by how often they followed
                       +-lever-,-then
 
-The texts are files given at the start, and, if `retrieval_learn` is set, the service's own finished
-requests. Learning lets one user's text come back as another's *draft*; the output never changes, but its
-timing can tell, so it is off by default. Every proposal is a point.
+The texts are files given at the start: an array over them takes little memory, so that they may be large.
+What the service itself says is for `suffix`. Every proposal is a point.
 """
 
 import gzip
@@ -27,57 +26,28 @@ _MOST_MATCHES = 64
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.35, 3: 0.5, 4: 0.6}
 _BEST_SCORE = 0.75
 """Priors of a match by its length, until the gateway has measured them."""
-_LEAST_NEW = 4096
-_MOST_LEARNT = 1 << 18
-
-
-class LearntTexts:
-    """Finished requests, the latest of them searchable.
-
-    The array is rebuilt when a quarter has been added, so that a token is sorted about five times in all.
-    """
-
-    def __init__(self) -> None:
-        self._texts: list[list[int]] = []
-        self._new = 0
-        self.array = SuffixArray([])
-
-    def add(self, tokens: list[int]) -> None:
-        """Takes in one finished request; the oldest are forgotten."""
-        self._texts.append(tokens)
-        self._new += len(tokens)
-        if self._new < max(_LEAST_NEW, len(self.array) // 4):
-            return
-        held = sum(map(len, self._texts))
-        while held > _MOST_LEARNT and len(self._texts) > 1:
-            held -= len(self._texts.pop(0))
-        self.array, self._new = SuffixArray(self._texts), 0
 
 
 class RetrievalDrafter:
     """Looks the end of the context up in a datastore."""
 
-    def __init__(
-        self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int, learn: bool
-    ) -> None:
-        self._given = SuffixArray(texts)
-        self._learnt = LearntTexts() if learn else None
+    def __init__(self, texts: Sequence[Sequence[int]], description: DrafterDescription, least: int) -> None:
+        self._array = SuffixArray(texts)
         self._description, self._least = description, least
-        self._contexts: dict[str, Sequence[int]] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RetrievalDrafter":
         """Reads the datastore.
 
         Raises:
-            SettingError: if there is neither a datastore nor permission to learn.
+            SettingError: if there is none.
         """
-        if not options.datastore and not options.retrieval_learn:
-            raise SettingError("datastore", options.datastore, "retrieval needs files, or retrieval-learn")
+        if not options.datastore:
+            raise SettingError("datastore", options.datastore, "retrieval needs files")
         tokenizer = Tokenizer.load(resolve_model(options.model))
         texts = list(read_datastore(options.datastore, tokenizer))
         description = DrafterDescription("", tokenizer.vocab_size, tokenizer.fingerprint())
-        return cls(texts, description, options.retrieval_min, options.retrieval_learn)
+        return cls(texts, description, options.retrieval_min)
 
     @property
     def description(self) -> DrafterDescription:
@@ -89,22 +59,17 @@ class RetrievalDrafter:
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`; what was said is learnt now."""
-        context = self._contexts.pop(request_id, None)
-        if self._learnt is not None and context is not None:
-            self._learnt.add(list(context))
+        """See `Drafter.release`. Nothing is kept of requests."""
 
     def _draft(self, job: DraftJob) -> TokenTree:
-        if self._learnt is not None:
-            self._contexts[job.request_id] = job.context
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
-        arrays = [self._given] if self._learnt is None else [self._given, self._learnt.array]
-        found = [(array, *array.longest_match(job.context, self._least)) for array in arrays]
-        array, length, ends = max(found, key=lambda match: match[1])
+        length, ends = self._array.longest_match(job.context, self._least)
         step = max(1, len(ends) // _MOST_MATCHES)
         depth = job.limits.depth
-        continuations = [array.tokens[end : end + depth].tolist() for end in ends[::step][:_MOST_MATCHES]]
+        continuations = [
+            self._array.tokens[end : end + depth].tolist() for end in ends[::step][:_MOST_MATCHES]
+        ]
         prior = _SCORE_BY_LENGTH.get(length, _BEST_SCORE)
         return likely_tree(job.context[-1], continuations, job.limits, prior)
 

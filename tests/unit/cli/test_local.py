@@ -37,7 +37,7 @@ def test_what_cannot_be_read_is_named(text: str) -> None:
 
 
 def test_switches_have_no_value_on_a_command_line() -> None:
-    assert _arguments("retrieval_learn", "true") == ["--retrieval-learn"]
+    assert _arguments("suffix_learn", "true") == ["--suffix-learn"]
     assert _arguments("adaptive", "false") == ["--no-adaptive"]
     assert _arguments("model", "x") == ["--model", "x"]
 

@@ -1,4 +1,4 @@
-"""Drafts from known texts: the suffix array against a plain search, trees by frequency, learning."""
+"""Drafts from known texts: the suffix array against a plain search, trees by frequency."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 from speculator_svc.drafters.retrieval import (
-    LearntTexts,
     RetrievalDrafter,
     likely_tree,
     read_datastore,
@@ -24,8 +23,8 @@ from tests.trees import paths
 TEXTS = [[1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 7, 8], [1, 2, 3, 4, 5, 9], [0, 2, 3, 4]]
 
 
-def make(learn: bool = False, texts: list[list[int]] | None = None, least: int = 2) -> RetrievalDrafter:
-    return RetrievalDrafter(TEXTS if texts is None else texts, DrafterDescription(), least, learn)
+def make() -> RetrievalDrafter:
+    return RetrievalDrafter(TEXTS, DrafterDescription(), 2)
 
 
 def draft(drafter: RetrievalDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:
@@ -83,28 +82,6 @@ def test_trees_keep_their_limits(
     assert width is None or all(parents.count(node) <= width for node in range(len(tree)))
     known = {()} | {tuple(c[:end]) for c in continuations for end in range(len(c) + 1)}
     assert all(tree.sequence_of(node)[1:] in known for node in range(len(tree)))
-
-
-def test_finished_requests_are_learnt_only_if_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculator_svc.drafters.retrieval._LEAST_NEW", 1)
-    said = [11, 12, 13, 14, 15]
-    for learn, expected in ((True, {(13,), (13, 14), (13, 14, 15)}), (False, {(13,)})):
-        drafter = make(learn, texts=[])
-        assert len(draft(drafter, said, TreeLimits(4, 3), "first")) == 1
-        drafter.release("first")
-        assert paths(draft(drafter, [50, 11, 12, 13], TreeLimits(4, 3), "second")) == expected
-        drafter.release("unknown")
-
-
-def test_what_is_learnt_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculator_svc.drafters.retrieval._LEAST_NEW", 1)
-    monkeypatch.setattr("speculator_svc.drafters.retrieval._MOST_LEARNT", 25)
-    learnt = LearntTexts()
-    for number in range(20):
-        learnt.add([number] * 10)
-    assert len(learnt.array) <= 25 + 2
-    assert learnt.array.longest_match([19, 19], 1)[0] == 2
-    assert learnt.array.longest_match([3, 3], 1)[0] == 0
 
 
 def test_a_datastore_is_text_or_jsonl(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Drafters that need no model, on recorded texts: what they would have got accepted. No model, no services.
+
+Reads a corpus of `specinfer train corpus` (JSONL of prompt `p` and answer `o` as token ids), takes every
+answer as what the target says, and writes `benchmarks/results/replay.json` and `.md`: tokens per step by
+verified nodes, with the standard error over answers, and milliseconds per draft. Answers come one after
+another, so that those who learn from finished requests can.
+"""
+
+import gzip
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.drafts.decoding import Result
+from benchmarks.publish import RESULTS, publish
+from benchmarks.tables import head, line, origin
+from specinfer.cli.about import about_this_run
+from specinfer.cli.options import read_numbers
+from specinfer.errors import SpecInferError
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters import Drafter, DraftJob
+from speculator_svc.drafters.ngram import NgramDrafter
+from speculator_svc.drafters.suffix import SuffixDrafter
+
+DEPTH = 10
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram, 2 to 4 tokens (default)": NgramDrafter,
+    "ngram, 1 to 4 tokens": lambda: NgramDrafter(1, 4, 3),
+    "suffix": SuffixDrafter,
+    "suffix, learns": lambda: SuffixDrafter(learn=True),
+}
+
+
+def replay(drafter: Drafter, rows: Sequence[tuple[list[int], list[int]]], nodes: int) -> Result:
+    """Every answer token by token: a step brings what a tree has of it, and one token more."""
+    result, limits = Result(), TreeLimits(nodes, DEPTH)
+    for number, (prompt, answer) in enumerate(rows):
+        context, name, steps = [*prompt, answer[0]], f"r{number}", 0  # the prompt's pass says the first token
+        while len(context) < len(prompt) + len(answer):
+            started = time.perf_counter()
+            (tree,) = drafter.draft([DraftJob(name, context, limits, GREEDY)])
+            result.seconds += time.perf_counter() - started
+            left = answer[len(context) - len(prompt) :]
+            context += left[: accepted(tree, left) + 1]
+            steps += 1
+        drafter.release(name)
+        result.per_prompt.append(("all", steps, len(answer) - 1))
+    return result
+
+
+def accepted(tree: TokenTree | SpecInferError, answer: Sequence[int]) -> int:
+    """How many tokens of an answer a tree has along one path from the root."""
+    if isinstance(tree, SpecInferError):
+        raise tree
+    edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
+    children, node = {edge: child for child, edge in enumerate(edges, 1)}, 0
+    for count, token in enumerate(answer):
+        if (node, token) not in children:
+            return count
+        node = children[node, token]
+    return len(answer)
+
+
+def load(corpus: Path, count: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts and answers, drawn at random with a fixed seed."""
+    with gzip.open(corpus, "rt") if corpus.suffix == ".gz" else corpus.open() as lines:
+        rows = [(row["p"], row["o"]) for row in map(json.loads, lines) if len(row["o"]) > 1]
+    return random.Random(1).sample(rows, min(count, len(rows)))
+
+
+def measure(rows: Sequence[tuple[list[int], list[int]]], budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One entry for every drafter and budget; each begins with nothing learnt."""
+    for name, make in DRAFTERS.items():
+        for nodes in budgets:
+            result = replay(make(), rows, nodes)
+            steps = sum(steps for _, steps, _ in result.per_prompt)
+            yield {
+                "drafter": name,
+                "nodes": nodes,
+                "tokens_per_step": round(result.tokens_per_step(), 3),
+                "standard_error": round(result.standard_error(), 3),
+                "ms_per_draft": round(1000 * result.seconds / steps, 3),
+            }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as two tables."""
+    runs, budgets = report["runs"], list(dict.fromkeys(run["nodes"] for run in report["runs"]))
+    lines = ["# Drafters without a model, replayed", ""]
+    lines += [f"{origin(report['about'])}; {report['answers']} answers of `{report['about']['corpus']}`."]
+    for title, cell in (
+        ("Tokens per step by nodes (± standard error over answers)", _length),
+        ("Milliseconds per draft", lambda run: f"{run['ms_per_draft']:.2f}"),
+    ):
+        lines += ["", f"## {title}", "", *head([str(nodes) for nodes in budgets])]
+        for name in dict.fromkeys(run["drafter"] for run in runs):
+            lines.append(line(name, [cell(run) for run in runs if run["drafter"] == name]))
+    return "\n".join([*lines, ""])
+
+
+def _length(run: dict[str, Any]) -> str:
+    return f"{run['tokens_per_step']:.2f} ± {run['standard_error']:.2f}"
+
+
+def main(
+    corpus: Annotated[Path, typer.Argument(help="JSONL of p and o, as specinfer train corpus writes.")],
+    answers: Annotated[int, typer.Option(help="Most answers.")] = 400,
+    nodes: Annotated[str, typer.Option(help="Verified nodes of a tree, with commas between.")] = "4,8,16,32",
+) -> None:
+    """Measure what drafters without a model would get accepted."""
+    rows = load(corpus, answers)
+    runs = list(measure(rows, read_numbers("nodes", nodes)))
+    about = about_this_run() | {"corpus": corpus.name}
+    about["command"] = about["command"].replace(str(corpus), corpus.name)
+    report = {"about": about, "answers": len(rows), "runs": runs}
+    publish(RESULTS / "replay", report, markdown(report))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""Suffix decoding through the real services: alone, with finished requests, and merged with other methods."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.ngram import NgramDrafter
+from speculator_svc.drafters.recycling import RecyclingDrafter
+from speculator_svc.drafters.suffix import SuffixDrafter
+from tests.markov import markov, p_value, sampled, serving
+from tests.oracle import greedy
+from tests.system import VOCABULARY, running_system, until
+
+PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
+
+
+async def test_finished_requests_are_drafted_from_and_change_nothing(redis_url: str) -> None:
+    drafter = SuffixDrafter(learn=True)
+    async with running_system(redis_url, {"suffix": drafter}) as system:
+        prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
+        found = await asyncio.gather(*(system.tokens(prompt) for prompt in prompts))
+        assert found == [greedy(prompt, 16) for prompt in prompts]
+        await until(lambda: not drafter._own)
+        replies = await system.generate(PROMPT)
+        assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 16)
+        assert replies[-1].summary.stats.steps <= 5, "the whole answer is known, four tokens a step"
+        with_seed = {"temperature": 1.0, "seed": 3}
+        plain = await system.tokens(PROMPT, speculation=3, **with_seed)
+        assert await system.tokens(PROMPT, **with_seed) == plain
+
+
+async def test_merged_with_other_methods_all_are_accepted_and_change_nothing(redis_url: str) -> None:
+    reads = DrafterDescription(vocab_size=VOCABULARY, target_top_k=4)
+    drafters = {
+        "ngram": NgramDrafter(1, 4, 3),
+        "suffix": SuffixDrafter(),
+        "recycling": RecyclingDrafter(reads),
+    }
+    accepted: Counter[str] = Counter()
+    async with running_system(redis_url, drafters) as system:
+        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
+            replies = await system.generate(prompt, max_new_tokens=40)
+            assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
+            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
+    assert min(accepted[name] for name in drafters) > 0
+
+
+@pytest.mark.statistical
+async def test_its_tokens_follow_the_target(redis_url: str) -> None:
+    """Chi-square of a Markov chain's transitions; a right system fails with probability 1e-4, a total
+    variation of .08 is found with probability .99 (`tests.markov.p_value`). The negative control is another
+    chain."""
+    target = markov(1)
+    async with serving(redis_url, {"suffix": SuffixDrafter(learn=True)}, target, 4) as system:
+        texts = await sampled(system, range(16), 120)
+        (service,) = system.loop.pool.services
+    assert service.counters.answered
+    assert not service.faults.malformed
+    assert p_value(target, texts) > 1e-4
+    assert p_value(markov(2), texts) < 1e-4
