@@ -17,6 +17,9 @@ from shutil import copy2, copytree, ignore_patterns
 
 import pytest
 
+from specinfer.cli.speculators import TRAINED
+from specinfer.hub import DEFAULT_MODEL
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
@@ -84,8 +87,9 @@ def test_the_command_and_the_registry(environment: Path) -> None:
     assert "smollm2-135m" in run(environment, "specinfer", "models", "list").stdout
 
 
-def test_the_shipped_speculator_lies_in_the_environment(environment: Path) -> None:
-    code = "from specinfer.hub import resolve_model; print(resolve_model('ssm-smollm2-135m'))"
+@pytest.mark.parametrize("name", sorted(TRAINED[DEFAULT_MODEL].values()))
+def test_the_shipped_speculators_lie_in_the_environment(environment: Path, name: str) -> None:
+    code = f"from specinfer.hub import resolve_model; print(resolve_model({name!r}))"
     found = Path(run(environment, "python", "-c", code).stdout.strip())
     assert found.is_relative_to(environment)
     assert (found / "model.safetensors").is_file()

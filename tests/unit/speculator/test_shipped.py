@@ -1,0 +1,32 @@
+"""The speculators that ship: small enough, each with its card, each named where pools are made."""
+
+from pathlib import Path
+
+import pytest
+
+from specinfer.cli.speculators import TRAINED
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.weights.draft_checkpoint import algorithm_of, is_draft_checkpoint, verifier_of
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+SHIPPED = sorted(path.parent for path in MODELS.glob("*/config.json"))
+MOST_BYTES = 48_000_000
+
+
+def test_together_they_are_small() -> None:
+    assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MOST_BYTES
+
+
+def test_all_are_known_by_their_drafter() -> None:
+    assert sorted(TRAINED[DEFAULT_MODEL].values()) == [path.name for path in SHIPPED]
+
+
+@pytest.mark.parametrize("directory", SHIPPED, ids=lambda path: path.name)
+def test_each_is_a_checkpoint_for_the_default_model_with_a_card(directory: Path) -> None:
+    assert is_draft_checkpoint(directory)
+    assert verifier_of(directory) == DEFAULT_MODEL
+    kinds = {"ssm": "ssm", "eagle": "eagle3", "medusa": "medusa"}
+    assert algorithm_of(directory) == kinds[directory.name.split("-")[0]]
+    card = (directory / "README.md").read_text()
+    assert card.startswith(f"# {directory.name}\n")
+    assert "held-out" in card
