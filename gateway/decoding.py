@@ -117,6 +117,7 @@ class RequestDecoder:
             priority=message.priority,
             speculation=Speculation(message.speculation or Speculation.TREE),
             logprobs=message.logprobs,
+            top_logprobs=message.top_logprobs,
             caller=caller.name,
             deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
             constraint=decode_constraint(message.constraint),

@@ -18,6 +18,7 @@ from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason
 from gateway.requests.text import TextStream
 from gateway.status import StatusReporter
+from gateway.told_logprobs import told_logprobs
 from gateway.watching.replies import WatchReplies
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.service.log_context import REQUEST_ID
@@ -152,7 +153,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                         position=piece.position,
                         token_ids=piece.tokens,
                         text=text.push(piece.tokens, last=piece.ending is not None).text,
-                        logprobs=piece.logprobs if feed.request.logprobs else (),
+                        **(told_logprobs(piece, self._tokenizer) if feed.request.logprobs else {}),
                         summary=_summary(piece.ending) if piece.ending is not None else None,
                     )
             except SpecInferError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from http_svc.fields import NotNonzero, NotTrue, Strict, Text, Unsupported, only
+from http_svc.fields import NotTrue, Strict, Text, Unsupported, only
 from http_svc.forms import ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 128
@@ -98,7 +98,7 @@ class ChatBody(Body):
     audio: Unsupported = None
     function_call: Annotated[None, only("none")] = None
     functions: Annotated[None, only([])] = None
-    logprobs: NotTrue = None
+    logprobs: bool | None = None
     metadata: Annotated[None, only({})] = None
     modalities: Annotated[None, only(["text"])] = None
     parallel_tool_calls: Annotated[None, only(True, False)] = None
@@ -111,7 +111,7 @@ class ChatBody(Body):
     store: NotTrue = None
     tool_choice: Annotated[None, only("none", "auto")] = None
     tools: Annotated[None, only([])] = None
-    top_logprobs: NotNonzero = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
 
@@ -123,6 +123,8 @@ class ChatBody(Body):
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             why = "{field}: response_format asks for a form, too; give one"
             raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
         return self
 
 
@@ -133,5 +135,5 @@ class CompletionBody(Body):
 
     best_of: Annotated[None, only(1)] = None
     echo: NotTrue = None
-    logprobs: Unsupported = None
+    logprobs: int | None = Field(default=None, ge=0, le=5)
     suffix: Annotated[None, only("")] = None

@@ -15,7 +15,13 @@ from http_svc.errors import ApiError, api_error
 from http_svc.events import EventStream, event_lines, read_event_id
 from http_svc.metrics import HttpMetrics
 from http_svc.models import Models
-from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
+from http_svc.orders import (
+    chat_names,
+    chat_requests,
+    completion_names,
+    completion_requests,
+    wants_logprobs,
+)
 from http_svc.replies import CHAT, COMPLETION, Kind, Shape
 from http_svc.watching import watch
 from specinfer.client import AsyncClient, AsyncStream
@@ -92,7 +98,9 @@ class Door:
         await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        shape = Shape(kind, request.state.request_id, body.model, int(time.time()), usage)
+        shape = Shape(
+            kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)
+        )
         prompts = len(requests) // (body.n or 1)
         call = Call(caller, streams, lingers=bool(body.resumable))
         try:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from http_svc.call import Call, ClientGoneError, Event, while_wanted
 from http_svc.errors import ApiError, EndingError, api_error
+from http_svc.logprobs import TextOffsets
 from http_svc.replies import Shape
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 
@@ -71,15 +72,15 @@ async def event_lines(
             opening = shape.opening(index)
             if opening is not None and not start:
                 yield encoded(opening, 0)
-        event, position = first, start or 0
+        event, position, offsets = first, start or 0, [TextOffsets() for _ in call.answers]
         while event is not None:
             if event.piece is None:
                 finish = call.answers[event.index].finish_reason
-                yield encoded(shape.part(event.index, "", finish), position)
+                yield encoded(shape.end(event.index, finish), position)
             else:
                 position = event.piece.position + len(event.piece.token_ids)
-                if event.piece.text:
-                    yield encoded(shape.part(event.index, event.piece.text), position)
+                if event.piece.text or shape.logprobs:
+                    yield encoded(shape.part(event.index, event.piece, offsets[event.index]), position)
             event = await call.next()
         if shape.usage_comes:
             yield encoded(shape.usage(call.answers, prompts), position)

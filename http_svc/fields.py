@@ -28,7 +28,6 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 Unsupported = Annotated[None, only()]
 NotTrue = Annotated[None, only(False)]
-NotNonzero = Annotated[None, only(0)]
 
 
 class Strict(BaseModel):

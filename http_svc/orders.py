@@ -52,7 +52,13 @@ def chat_names(body: ChatBody) -> dict[str, str]:
 
 def completion_names() -> dict[str, str]:
     """What the caller calls the fields that a gateway's errors name."""
-    return {**_NAMES, "max_new_tokens": "max_tokens", "text": "prompt", "tokens.ids": "prompt"}
+    names = {
+        "max_new_tokens": "max_tokens",
+        "text": "prompt",
+        "tokens.ids": "prompt",
+        "top_logprobs": "logprobs",
+    }
+    return {**_NAMES, **names}
 
 
 _SCHEMA = "response_format.json_schema.schema"
@@ -63,6 +69,19 @@ _NAMES = {
     "constraint.json_schema": "structured_outputs.json",
     **{f"constraint.{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "regex")},
 }
+
+
+def wants_logprobs(body: Body) -> bool:
+    """Whether log-probabilities are asked for: completions may ask for 0 beside each token."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs is not None
+    return isinstance(body, ChatBody) and bool(body.logprobs)
+
+
+def _top_logprobs(body: Body) -> int:
+    if isinstance(body, CompletionBody):
+        return body.logprobs or 0
+    return (body.top_logprobs or 0) if isinstance(body, ChatBody) else 0
 
 
 def _turn(message: Message) -> Mapping[str, str]:
@@ -109,6 +128,8 @@ def _options(body: Body, limit: int) -> RequestOptions:
         frequency_penalty=body.frequency_penalty or 0.0,
         speculation=body.speculation or "tree",
         chat=isinstance(body, ChatBody),
+        logprobs=wants_logprobs(body),
+        top_logprobs=_top_logprobs(body),
     )
     if body.stop is not None:
         options["stop"] = body.stop

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from specinfer.client import Answer, FinishReason, SpeculationStats, SpeculatorStats, stats_to_json
+from http_svc.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from specinfer.client import (
+    Answer,
+    FinishReason,
+    Piece,
+    SpeculationStats,
+    SpeculatorStats,
+    TokenLogprobs,
+    stats_to_json,
+)
 
 _FINISH = {
     FinishReason.LENGTH: "length",
@@ -32,6 +41,8 @@ class Kind:
     """What a choice has of a whole text."""
     delta: Callable[[str], dict[str, Any]]
     """What a choice has of a piece of text."""
+    logprobs: Callable[[Sequence[TokenLogprobs], TextOffsets], dict[str, Any]]
+    """What a choice says of its tokens, if log-probabilities were asked for."""
     opening: dict[str, Any] | None
     """What the first part of each choice says before any text."""
 
@@ -42,6 +53,7 @@ CHAT = Kind(
     chunk="chat.completion.chunk",
     message=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     delta=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=chat_logprobs,
     opening={"delta": {"role": "assistant", "content": ""}},
 )
 COMPLETION = Kind(
@@ -50,6 +62,7 @@ COMPLETION = Kind(
     chunk="text_completion",
     message=lambda text: {"text": text},
     delta=lambda text: {"text": text},
+    logprobs=completion_logprobs,
     opening=None,
 )
 
@@ -65,14 +78,23 @@ class Shape:
     """Seconds since 1970."""
     usage_comes: bool = False
     """Whether a stream ends with the usage; its other parts then say that they have none."""
+    logprobs: bool = False
+    """Whether log-probabilities were asked for."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The part with which a choice begins, if there is one."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
-    def part(self, index: int, text: str, finish: FinishReason | None = None) -> dict[str, Any]:
-        """A piece of a choice's text, or its end."""
-        return self._part(index, self.kind.delta(text), None if finish is None else _finish(finish))
+    def part(self, index: int, piece: Piece, offsets: TextOffsets) -> dict[str, Any]:
+        """A piece of a choice."""
+        return self._part(index, self.kind.delta(piece.text), None, self._told(piece.token_logprobs, offsets))
+
+    def end(self, index: int, finish: FinishReason) -> dict[str, Any]:
+        """The end of a choice."""
+        return self._part(index, self.kind.delta(""), _finish(finish))
+
+    def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
+        return self.kind.logprobs(rows, offsets) if self.logprobs else None
 
     def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
         """The part with which a stream ends, if usage was asked for."""
@@ -84,15 +106,21 @@ class Shape:
             {
                 "index": index,
                 **self.kind.message(answer.text),
-                "logprobs": None,
+                "logprobs": self._told(answer.token_logprobs, TextOffsets()),
                 "finish_reason": _finish(answer.finish_reason),
             }
             for index, answer in enumerate(answers)
         ]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
 
-    def _part(self, index: int, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish}
+    def _part(
+        self,
+        index: int,
+        content: dict[str, Any],
+        finish: str | None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         none = {"usage": None} if self.usage_comes else {}
         return {**self._head(self.kind.chunk), "choices": [choice], **none}
 

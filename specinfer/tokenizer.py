@@ -6,6 +6,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +24,28 @@ _LONG_TEXT = 2048
 the time (0.2 ms per 1,000 characters), `encode_batch_fast` lets other threads run."""
 
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+"""How vocabularies of SentencePiece call bytes that are no characters."""
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable ones of Latin-1 for themselves, those behind for the rest."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shown = {chr(byte): byte for byte in printable}
+    return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+
+
 class Tokenizer:
     """Text <-> token ids, and chat messages -> text."""
 
     def __init__(self, fast: FastTokenizer, chat_template: str | None, specials: Mapping[str, str]) -> None:
         self._fast, self._specials = fast, dict(specials)
         self._chat_template = chat_template
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
@@ -120,6 +137,28 @@ class Tokenizer:
         """
         text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
         return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text behind others, which may be a part of a character; of a special
+        token its name, of a number without token the number."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        name = self._fast.id_to_token(token_id) or ""
+        if self._byte_level and name and all(char in _BYTES for char in name):
+            return bytes([_BYTES[char] for char in name])
+        if _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return self.text_of_token(token_id).encode()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        """Whether each character of a token stands for a byte."""
+        return '"type":"ByteLevel"' in json.dumps(
+            json.loads(self._fast.to_str())["decoder"], separators=(",", ":")
+        )
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:

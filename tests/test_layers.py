@@ -140,7 +140,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"grpc"},
     ),
     "specinfer.client.resume": (
-        {*(f"specinfer.client.{name}" for name in ("errors", "failure", "summary")), "specinfer.v1"},
+        {
+            *(f"specinfer.client.{name}" for name in ("errors", "failure", "logprobs", "summary")),
+            "specinfer.v1",
+        },
         set(),
     ),
     "specinfer.speculators": (
@@ -190,9 +193,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch"},
     ),
     "gateway.requests.speculation": ({"specinfer.tree"}, set()),
+    "gateway.requests.logprobs": (set(), set()),
     "gateway.requests.request": (
         {
-            *("gateway.requests.speculation", "specinfer.constraints.constraint"),
+            *(f"gateway.requests.{name}" for name in ("logprobs", "speculation")),
+            "specinfer.constraints.constraint",
             *("specinfer.sampling", "specinfer.errors", "specinfer.tree"),
         },
         set(),
@@ -200,7 +205,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.requests.budget": (set(), set()),
     "gateway.requests.step": (
         {
-            *(f"gateway.requests.{name}" for name in ("request", "speculation")),
+            *(f"gateway.requests.{name}" for name in ("logprobs", "request", "speculation")),
             *("specinfer.entry_status", "specinfer.tree"),
         },
         set(),
@@ -271,7 +276,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "http_svc.fields": (set(), {"pydantic", "pydantic_core"}),
     "http_svc.forms": ({"http_svc.fields"}, {"pydantic", "pydantic_core"}),
     "http_svc.orders": ({f"specinfer.{n}" for n in ("client", "errors", "v1")} | {"http_svc.bodies"}, set()),
-    "http_svc.replies": ({"specinfer.client"}, set()),
+    "http_svc.logprobs": ({"specinfer.client"}, set()),
+    "http_svc.replies": ({"specinfer.client", "http_svc.logprobs"}, set()),
     "http_svc.steps": ({"specinfer.v1"}, set()),
     "http_svc": (
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
@@ -289,8 +295,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc": ({"speculator_svc", "specinfer"}, SERVICE | {"torch"}),
 }
 PURE = (
-    *("batch", "budget", "caller", "entries", "finish_rate", "held", "limits", "queue", "ranking"),
-    *("request", "room", "scheduler", "speculation", "step", "verdicts"),
+    *("batch", "budget", "caller", "entries", "finish_rate", "held", "limits", "logprobs", "queue"),
+    *("ranking", "request", "room", "scheduler", "speculation", "step", "verdicts"),
 )
 FORBIDDEN_STDLIB = {
     **{
@@ -305,7 +311,8 @@ FORBIDDEN_STDLIB = {
     "specinfer.integrations.vllm.contexts": {"asyncio", "time"},
     "specinfer.client.resume": {"asyncio", "random", "time"},
     **{
-        f"http_svc.{name}": {"asyncio", "time"} for name in ("bodies", "errors", "orders", "replies", "steps")
+        f"http_svc.{name}": {"asyncio", "time"}
+        for name in ("bodies", "errors", "logprobs", "orders", "replies", "steps")
     },
     "gateway.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},

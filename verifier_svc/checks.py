@@ -46,5 +46,6 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
     most = min(vocab_size, _MOST_TOP_K)
-    if job.top_k > most:
-        raise InvalidInputError("return_top_k", job.top_k, f"at most {most}")
+    for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
+        if wanted > most:
+            raise InvalidInputError(name, wanted, f"at most {most}")

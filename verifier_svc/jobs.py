@@ -9,6 +9,7 @@ from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Verdict
 from verifier_svc.features import NO_FEATURES, FeatureSpan
+from verifier_svc.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class VerifyJob:
     tree: TokenTree | None
     sampling: SamplingParams
     logprobs: bool = False
+    top_logprobs: int = 0
+    """Most probable tokens wanted beside each returned one."""
     top_k: int = 0
     features_from: int | None = None
     """First context position whose features are wanted."""
@@ -38,7 +41,7 @@ class VerifyOutcome:
     status: EntryStatus
     message: str = ""
     verdict: Verdict | None = None
-    logprobs: tuple[float, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     held_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES

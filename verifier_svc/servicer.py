@@ -18,6 +18,7 @@ from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
 from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
+from verifier_svc.logprobs import TokenLogprobs
 from verifier_svc.metrics import CacheView, VerifierMetrics
 
 log = logging.getLogger(__name__)
@@ -196,6 +197,7 @@ def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None)
             decode_tree(entry.tree) if entry.HasField("tree") else None,
             decode_sampling(entry.sampling),
             entry.logprobs,
+            entry.top_logprobs,
             entry.return_top_k,
             entry.features_from if entry.HasField("features_from") else None,
             entry.prompt_len,
@@ -210,7 +212,8 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
         request_id=outcome.request_id,
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
-        logprobs=outcome.logprobs,
+        logprobs=[row.chosen for row in outcome.logprobs],
+        top_logprobs=[_top(row) for row in outcome.logprobs if row.top],
         held_len=outcome.held_len,
         top_k_token_ids=[token for ids in outcome.top_k for token in ids],
         finished=outcome.finished,
@@ -221,3 +224,9 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
         message.accepted_nodes.extend(outcome.verdict.accepted)
         message.bonus_token_id = outcome.verdict.bonus
     return message
+
+
+def _top(row: TokenLogprobs) -> common_pb2.TopLogprobs:
+    return common_pb2.TopLogprobs(
+        token_ids=[token for token, _ in row.top], logprobs=[value for _, value in row.top]
+    )

@@ -14,6 +14,7 @@ from verifier_svc.acceptance import AcceptanceRule, RequestRandomness, Target, V
 from verifier_svc.acceptance.typical import TypicalAcceptance
 from verifier_svc.adjustments import RequestAdjustment
 from verifier_svc.jobs import VerifyJob
+from verifier_svc.logprobs import TokenLogprobs, logprobs_of
 from verifier_svc.target import BrokenModelError, Rows, targets_of
 
 
@@ -22,7 +23,7 @@ class Verification:
     """What a pass says about a job; no verdict if it had no tree."""
 
     verdict: Verdict | None = None
-    logprobs: tuple[float, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     top_k: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
     """The bonus token completes what the constraint asks for."""
@@ -64,7 +65,7 @@ class TreeVerifier:
             verdict, finished = _up_to_end(job.tree, verdict, adjustment)
         except (BrokenModelError, ConstraintError) as error:
             return error
-        logprobs = _logprobs(job.tree, verdict, rows) if job.logprobs else ()
+        logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
         return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished)
 
     def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
@@ -87,14 +88,6 @@ def _up_to_end(
     if not end:
         return verdict, end is not None
     return Verdict(verdict.accepted[: end - 1], tokens[end - 1]), True
-
-
-def _logprobs(tree: TokenTree, verdict: Verdict, rows: torch.Tensor) -> tuple[float, ...]:
-    """Log-probability of each returned token under the model itself, before temperature and cuts."""
-    nodes = [0, *verdict.accepted]
-    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
-    logp = rows[nodes].log_softmax(-1)
-    return tuple(logp[torch.arange(len(nodes)), tokens].tolist())
 
 
 def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from gateway.clients.target_relay import NO_WISH, TargetWish
+from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
-from specinfer.v1 import verifier_pb2
+from specinfer.v1 import common_pb2, verifier_pb2
 
 _STATUSES = frozenset(int(status) for status in EntryStatus)
 
@@ -33,7 +34,7 @@ def sound_verdicts(
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
         nodes = len(tree) if tree is not None else 0
         wrong = wrong or wish.contradiction(entry.request_id, nodes, answers[index])
-        found[entry.request_id] = _error(wrong) if wrong else _verdict(answers[index])
+        found[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
     return found
 
 
@@ -60,7 +61,17 @@ def _contradiction(
     wanted = len(accepted) + 1 if entry.state.request.logprobs and tree is not None else 0
     if wanted and len(answer.logprobs) != wanted:
         return f"the verifier returned {len(answer.logprobs)} log-probabilities instead of {wanted}"
+    top = entry.state.request.top_logprobs if wanted else 0
+    if top and not _are_tops(answer.top_logprobs, wanted, top, vocab_size):
+        return f"the verifier did not return {top} log-probabilities beside each of {wanted}"
     return ""
+
+
+def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, vocab_size: int) -> bool:
+    """Whether there is a row for each returned token, with as many tokens of the vocabulary as asked for."""
+    return len(rows) == wanted and all(
+        len(row.token_ids) == len(row.logprobs) == top and max(row.token_ids) < vocab_size for row in rows
+    )
 
 
 def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
@@ -71,19 +82,26 @@ def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
     return [parents[node] for node in nodes] == [0, *nodes[:-1]]
 
 
-def _verdict(answer: verifier_pb2.Verdict) -> VerdictEntry:
+def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
     return VerdictEntry(
         EntryStatus(answer.status),
         answer.message,
         tuple(answer.accepted_nodes),
         answer.bonus_token_id,
-        tuple(answer.logprobs),
+        _logprobs(answer, entry.state.request.top_logprobs),
         answer.held_len,
         answer.features_start,
         answer.features,
         tuple(answer.top_k_token_ids),
         answer.finished,
     )
+
+
+def _logprobs(answer: verifier_pb2.Verdict, top: int) -> tuple[TokenLogprobs, ...]:
+    if not top:
+        return tuple([TokenLogprobs(value) for value in answer.logprobs])
+    tops = [tuple(zip(row.token_ids, row.logprobs, strict=True)) for row in answer.top_logprobs]
+    return tuple([TokenLogprobs(*row) for row in zip(answer.logprobs, tops, strict=True)])
 
 
 def _error(message: str) -> VerdictEntry:

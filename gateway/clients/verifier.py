@@ -147,6 +147,7 @@ def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verif
         tree=encode_tree(tree) if tree is not None else None,
         sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
         logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
         features_from=wish.features.since.get(request.request_id),
         return_top_k=wish.top_k.get(request.request_id, 0),
         prompt_len=len(request.prompt) if starts_over else 0,

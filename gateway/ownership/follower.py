@@ -8,6 +8,7 @@ from gateway.clients.outage import LogPace
 from gateway.metrics import SystemMetrics
 from gateway.requests.feeds import Feed, Feeds
 from gateway.store.reading import RequestReader
+from gateway.store.records import Known
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.service.log_context import about
 
@@ -44,7 +45,9 @@ class Follower:
                 self._metrics.keeper_faults.inc()
 
     async def _look(self, followed: dict[str, Feed]) -> None:
-        positions = {name: len(feed.tokens) for name, feed in followed.items()}
+        positions = {
+            name: Known(len(feed.tokens), feed.request.top_logprobs) for name, feed in followed.items()
+        }
         for name, glimpse in (await self._store.glimpse(positions)).items():
             feed = followed[name]
             if feed.local or feed.ending is not None:
@@ -58,7 +61,7 @@ class Follower:
                 feed.fail(SpecInferError(glimpse.for_logs))
                 continue
             if glimpse.tokens or glimpse.ending:
-                feed.extend(positions[name], glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                feed.extend(positions[name].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending)
                 self._feeds.forget_if_idle(feed)
 
     def _note_missing(self, name: str, feed: Feed) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.requests.ending import Ending
+from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import GenerationRequest
 
 
@@ -21,7 +22,7 @@ class Piece:
 
     position: int
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[TokenLogprobs]
     ending: Ending | None
 
 
@@ -34,7 +35,7 @@ class Feed:
     local: bool
     """Whether a lane of this gateway runs it."""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
@@ -42,7 +43,7 @@ class Feed:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def extend(
-        self, start: int, tokens: Sequence[int], logprobs: Sequence[float], ending: Ending | None
+        self, start: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], ending: Ending | None
     ) -> None:
         """Adds what has become durable from a position on; what of it is there already is not added twice."""
         known = max(0, len(self.tokens) - start)

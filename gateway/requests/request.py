@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from gateway.requests.logprobs import MAX_TOP_LOGPROBS
 from gateway.requests.speculation import SpeculationStats
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
@@ -55,6 +56,8 @@ class GenerationRequest:
     priority: int = 0
     speculation: Speculation = Speculation.TREE
     logprobs: bool = False
+    top_logprobs: int = 0
+    """Most probable tokens to tell of beside each generated one."""
     caller: str = ""
     """Name of the API key that asked; empty where there are no keys. Callers share the verifier fairly."""
     deadline_s: float | None = None
@@ -74,6 +77,15 @@ class GenerationRequest:
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:  # also refuses NaN
             raise InvalidInputError("deadline_seconds", self.deadline_s, "must be a finite number > 0")
 
+        self._check_top_logprobs()
+
+    def _check_top_logprobs(self) -> None:
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            why = f"must be in [0, {MAX_TOP_LOGPROBS}]"
+            raise InvalidInputError("top_logprobs", self.top_logprobs, why)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
+
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
         """Checks what depends on the target model.
 
@@ -85,6 +97,8 @@ class GenerationRequest:
                 if not 0 <= token < vocab_size:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
         self.sampling.check_tokens(vocab_size)
+        if self.top_logprobs > vocab_size:
+            raise InvalidInputError("top_logprobs", self.top_logprobs, f"of a vocabulary of {vocab_size}")
         total = len(self.prompt) + self.max_new_tokens
         if total > max_context_len:
             raise self.too_long(f"over the context of {max_context_len}")

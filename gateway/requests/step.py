@@ -3,6 +3,7 @@ Pure data."""
 
 from dataclasses import dataclass
 
+from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import RequestState
 from gateway.requests.speculation import TreeOutcome
 from specinfer.entry_status import EntryStatus
@@ -41,7 +42,7 @@ class VerdictEntry:
     message: str = ""
     accepted: tuple[int, ...] = ()
     bonus: int = 0
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     held_len: int = 0
     features_start: int = 0
     """Context position of the first of the features."""
@@ -60,7 +61,7 @@ class Progress:
 
     state: RequestState
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[TokenLogprobs]
     start: int
     """Generated tokens before these."""
     final: bool

@@ -2,7 +2,8 @@
 
 request:<id>        hash: what was asked, who asked, who owns it, at which gateways it is read, how it ended
 tokens:<id>         text: generated token ids, each in a field of eight characters
-logprobs:<id>       text: their log-probabilities, each in a field of sixteen characters, if asked for
+logprobs:<id>       text: their log-probabilities, if asked for, each in a field of sixteen characters; behind
+                    each the most probable tokens, if asked for: ids and log-probabilities in such fields
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival
 unowned             sorted set: unfinished requests without an owner, by when they lost it
 gateways            set: ids of gateways that own something or are alive
@@ -22,6 +23,11 @@ TOKEN_WIDTH = 8
 """Characters per token: any id below 10^8."""
 LOGPROB_WIDTH = 16
 """Characters per log-probability: a float32 in nine digits."""
+
+
+def logprobs_width(top: int) -> int:
+    """Characters per generated token, with so many most probable ones."""
+    return LOGPROB_WIDTH + top * (TOKEN_WIDTH + LOGPROB_WIDTH)
 
 
 def request_key(request_id: str) -> str:

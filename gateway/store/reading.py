@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from gateway.requests.caller import Caller
 from gateway.store.connection import RedisConnection
-from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_key, request_key, tokens_key
-from gateway.store.records import Glimpse, Record, read_glimpse, read_record
+from gateway.store.keys import TOKEN_WIDTH, logprobs_key, logprobs_width, request_key, tokens_key
+from gateway.store.records import Glimpse, Known, Record, read_glimpse, read_record
 from specinfer.errors import FaultError
 
 _FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
@@ -31,22 +31,25 @@ class RequestReader:
         seconds, microseconds = time
         return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
 
-    async def glimpse(self, positions: Mapping[str, int]) -> dict[str, Glimpse | FaultError | None]:
-        """What is new of requests of which so many tokens are known; None for those that are not there, an
+    async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
+        """What is new of requests of which so much is known; None for those that are not there, an
         error for those that cannot be read.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
         async with self._connection.redis.pipeline(transaction=False) as pipe:
-            for request_id, start in positions.items():
+            for request_id, (start, top) in positions.items():
                 # the end first: when it is there, so are all tokens
                 pipe.hmget(request_key(request_id), "state", "end")
                 pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
-                pipe.getrange(logprobs_key(request_id), start * LOGPROB_WIDTH, -1)
+                pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)
             answers = await self._connection.answer(pipe.execute())
-        rows = [answers[at : at + 3] for at in range(0, len(answers), 3)]
-        return {name: read_glimpse(name, *row) for name, row in zip(positions, rows, strict=True)}
+        rows = zip(positions.items(), *(answers[at::3] for at in range(3)), strict=True)
+        return {
+            name: read_glimpse(name, fields, tokens, logprobs, top)
+            for (name, (_, top)), fields, tokens, logprobs in rows
+        }
 
     async def _read(self, request_id: str) -> list[object]:
         async with self._connection.redis.pipeline(transaction=True) as pipe:

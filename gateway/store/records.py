@@ -4,12 +4,13 @@ Pure."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.requests.ending import Ending
+from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import GenerationRequest, Speculation
 from gateway.requests.step import Progress
-from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH
+from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.sampling import SamplingParams
@@ -24,7 +25,7 @@ class Record:
     """Tells whether another request with this id asks for the same."""
     tokens: list[int] = field(default_factory=list)
     """Generated so far."""
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     age_s: float = 0.0
     """Seconds since it came."""
     model: str = ""
@@ -37,12 +38,21 @@ class Record:
     """None while it is unfinished."""
 
 
+class Known(NamedTuple):
+    """What is known of a request that another gateway runs."""
+
+    tokens: int
+    """Generated, and their log-probabilities."""
+    top_logprobs: int = 0
+    """Most probable tokens told of beside each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Glimpse:
     """What is new of a request that another gateway runs."""
 
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[TokenLogprobs]
     ending: Ending | None
 
 
@@ -80,26 +90,44 @@ def decode_tokens(text: str) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def encode_logprobs(logprobs: Sequence[float]) -> str:
-    """Fields of fixed width; nine digits tell every float32 from its neighbours."""
-    return "".join([f"{value:<{LOGPROB_WIDTH}.9g}" for value in logprobs])
+def encode_logprobs(logprobs: Sequence[TokenLogprobs]) -> str:
+    """Fields of fixed width: `logprobs_width` characters for each token."""
+    return "".join(
+        [
+            _field(row.chosen)
+            + "".join([f"{token:<{TOKEN_WIDTH}}{_field(value)}" for token, value in row.top])
+            for row in logprobs
+        ]
+    )
 
 
-def decode_logprobs(text: str) -> list[float]:
-    """What `encode_logprobs` wrote."""
-    return [float(word) for word in text.split()]
+def _field(value: float) -> str:
+    """Nine digits tell every float32 from its neighbours."""
+    return f"{value:<{LOGPROB_WIDTH}.9g}"
+
+
+def decode_logprobs(text: str, top: int) -> list[TokenLogprobs]:
+    """What `encode_logprobs` wrote of so many most probable tokens each."""
+    words, width = text.split(), 1 + 2 * top
+    return [_token_logprobs(words[at : at + width]) for at in range(0, len(words), width)]
+
+
+def _token_logprobs(words: Sequence[str]) -> TokenLogprobs:
+    pairs = zip(words[1::2], words[2::2], strict=True)
+    return TokenLogprobs(float(words[0]), tuple((int(token), float(value)) for token, value in pairs))
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
     """One request's part of a write, as `append.lua` reads it; `names` are speculators, by number."""
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
-    logprobs = item.logprobs if item.state.request.logprobs else []
+    request = item.state.request
+    logprobs = item.logprobs if request.logprobs else []
     return [
         item.request_id,
         adoption,
         item.start * TOKEN_WIDTH,
         encode_tokens(item.tokens),
-        item.start * LOGPROB_WIDTH,
+        item.start * logprobs_width(request.top_logprobs),
         encode_logprobs(logprobs),
         len(item.tokens),
         str(int(item.state.drawn_for)),
@@ -117,11 +145,12 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
         FaultError: if they are not what this version writes.
     """
     try:
+        request = decode_content(request_id, values["content"])
         return Record(
-            decode_content(request_id, values["content"]),
+            request,
             values["digest"],
             decode_tokens(tokens),
-            decode_logprobs(logprobs),
+            decode_logprobs(logprobs, request.top_logprobs),
             now - float(values["created"]),
             values["model"] or "",
             None if values["drawn"] is None else values["drawn"] == "1",
@@ -133,16 +162,16 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
 
 
 def read_glimpse(
-    request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str
+    request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str, top_logprobs: int
 ) -> Glimpse | FaultError | None:
-    """What is new of a request, from its state and end, tokens and logprobs; None if it is not there, an
-    error if that cannot be read."""
+    """What is new of a request, from its state and end, tokens and logprobs, with so many most probable
+    tokens each; None if it is not there, an error if that cannot be read."""
     state, end = fields
     if state is None:
         return None
     try:
         ending = Ending.from_json(end) if end is not None else None
-        return Glimpse(decode_tokens(tokens), decode_logprobs(logprobs), ending)
+        return Glimpse(decode_tokens(tokens), decode_logprobs(logprobs, top_logprobs), ending)
     except _DAMAGED as error:
         return _unreadable(request_id, error)
 

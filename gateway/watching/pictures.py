@@ -45,7 +45,7 @@ def _step(
     for place, (token, completed) in enumerate(zip(item.tokens, text.push(item), strict=True)):
         told = reply.tokens.add(token_id=token, text=completed)
         if item.state.request.logprobs:
-            told.logprob = item.logprobs[place]
+            told.logprob = item.logprobs[place].chosen
     return reply
 
 

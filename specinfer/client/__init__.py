@@ -4,6 +4,7 @@ from specinfer.client.answer import Answer, stats_to_json
 from specinfer.client.async_client import AsyncClient
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
+from specinfer.client.logprobs import TokenLogprob, TokenLogprobs
 from specinfer.client.request import SPECULATION, make_request, new_request_id
 from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
@@ -34,6 +35,8 @@ __all__ = [
     "Stream",
     "StreamLostError",
     "Summary",
+    "TokenLogprob",
+    "TokenLogprobs",
     "acceptance_length",
     "make_request",
     "new_request_id",

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specinfer.client.logprobs import TokenLogprobs
 from specinfer.client.summary import FinishReason, SpeculationStats, Summary
 
 
@@ -14,6 +15,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens, if asked for."""
+    token_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """The same with the tokens themselves, and the most probable ones beside each, if asked for."""
     summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
     """From sending to the first token."""

@@ -19,7 +19,12 @@ SPECULATION = {
 }
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text; a conversation, as mappings with `role` and `content`; or token ids."""
-_WIRE_RANGES = {"max_new_tokens": (-(2**31), 2**31), "priority": (-(2**31), 2**31), "top_k": (0, 2**32)}
+_WIRE_RANGES = {
+    "max_new_tokens": (-(2**31), 2**31),
+    "priority": (-(2**31), 2**31),
+    "top_k": (0, 2**32),
+    "top_logprobs": (0, 2**32),
+}
 """Lowest value and first one above the highest that the message can carry."""
 
 
@@ -48,6 +53,8 @@ class RequestOptions(ConstraintOptions, total=False):
     """Go on after the model's own end-of-sequence token."""
     logprobs: bool
     """Return the log-probability of every token."""
+    top_logprobs: int
+    """With logprobs: return so many of the most probable tokens beside each, too; at most 20, default 0."""
     priority: int
     """Higher runs first; default 0."""
     request_id: str
@@ -98,6 +105,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         speculation=_speculation(options.get("speculation", "tree")),
         decomposition=_decomposition(options.get("decomposition", "none")),
         logprobs=options.get("logprobs", False),
+        top_logprobs=options.get("top_logprobs", 0),
         deadline_seconds=options.get("deadline_seconds"),
         constraint=make_constraint(options),
     )

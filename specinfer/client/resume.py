@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
+from specinfer.client.logprobs import TokenLogprobs, read_logprobs
 from specinfer.client.summary import Summary, read_summary
 from specinfer.v1 import generation_pb2
 
@@ -28,6 +29,8 @@ class Piece:
     """Newly completed; may lag the tokens."""
     logprobs: tuple[float, ...] = ()
     """Of the tokens, if asked for."""
+    token_logprobs: tuple[TokenLogprobs, ...] = ()
+    """The same with the tokens themselves, and the most probable ones beside each, if asked for."""
 
 
 Item: TypeAlias = Piece | Summary
@@ -118,14 +121,17 @@ class Resume:
             return ()
         items: tuple[Item, ...] = ()
         if reply.token_ids or reply.text:
-            piece = Piece(self.position, tuple(reply.token_ids), reply.text, tuple(reply.logprobs))
-            items = (piece,)
+            items = (self._piece(reply),)
         if reply.HasField("summary"):
             items, self.ended = (*items, read_summary(reply.summary)), True
         if items:
             self.position += len(reply.token_ids)
             self._lost_at, self._failures = None, 0
         return items
+
+    def _piece(self, reply: generation_pb2.GenerateReply) -> Piece:
+        tokens, logprobs = tuple(reply.token_ids), tuple(reply.logprobs)
+        return Piece(self.position, tokens, reply.text, logprobs, read_logprobs(reply))
 
     def _had(self, reply: generation_pb2.GenerateReply) -> bool:
         """Whether a reply brings only tokens that were delivered before."""

@@ -74,6 +74,7 @@ class AsyncStream:
             answer.ttft_s, self._first_count = seconds, len(piece.token_ids)
         answer.token_ids.extend(piece.token_ids)
         answer.logprobs.extend(piece.logprobs)
+        answer.token_logprobs.extend(piece.token_logprobs)
         answer.text += piece.text
         later = len(answer.token_ids) - self._first_count
         if piece.token_ids and later:

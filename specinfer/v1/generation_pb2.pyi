@@ -67,7 +67,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "decomposition")
+    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "decomposition", "top_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class GenerateRequest(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     DECOMPOSITION_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatMessages
@@ -98,7 +99,8 @@ class GenerateRequest(_message.Message):
     deadline_seconds: float
     constraint: _common_pb2.Constraint
     decomposition: Decomposition
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., decomposition: _Optional[_Union[Decomposition, str]] = ...) -> None: ...
+    top_logprobs: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., decomposition: _Optional[_Union[Decomposition, str]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "from_token")
@@ -109,20 +111,24 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., from_token: _Optional[int] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position")
+    __slots__ = ("request_id", "token_ids", "text", "logprobs", "summary", "position", "token_bytes", "top_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     summary: Summary
     position: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
+    token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
     __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed", "points")

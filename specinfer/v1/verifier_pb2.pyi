@@ -23,7 +23,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class VerifyEntry(_message.Message):
     RETURN_TOP_K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -44,7 +45,8 @@ class VerifyEntry(_message.Message):
     return_top_k: int
     prompt_len: int
     constraint: _common_pb2.Constraint
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ...) -> None: ...
+    top_logprobs: int
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class VerifyReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint")
@@ -63,7 +65,7 @@ class VerifyReply(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,7 @@ class Verdict(_message.Message):
     TOP_K_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
@@ -86,7 +89,8 @@ class Verdict(_message.Message):
     top_k_token_ids: _containers.RepeatedScalarFieldContainer[int]
     features_start: int
     finished: bool
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ...) -> None: ...
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()

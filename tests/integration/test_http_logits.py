@@ -5,7 +5,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.test_http import ASKED, over_grpc, served
+from specinfer import AsyncClient
+from tests.integration.test_http import ASKED, MESSAGES, over_grpc, served
 
 WISH: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
 BIAS = {60: 4.0, 5: -100.0}
@@ -50,3 +51,61 @@ async def test_what_is_out_of_range_is_refused_by_name(
             await client.chat.completions.create(**ASKED, **fields)
     assert caught.value.param == param
     assert caught.value.body["message"] == message  # type: ignore[index]
+
+
+async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:
+    async with (
+        served(redis_url) as (system, http),
+        http.openai() as client,
+        AsyncClient(system.address) as ours,
+    ):
+        expected = await ours.generate(MESSAGES, max_new_tokens=12, logprobs=True, top_logprobs=3)
+        asked = {**ASKED, "logprobs": True, "top_logprobs": 3}
+        whole = (await client.chat.completions.create(**asked)).choices[0].logprobs
+        stream: Any = await client.chat.completions.create(**asked, stream=True)
+        pieces = [chunk.choices[0] async for chunk in stream]
+        alone = (await client.chat.completions.create(**ASKED, logprobs=True)).choices[0].logprobs
+        none = (await client.chat.completions.create(**ASKED)).choices[0].logprobs
+    assert whole is not None
+    assert whole.content is not None
+    assert [row.logprob for row in whole.content] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert "".join(row.token for row in whole.content).endswith(expected.text[-3:])
+    for row, told in zip(whole.content, expected.token_logprobs, strict=True):
+        assert bytes(row.bytes or []) == told.chosen.token == row.token.encode()
+        assert [top.token for top in row.top_logprobs] == [top.text for top in told.top]
+        assert row.top_logprobs[0].logprob == pytest.approx(row.logprob), "greedy"
+    streamed = [row for piece in pieces if piece.logprobs for row in piece.logprobs.content or []]
+    assert [row.token for row in streamed] == [row.token for row in whole.content]
+    assert [len(row.top_logprobs) for row in streamed] == [3] * 12
+    assert alone is not None
+    assert [row.top_logprobs for row in alone.content or []] == [[]] * 12
+    assert none is None
+
+
+async def test_log_probabilities_of_completions(redis_url: str) -> None:
+    asked: Any = {"model": "tiny", "prompt": ["hi", "you"], "max_tokens": 6, "seed": 2}
+    async with served(redis_url) as (_, http), http.openai() as client:
+        whole = (await client.completions.create(**asked, logprobs=2)).choices
+        alone = (await client.completions.create(**asked, logprobs=0)).choices
+        parts = [
+            chunk.choices[0]
+            async for chunk in await client.completions.create(**asked, logprobs=2, stream=True)
+        ]
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(**asked, logprobs=6)
+    assert caught.value.param == "logprobs"
+    for index, choice in enumerate(whole):
+        told = choice.logprobs
+        assert told is not None
+        assert "".join(told.tokens or []) == choice.text
+        assert told.text_offset == [*range(6)], "a character each"
+        for token, value, best in zip(
+            told.tokens or [], told.token_logprobs or [], told.top_logprobs or [], strict=True
+        ):
+            assert best[token] == value
+            assert len(best) in (2, 3)
+        own = [part.logprobs for part in parts if part.index == index and part.logprobs]
+        assert [token for one in own for token in one.tokens or []] == told.tokens
+        assert [at for one in own for at in one.text_offset or []] == told.text_offset
+        assert alone[index].logprobs is not None
+        assert [len(best) for best in alone[index].logprobs.top_logprobs or []] == [1] * 6

@@ -92,6 +92,9 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "logit_bias as text": ({"logit_bias": {"5": "1"}}, "logit_bias.5", "logit_bias.5 = '1': "),
     "presence_penalty": ({"presence_penalty": "x"}, "presence_penalty", "presence_penalty = 'x': "),
     "frequency_penalty": ({"frequency_penalty": []}, "frequency_penalty", "frequency_penalty = []: "),
+    "logprobs as number": ({"logprobs": 2}, "logprobs", "logprobs = 2: "),
+    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: only with logprobs"),
+    "top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs = 21: "),
     "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
@@ -117,6 +120,9 @@ BAD_COMPLETION: dict[str, tuple[dict[str, Any], str, str]] = {
         "n = 130: choices of all prompts, at most 128",
     ),
     "messages": (ASKED, "messages", "unknown field"),
+    "logprobs of completions": ({"logprobs": 6}, "logprobs", "logprobs = 6: "),
+    "logprobs as truth": ({"logprobs": True}, "logprobs", "logprobs = True: "),
+    "top_logprobs of completions": ({"top_logprobs": 2}, "top_logprobs", "unknown field"),
 }
 
 

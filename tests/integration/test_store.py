@@ -5,17 +5,26 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from gateway.requests.caller import ANYBODY, Caller
 from gateway.requests.feeds import Feed
+from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
-from gateway.store.keys import logprobs_key, request_key, tokens_key, verifier_key
+from gateway.store.keys import logprobs_key, logprobs_width, request_key, tokens_key, verifier_key
 from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
-from gateway.store.records import decode_content, decode_logprobs, encode_content, encode_logprobs
+from gateway.store.records import (
+    Glimpse,
+    Known,
+    decode_content,
+    decode_logprobs,
+    encode_content,
+    encode_logprobs,
+)
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
 from specinfer.sampling import SamplingParams
@@ -23,10 +32,8 @@ from specinfer.sampling import SamplingParams
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 
 
-def state_of(tokens: list[int], caller: str = "", logprobs: bool = False) -> RequestState:
-    request = GenerationRequest(
-        secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0), caller=caller, logprobs=logprobs
-    )
+def state_of(tokens: list[int], **asked: Any) -> RequestState:
+    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0), **asked)
     return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
@@ -52,6 +59,10 @@ class Pair:
         return state.request.request_id
 
 
+def rows(*values: float) -> list[TokenLogprobs]:
+    return [TokenLogprobs(value) for value in values]
+
+
 def ones(state: RequestState) -> dict[str, int]:
     """Owned by the first adoption."""
     return {state.request.request_id: 1}
@@ -66,13 +77,13 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5, 6], logprobs=True)
         name = await stores.begin(state)
-        await stores.a.append([Progress(state, [5, 6], [-0.5, -0.25], 0, False)], [], {name: 1}, "model")
+        await stores.a.append([Progress(state, [5, 6], rows(-0.5, -0.25), 0, False)], [], {name: 1}, "model")
         state.tokens += [7]
         for _ in range(2):  # the reply to the first attempt was lost
-            await stores.a.append([Progress(state, [7], [-1.5], 2, False)], [], {name: 1}, "model")
+            await stores.a.append([Progress(state, [7], rows(-1.5), 2, False)], [], {name: 1}, "model")
         record = await stores.a.load(name)
         assert record is not None
-        assert (record.tokens, record.logprobs, record.ending) == ([5, 6, 7], [-0.5, -0.25, -1.5], None)
+        assert (record.tokens, record.logprobs, record.ending) == ([5, 6, 7], rows(-0.5, -0.25, -1.5), None)
         assert await stores.a.load("another") is None
         for _ in range(2):
             written = await stores.a.append(
@@ -86,6 +97,21 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
         for key in (request_key(name), tokens_key(name), logprobs_key(name)):
             assert 0 < await connection.redis.ttl(key) <= 60
         assert name not in await stores.a.owned()
+
+
+async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(redis_url: str) -> None:
+    tops = [TokenLogprobs(-0.5, ((5, -0.5), (7, -1.5))), TokenLogprobs(-2.5, ((8, -0.25), (6, -2.5)))]
+    async with connected(redis_url) as connection:
+        stores, state = Pair(connection), state_of([5, 6], logprobs=True, top_logprobs=2)
+        name = await stores.begin(state)
+        for place, row in enumerate(tops):
+            progress = Progress(state, [5 + place], [row], place, False)
+            assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.OK}
+        glimpse = (await stores.b.glimpse({name: Known(1, 2)}))[name]
+        record = await stores.b.load(name)
+    assert glimpse == Glimpse([6], tops[1:], None)
+    assert record is not None
+    assert record.logprobs == tops
 
 
 async def test_content_and_logprobs_come_back_as_they_were() -> None:
@@ -106,10 +132,19 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
         frozenset({4, 9}),
         -2,
         logprobs=True,
+        top_logprobs=3,
     )
     assert decode_content("id", encode_content(request)) == request
     values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]
-    assert decode_logprobs(encode_logprobs(values)) == pytest.approx(values, rel=1e-8)
+    back = decode_logprobs(encode_logprobs(rows(*values)), 0)
+    assert [row.chosen for row in back] == pytest.approx(values, rel=1e-8)
+    with_tops = [
+        TokenLogprobs(-0.5, ((9_999_999, -0.25), (0, -1.5))),
+        TokenLogprobs(-2.0, ((3, -0.0), (1, -3.0))),
+    ]
+    text = encode_logprobs(with_tops)
+    assert decode_logprobs(text, 2) == with_tops
+    assert decode_logprobs(text[logprobs_width(2) :], 2) == with_tops[1:], "places are multiples of the width"
 
 
 async def test_an_id_is_taken_by_its_content_until_it_is_discarded(redis_url: str) -> None:

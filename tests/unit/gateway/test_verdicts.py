@@ -1,5 +1,7 @@
 """What a gateway makes of a verifier's answer: a verdict that cannot be for its entry costs that entry."""
 
+from typing import Any
+
 import pytest
 
 from gateway.clients.verdicts import sound_verdicts
@@ -8,7 +10,7 @@ from gateway.requests.step import StepEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from specinfer.v1 import verifier_pb2
+from specinfer.v1 import common_pb2, verifier_pb2
 from tests.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree
 
 TREES = {"a": example_tree()}
@@ -16,8 +18,8 @@ PATH = [1, 2]
 """cat, sat: see tests.trees."""
 
 
-def entry(name: str, logprobs: bool = False) -> StepEntry:
-    request = GenerationRequest(name, (CAT, RAN, THE), 8, GREEDY, logprobs=logprobs)
+def entry(name: str, logprobs: bool = False, top: int = 0) -> StepEntry:
+    request = GenerationRequest(name, (CAT, RAN, THE), 8, GREEDY, logprobs=logprobs, top_logprobs=top)
     state = RequestState.new(request, 0.0, 0, False)
     return StepEntry(state, 1, (RAN, THE), True, TreeLimits(8, 4))
 
@@ -70,6 +72,20 @@ def test_every_token_has_its_log_probability_where_they_are_asked_for() -> None:
         for n in (2, 3, 4)
     ]
     assert statuses == [EntryStatus.ERROR, EntryStatus.OK, EntryStatus.ERROR]
+
+
+def test_beside_each_token_are_as_many_as_asked_for() -> None:
+    def status(*rows: dict[str, list[Any]]) -> EntryStatus:
+        told = answer("a", logprobs=[0.0] * 3, top_logprobs=[common_pb2.TopLogprobs(**row) for row in rows])
+        return sound_verdicts([entry("a", True, 2)], TREES, [told], VOCABULARY)["a"].status
+
+    good: dict[str, list[Any]] = {"token_ids": [CAT, SAT], "logprobs": [-0.5, -1.0]}
+    bad = [good | {"token_ids": [CAT]}, good | {"token_ids": [CAT, VOCABULARY]}, {}]
+    assert status(good, good, good) is EntryStatus.OK
+    assert status(good, good) is EntryStatus.ERROR
+    assert [status(good, good, row) for row in bad] == [EntryStatus.ERROR] * 3
+    unasked = answer("a", top_logprobs=[common_pb2.TopLogprobs(**good)])
+    assert sound_verdicts([entry("a")], TREES, [unasked], VOCABULARY)["a"].status is EntryStatus.OK
 
 
 def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:

@@ -1,5 +1,6 @@
 """OpenAI's forms: what becomes of bodies, answers and errors. No network."""
 
+import math
 from typing import Any
 
 import grpc
@@ -9,15 +10,19 @@ from pydantic import ValidationError
 from http_svc.bodies import ChatBody, CompletionBody
 from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.events import encode, event_id, read_event_id
+from http_svc.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
 from http_svc.replies import CHAT, COMPLETION, Shape, usage_of
 from specinfer.client import (
     Answer,
     FinishReason,
+    Piece,
     RequestFailedError,
     SpeculationStats,
     SpeculatorStats,
     Summary,
+    TokenLogprob,
+    TokenLogprobs,
     make_request,
 )
 from specinfer.client.failure import Failure
@@ -101,9 +106,53 @@ def test_the_two_forms() -> None:
         "finish_reason": "stop",
     }
     assert shape.opening(0) is None
-    part = shape.part(1, "x", FinishReason.LENGTH)
+    part = shape.part(1, Piece(0, (5,), "x"), TextOffsets())
     assert (part["object"], part["usage"]) == ("text_completion", None)
-    assert part["choices"] == [{"index": 1, "text": "x", "logprobs": None, "finish_reason": "length"}]
+    assert part["choices"] == [{"index": 1, "text": "x", "logprobs": None, "finish_reason": None}]
+    end = shape.end(1, FinishReason.LENGTH)
+    assert end["choices"] == [{"index": 1, "text": "", "logprobs": None, "finish_reason": "length"}]
+
+
+def told(token: int, text: bytes, logprob: float) -> TokenLogprob:
+    return TokenLogprob(token, text, logprob)
+
+
+ROWS = (
+    TokenLogprobs(told(7, b"\xe2\x82", -1.0), (told(8, b"a", -0.5), told(7, b"\xe2\x82", -1.0))),
+    TokenLogprobs(told(9, b"\xac!", -math.inf), (told(8, b"a", -0.25), told(4, b"b", -2.0))),
+    TokenLogprobs(told(8, b"a", -0.125), (told(8, b"a", -0.125), told(4, b"b", -3.0))),
+)
+"""The sign of the euro in two tokens."""
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    assert completion_logprobs(ROWS, TextOffsets()) == {
+        "tokens": [r"bytes:\xe2\x82", r"bytes:\xac\x21", "a"],
+        "token_logprobs": [-1.0, -9999.0, -0.125],
+        "top_logprobs": [
+            {"a": -0.5, r"bytes:\xe2\x82": -1.0},
+            {"a": -0.25, "b": -2.0, r"bytes:\xac\x21": -9999.0},
+            {"a": -0.125, "b": -3.0},
+        ],
+        "text_offset": [0, 0, 2],
+    }
+
+
+def test_log_probabilities_of_a_conversation() -> None:
+    offsets = TextOffsets()
+    content = chat_logprobs(ROWS[1:2], offsets)["content"]
+    assert content == [
+        {
+            "token": r"bytes:\xac\x21",
+            "logprob": -9999.0,
+            "bytes": [0xAC, 0x21],
+            "top_logprobs": [
+                {"token": "a", "logprob": -0.25, "bytes": [97]},
+                {"token": "b", "logprob": -2.0, "bytes": [98]},
+            ],
+        }
+    ]
+    assert chat_logprobs((), offsets)["content"] == []
 
 
 def test_events_and_their_ids() -> None:

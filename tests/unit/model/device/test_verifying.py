@@ -94,10 +94,13 @@ def test_verdicts_are_those_of_the_torch_executor_and_little_is_copied(
 def test_what_is_asked_for_besides_is_that_of_the_torch_executor() -> None:
     on_device, on_torch = engine("device"), engine("torch")
     best = plain_tokens(on_torch)
-    asked = jobs(best, logprobs=True, top_k=4)
+    asked = jobs(best, logprobs=True, top_logprobs=3, top_k=4)
     for found, expected in zip(on_device.verify(asked), on_torch.verify(asked), strict=True):
         assert (found.verdict, found.top_k) == (expected.verdict, expected.top_k)
-        assert found.logprobs == pytest.approx(expected.logprobs, rel=1e-4)
+        for row, other in zip(found.logprobs, expected.logprobs, strict=True):
+            assert row.chosen == pytest.approx(other.chosen, rel=1e-4)
+            assert [token for token, _ in row.top] == [token for token, _ in other.top]
+            assert [value for _, value in row.top] == pytest.approx([p for _, p in other.top], rel=1e-4)
 
 
 def test_a_request_whose_choice_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
