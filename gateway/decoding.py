@@ -103,8 +103,6 @@ class RequestDecoder:
             raise InvalidInputError("speculation", message.speculation, "unknown")
         if message.decomposition not in generation_pb2.Decomposition.values():
             raise InvalidInputError("decomposition", message.decomposition, "unknown")
-        if message.decomposition and message.HasField("constraint"):
-            raise InvalidInputError("decomposition", message.decomposition, "excludes a constraint")
         eos = () if message.ignore_eos else self._eos
         limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         return GenerationRequest(

@@ -26,6 +26,7 @@ from gateway.store.records import (
     encode_logprobs,
 )
 from gateway.store.requests import RequestStore, Written
+from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
 from specinfer.sampling import SamplingParams
 
@@ -133,6 +134,7 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
         -2,
         logprobs=True,
         top_logprobs=3,
+        constraint=Constraint.choice(["é", '"']),
     )
     assert decode_content("id", encode_content(request)) == request
     values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]

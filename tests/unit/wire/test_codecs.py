@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 
 from gateway.requests import request as gateway_request
+from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
+from specinfer.wire.constraint_codec import decode_constraint, encode_constraint
 from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
 from specinfer.wire.status import status_of
 from specinfer.wire.tree_codec import decode_tree, encode_tree
@@ -49,6 +51,13 @@ def test_a_seed_that_may_not_be_known_is_not_sent() -> None:
     message = encode_sampling(SamplingParams(0.5, seed=7), with_seed=False)
     assert not message.HasField("seed")
     assert decode_sampling(message).temperature == 0.5
+
+
+@pytest.mark.parametrize("kind", ConstraintKind)
+def test_constraints_survive_the_wire(kind: ConstraintKind) -> None:
+    constraint = Constraint(kind, '["é", "b"]')
+    assert decode_constraint(encode_constraint(constraint)) == constraint
+    assert decode_constraint(common_pb2.Constraint()) is None
 
 
 def test_sampling_survives_and_unset_is_not_greedy() -> None:

@@ -1,0 +1,123 @@
+"""Tokens of a step with and without a constraint, on the default model with the usual speculators.
+
+    python -m benchmarks.constraints
+
+The same prompts are answered freely, by a schema, by the same schema without white space, and by a regular
+expression. Greedy, so steps and tokens are the same again; times are not measured.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.publish import RESULTS, publish
+from benchmarks.tables import head, line, origin
+from specinfer.cli.about import about_this_run
+from specinfer.cli.local import LocalOptions
+from specinfer.cli.running import local_system
+from specinfer.client import Answer, Client
+from specinfer.client.request import RequestOptions
+from specinfer.hub import DEFAULT_MODEL
+
+_SUBJECTS = (
+    "Paris",
+    "the elephant",
+    "coffee",
+    "the violin",
+    "Mount Everest",
+    "chess",
+    "the bicycle",
+    "Jupiter",
+)
+_NEW_TOKENS = 160
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "description": {"type": "string", "maxLength": 160},
+        "kind": {"enum": ["place", "animal", "food", "instrument", "game", "machine", "planet"]},
+        "properties": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 30},
+            "minItems": 2,
+            "maxItems": 4,
+        },
+        "well_known": {"type": "boolean"},
+    },
+    "required": ["name", "description", "kind", "properties", "well_known"],
+    "additionalProperties": False,
+}
+_FORMS: dict[str, RequestOptions] = {
+    "free": {},
+    "schema": {"json_schema": _SCHEMA},
+    "schema, no white space": {"json_schema": _SCHEMA | {"x-guidance": {"whitespace_flexible": False}}},
+    "regular expression": {"regex": r"Name: [A-Za-z ]{3,40}\nKind: [a-z]{3,12}\nText: [^\n]{20,160}\.\n"},
+}
+
+
+def measure(client: Client, form: RequestOptions) -> dict[str, Any]:
+    """All subjects in one form, with trees and plainly."""
+    trees = [_ask(client, subject, form, "tree") for subject in _SUBJECTS]
+    plain = [_ask(client, subject, form, "off") for subject in _SUBJECTS]
+    assert [answer.token_ids for answer in trees] == [answer.token_ids for answer in plain]
+    stats = [answer.summary.stats for answer in trees]
+    return {
+        "tokens": sum(len(answer.token_ids) for answer in trees),
+        "steps": sum(one.steps for one in stats),
+        "accepted": sum(one.accepted for one in stats),
+        "drafted": sum(one.drafted for one in stats),
+        "by_speculators": sum(row.accepted for one in stats for row in one.speculators),
+        "complete": sum(answer.finish_reason != "length" for answer in trees),
+    }
+
+
+def _ask(client: Client, subject: str, form: RequestOptions, speculation: str) -> Answer:
+    prompt = f"Describe {subject} as a JSON object with name, description, kind, properties and well_known."
+    options: RequestOptions = {"max_new_tokens": _NEW_TOKENS, "speculation": speculation, **form}
+    return client.generate(prompt, **options)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for people."""
+    rows = report["forms"]
+    texts = [
+        line(
+            name,
+            [
+                str(row["tokens"]),
+                str(row["steps"]),
+                f"{row['tokens'] / row['steps']:.2f}",
+                str(row["complete"]),
+            ],
+        )
+        for name, row in rows.items()
+    ]
+    return "\n".join(
+        [
+            "# Tokens of a step with and without a constraint",
+            "",
+            f"{origin(report['about'])}. {report['model']}, greedy, {len(_SUBJECTS)} prompts, at most "
+            f"{_NEW_TOKENS} tokens; trees gave the tokens of plain decoding, which takes a step for each.",
+            "",
+            *head(["tokens", "steps", "complete", "tokens of a step"], "form"),
+            *texts,
+            "",
+        ]
+    )
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where the report goes, without suffix.")] = RESULTS
+    / "constraints",
+    model: Annotated[str, typer.Option(help="Of the target.")] = DEFAULT_MODEL,
+) -> None:
+    """Measures all forms."""
+    with local_system(LocalOptions(model=model)) as system, Client(system.address) as client:
+        forms = {name: measure(client, form) for name, form in _FORMS.items()}
+    report = {"about": about_this_run(), "model": model, "forms": forms}
+    publish(out, report, table(report))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,63 @@
+"""Constraints from outside are compiled in a process that may be killed, or die."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from specinfer.constraints import checker
+from specinfer.constraints.checker import Checker
+from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.errors import ExhaustedError, InvalidInputError
+from tests.system import VOCABULARY, ascii_tokenizer
+
+REGEX, GRAMMAR, SCHEMA = ConstraintKind.REGEX, ConstraintKind.GRAMMAR, ConstraintKind.JSON_SCHEMA
+RULES = "\n".join([f"r{i}: r{i + 1}" for i in range(4000)])
+DEEP = Constraint(GRAMMAR, f'start: r0\n{RULES}\nr4000: "a"')
+"""Overflows a stack of 8 MiB."""
+SLOW = Constraint(
+    SCHEMA, json.dumps({"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(40)]})
+)
+"""Compiles for minutes."""
+
+
+@pytest.fixture
+async def checking() -> AsyncIterator[Checker]:
+    found = Checker(ascii_tokenizer().to_json(), VOCABULARY, [0])
+    yield found
+    await found.close()
+
+
+async def test_what_kills_or_stalls_the_process_is_refused_and_others_go_on(
+    checking: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checking.check(Constraint(REGEX, "a+"))
+    with pytest.raises(InvalidInputError, match=r"constraint\.grammar = .*: too deeply nested to compile"):
+        await checking.check(DEEP)
+    await checking.check(Constraint(REGEX, "b+"))
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
+    with pytest.raises(InvalidInputError, match=r"constraint\.json_schema = .*: takes longer than 0\.5 s"):
+        await checking.check(SLOW)
+    monkeypatch.undo()
+    await checking.check(Constraint(REGEX, "c+"))
+
+
+async def test_a_caller_that_leaves_takes_nobody_with_it(checking: Checker) -> None:
+    constraint = Constraint(REGEX, "a+")
+    first = asyncio.create_task(checking.check(constraint))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(checking.check(constraint))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert first.cancelled()
+
+
+async def test_few_may_wait(checking: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "_WAITING", 1)
+    first = asyncio.create_task(checking.check(Constraint(REGEX, "a+")))
+    await asyncio.sleep(0)
+    with pytest.raises(ExhaustedError, match="wait to be checked"):
+        await checking.check(Constraint(REGEX, "b+"))
+    await first
