@@ -138,7 +138,8 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
 def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
     if not entry.HasField("target_top_k"):
         return None
-    return TargetTopK.of(entry.target_top_k.token_ids, entry.target_top_k.top_k_token_ids)
+    told = entry.target_top_k
+    return TargetTopK.of(told.token_ids, told.parents, told.top_k_token_ids)
 
 
 def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:

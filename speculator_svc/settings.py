@@ -89,6 +89,24 @@ class SpeculatorSettings(ServiceSettings):
     suffix_learn: bool = Field(
         _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
     )
+    lookahead_window: int = Field(
+        _DEFAULTS.lookahead_window,
+        ge=1,
+        le=32,
+        description="lookahead: future positions that are guessed (W).",
+    )
+    lookahead_ngram: int = Field(
+        _DEFAULTS.lookahead_ngram, ge=2, le=8, description="lookahead: tokens of an n-gram (N)."
+    )
+    lookahead_candidates: int = Field(
+        _DEFAULTS.lookahead_candidates,
+        ge=1,
+        le=32,
+        description="lookahead: n-grams kept for each first token, and proposed (G).",
+    )
+    lookahead_share: bool = Field(
+        _DEFAULTS.lookahead_share, description="lookahead: all requests share their n-grams."
+    )
     datastore: str = Field(
         _DEFAULTS.datastore, description="retrieval: files of text or JSONL, separated by colons."
     )

@@ -256,7 +256,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
-    "gateway.clients.top_k": ({"specinfer.v1"}, {"numpy"}),
+    "gateway.clients.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
     "gateway.store": (
         {"specinfer.constraints.constraint", "specinfer.errors", "specinfer.sampling", "gateway"},
         {"redis"},

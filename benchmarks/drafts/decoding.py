@@ -146,7 +146,8 @@ class Decoding:
             self._features.arrived(requests[i].name, outcome.features)
             if self._top_k:
                 top_k = np.array(outcome.top_k, np.int64)
-                requests[i].target_top_k = TargetTopK(trees[i].token_ids.astype(np.int64), top_k)
+                tokens_of_nodes = trees[i].token_ids.astype(np.int64)
+                requests[i].target_top_k = TargetTopK(tokens_of_nodes, trees[i].parents, top_k)
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""

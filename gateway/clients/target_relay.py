@@ -47,7 +47,7 @@ class TargetRelay:
                 self.features.arrived(name, asked, verdict.features_start, verdict.features)
         for name in wish.top_k:
             if verdicts[name].top_k:
-                self.top_k.arrived(name, trees[name].token_ids, verdicts[name].top_k)
+                self.top_k.arrived(name, trees[name], verdicts[name].top_k)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Requests that ended."""

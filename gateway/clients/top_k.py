@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    token_ids: NDArray[np.int32]
-    """[nodes]"""
+    tree: TokenTree
     top_k: NDArray[np.int64]
     """[nodes, k]"""
 
@@ -37,9 +37,9 @@ class TopKRelay:
             self.k = wanted
             self._latest.clear()
 
-    def arrived(self, request_id: str, token_ids: NDArray[np.int32], ids: Sequence[int]) -> None:
+    def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[int]) -> None:
         """What a verdict brought for the nodes of a tree, [nodes * k] in one row."""
-        self._latest[request_id] = _Predicted(token_ids, np.array(ids, np.int64).reshape(len(token_ids), -1))
+        self._latest[request_id] = _Predicted(tree, np.array(ids, np.int64).reshape(len(tree), -1))
 
     def take(self, request_id: str, k: int) -> speculator_pb2.TargetTopK | None:
         """The message for a service that wants k tokens per node; None if there is nothing for it."""
@@ -47,7 +47,9 @@ class TopKRelay:
         if found is None or not k:
             return None
         return speculator_pb2.TargetTopK(
-            token_ids=found.token_ids.tolist(), top_k_token_ids=found.top_k[:, :k].ravel().tolist()
+            token_ids=found.tree.token_ids.tolist(),
+            parents=found.tree.parents.tolist(),
+            top_k_token_ids=found.top_k[:, :k].ravel().tolist(),
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:

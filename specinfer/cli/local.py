@@ -31,7 +31,7 @@ from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
-WITH_MODEL = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "retrieval"})
+WITH_MODEL = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
 """Drafters that are told the model, its numeric type and its device."""
 SERVICE_ENVIRONMENT = {
     # idle threads of one service must not spin on the cores another one needs

@@ -61,12 +61,14 @@ class DraftEntry(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
 
 class TargetTopK(_message.Message):
-    __slots__ = ("token_ids", "top_k_token_ids")
+    __slots__ = ("token_ids", "top_k_token_ids", "parents")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_K_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_k_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
     __slots__ = ("step_id", "entries", "compute_us", "speculator_us", "instance_id")

@@ -20,6 +20,7 @@ DRAFTERS = {
     "blockwise": "speculator_svc.drafters.blockwise:BlockwiseDrafter",
     "ngram": "speculator_svc.drafters.ngram:NgramDrafter",
     "suffix": "speculator_svc.drafters.suffix:SuffixDrafter",
+    "lookahead": "speculator_svc.drafters.lookahead:LookaheadDrafter",
     "recycling": "speculator_svc.drafters.recycling:RecyclingDrafter",
     "retrieval": "speculator_svc.drafters.retrieval:RetrievalDrafter",
     "custom": "speculator_svc.drafters.custom:CustomDrafter",
@@ -47,20 +48,25 @@ class TargetTopK:
 
     token_ids: NDArray[np.int64]
     """[nodes] tokens of the nodes, the root first."""
+    parents: NDArray[np.int32]
+    """[nodes] index of each node's parent, which comes before it; -1 for the root."""
     top_k: NDArray[np.int64]
     """[nodes, k] the tokens that are most probable behind each, most probable first."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
+    def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
         """From numbers in a row.
 
         Raises:
-            InvalidInputError: if there are not as many for each node.
+            InvalidInputError: if there are not as many for each node, or if it is no tree.
         """
         nodes, ids = len(token_ids), len(top_k)
         if not nodes or not ids or ids % nodes:
             raise InvalidInputError("target_top_k", ids, f"not as many for each of {nodes} nodes")
-        return cls(np.array(token_ids, np.int64), np.array(top_k, np.int64).reshape(nodes, -1))
+        if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+            raise InvalidInputError("target_top_k.parents", len(parents), f"are not those of {nodes} nodes")
+        rows = np.array(top_k, np.int64).reshape(nodes, -1)
+        return cls(np.array(token_ids, np.int64), np.array(parents, np.int32), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,10 @@ class DrafterOptions:
     ngram_min: int = 2
     ngram_branches: int = 3
     suffix_learn: bool = False
+    lookahead_window: int = 5
+    lookahead_ngram: int = 3
+    lookahead_candidates: int = 4
+    lookahead_share: bool = False
     datastore: str = ""
     retrieval_min: int = 3
     function: str = ""

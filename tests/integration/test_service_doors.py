@@ -54,7 +54,9 @@ def sampled(**fields: Any) -> common_pb2.SamplingParams:
 
 
 def top_k(**fields: Any) -> speculator_pb2.TargetTopK:
-    return speculator_pb2.TargetTopK(**({"token_ids": [3], "top_k_token_ids": [4, 5]} | fields))
+    return speculator_pb2.TargetTopK(
+        **({"token_ids": [3], "parents": [-1], "top_k_token_ids": [4, 5]} | fields)
+    )
 
 
 BAD_AT_THE_VERIFIER: dict[str, dict[str, Any]] = {
@@ -218,6 +220,8 @@ BAD_AT_THE_SPECULATORS: dict[str, dict[str, Any]] = {
     "nodes without predictions": {"target_top_k": top_k(top_k_token_ids=[])},
     "too many predictions": {"target_top_k": top_k(top_k_token_ids=[1, 2, 3])},
     "more at one node": {"target_top_k": top_k(token_ids=[3, 4])},
+    "predictions without parents": {"target_top_k": top_k(parents=[])},
+    "predictions in a circle": {"target_top_k": top_k(parents=[0])},
     "huge predictions": {"target_top_k": top_k(top_k_token_ids=[1, HUGE])},
     "predictions at huge tokens": {"target_top_k": top_k(token_ids=[HUGE])},
 }

@@ -201,7 +201,7 @@ class Examined:
             told = {"target_features": states.astype(np.uint16).tobytes(), "features_start": first}
         if k and delta:
             told["target_top_k"] = speculator_pb2.TargetTopK(
-                token_ids=delta[-1:], top_k_token_ids=self.context(k)
+                token_ids=delta[-1:], parents=[-1], top_k_token_ids=self.context(k)
             )
         return told
 

@@ -1,13 +1,14 @@
 """Predictions of the target on their way: each service gets as many as it reads, of the latest step."""
 
-import numpy as np
 import pytest
 
 from gateway.clients.target_relay import TargetWish
 from gateway.clients.top_k import TopKRelay
+from specinfer.tree import TokenTree
 from specinfer.v1 import verifier_pb2
+from tests.oracle import chain
 
-NODES = np.array([5, 6], np.int32)
+TREE = chain(5, [6])
 
 
 def relay(*widths: int) -> TopKRelay:
@@ -19,20 +20,21 @@ def relay(*widths: int) -> TopKRelay:
 def test_each_service_gets_as_many_as_it_reads() -> None:
     it = relay(3, 0, 2)
     assert it.k == 3
-    it.arrived("a", NODES, (1, 2, 3, 11, 12, 13))
+    it.arrived("a", TREE, (1, 2, 3, 11, 12, 13))
     found = {k: it.take("a", k) for k in (3, 2, 0)}
     assert found[0] is None
     assert found[3] is not None
     assert list(found[3].top_k_token_ids) == [1, 2, 3, 11, 12, 13]
     assert found[2] is not None
+    assert list(found[2].parents) == [-1, 0]
     assert (list(found[2].token_ids), list(found[2].top_k_token_ids)) == ([5, 6], [1, 2, 11, 12])
 
 
 def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
     it = relay(1)
-    it.arrived("a", NODES, (1, 2))
-    it.arrived("b", NODES, (3, 4))
-    it.arrived("a", NODES[:1], (7,))
+    it.arrived("a", TREE, (1, 2))
+    it.arrived("b", TREE, (3, 4))
+    it.arrived("a", TokenTree.root_only(5), (7,))
     (newest, other) = it.take("a", 1), it.take("b", 1)
     assert newest is not None
     assert other is not None

@@ -19,7 +19,8 @@ CHANCES = [0.5, 0.3, 0.1]
 
 
 def predicted(rows: dict[int, Sequence[int]]) -> TargetTopK:
-    return TargetTopK(np.array(list(rows), np.int64), np.array(list(rows.values()), np.int64))
+    parents = np.arange(-1, len(rows) - 1, dtype=np.int32)
+    return TargetTopK(np.array(list(rows), np.int64), parents, np.array(list(rows.values()), np.int64))
 
 
 def matrix(rows: dict[int, Sequence[int]] = ROWS) -> AdjacencyMatrix:
