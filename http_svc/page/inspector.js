@@ -23,6 +23,8 @@ const EXAMPLE = {
 const EXPLAINED = "Speculators guess what may follow “the”; their guesses are merged into one tree, which the model checks in " +
   "one pass. Here it agrees with “cat sat” and adds “on”: three tokens for the time of about one.";
 
+const PADDING = 28; // of the box around the tree, both sides
+
 export class Inspector {
   constructor() {
     this.recording = null;
@@ -49,10 +51,11 @@ export class Inspector {
     this.update();
   }
 
-  /** The answer is complete: who did not choose a step sees the one that brought most. */
+  /** The answer is complete: who did not choose a step sees the best one that shows branches. */
   finish() {
-    const brought = this.recording.steps.map((step) => step.tokens.length);
-    if (this.following && brought.length) this.choose(brought.indexOf(Math.max(...brought)));
+    const worth = this.recording.steps.map(
+      (step) => step.accepted.length + (step.nodes.length - 1 > step.accepted.length ? 100 * Math.sign(step.accepted.length) : 0));
+    if (this.following && worth.length) this.choose(worth.indexOf(Math.max(...worth)));
     else this.update();
   }
 
@@ -77,7 +80,7 @@ export class Inspector {
     const step = steps[this.index] ?? (steps.length ? steps[0] : EXAMPLE);
     const real = step !== EXAMPLE;
     showLegend(byId("legend"), step.planner?.speculators ?? []);
-    byId("tree").replaceChildren(drawTree(step, byId("tree").clientWidth));
+    byId("tree").replaceChildren(drawTree(step, byId("tree").clientWidth - PADDING));
     byId("caption").textContent = real ? `${inWords(step)}.` : EXPLAINED;
     byId("steps-title").textContent = real ? `Step ${this.index + 1} of ${steps.length}` : "How a step works";
     byId("timeline").hidden = !real;
@@ -104,6 +107,7 @@ export class Inspector {
 
   #addBars(steps) {
     const bars = byId("bars");
+    bars.style.setProperty("--most", Math.max(1, ...steps.map((step) => step.tokens.length)));
     for (let index = bars.childElementCount; index < steps.length; index++) {
       const step = steps[index];
       const parts = step.tokens.map((_, place) => {

@@ -1,12 +1,13 @@
-// Where the nodes of a tree stand: from left to right by depth, leaves one below the other. Pure.
+// Where the nodes of a tree stand: from left to right by depth, leaves one below the other, the accepted path on top. Pure.
 
-import { visible } from "./words.js";
+import { percent, visible } from "./words.js";
 
 export const HEIGHT = 26;
-const LETTER = 7.4;
-const PADDING = 22;
-const GAP = 30;
-const ROW = 48;
+export const SIDE = 10;
+const LETTER = 7.3;
+const DIGIT = 6.1;
+const GAP = 26;
+const ROW = 35;
 
 /** Nodes with their children; the bonus token is a node of its own behind the accepted path. */
 export function grown(step) {
@@ -19,29 +20,39 @@ export function grown(step) {
   nodes.forEach((node) => nodes[node.parent]?.children.push(node));
   const bonus = { text: step.bonus.text, kind: "bonus", children: [], proposals: [], chance: null };
   nodes[step.accepted.at(-1) ?? 0].children.push(bonus);
+  nodes.forEach((node) => node.children.sort((one, other) => rank(other) - rank(one)));
   return nodes[0];
 }
+
+const rank = (node) => (node.kind === "rejected" ? node.chance : 2);
 
 /** Boxes ({node, x, y, width}) and edges ({from, to} between boxes) with the size of the whole. */
 export function layOut(root) {
   const boxes = [];
   const edges = [];
   const widths = [];
-  let row = 0;
+  let row = 0; // of the leaf that is placed next
 
   const place = (node, depth) => {
     const label = visible(node.text);
-    const box = { node, depth, label, width: Array.from(label).length * LETTER + PADDING };
+    const chance = node.proposals.length ? percent(node.chance) : "";
+    const box = { node, depth, label, chance, y: ROW * row, width: widthOf(label, chance) };
     boxes.push(box);
     widths[depth] = Math.max(widths[depth] ?? 0, box.width);
-    const below = node.children.map((child) => place(child, depth + 1));
-    below.forEach((child) => edges.push({ from: box, to: child }));
-    box.y = below.length ? (below[0].y + below.at(-1).y) / 2 : ROW * row++;
+    node.children.forEach((child, index) => {
+      if (index) row++;
+      edges.push({ from: box, to: place(child, depth + 1) });
+    });
     return box;
   };
   place(root, 0);
 
   const lefts = widths.map((_, depth) => widths.slice(0, depth).reduce((sum, width) => sum + width + GAP, 0));
   boxes.forEach((box) => (box.x = lefts[box.depth]));
-  return { boxes, edges, width: lefts.at(-1) + widths.at(-1), height: ROW * (row - 1) + HEIGHT + 16 };
+  return { boxes, edges, width: lefts.at(-1) + widths.at(-1), height: ROW * row + HEIGHT };
+}
+
+function widthOf(label, chance) {
+  const words = 2 * SIDE + Array.from(label).length * LETTER;
+  return chance ? words + SIDE + chance.length * DIGIT : words;
 }

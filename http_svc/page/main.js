@@ -6,6 +6,7 @@ import { Inspector } from "./inspector.js";
 import { Recording } from "./recording.js";
 import { Turn } from "./turn.js";
 
+const NEAR_PX = 80; // who has scrolled up further is left there
 const PAUSE_MS = 80; // between two drawings of steps as they come: more could not be looked at
 
 const inspector = new Inspector();
@@ -52,10 +53,12 @@ async function ask(question) {
   setBusy(true);
   inspector.open(recording);
   const update = paced(() => {
+    const { scrollHeight, scrollTop, clientHeight } = byId("turns");
     turn.update();
     if (inspector.recording === recording) inspector.update();
-    byId("turns").scrollTo({ top: byId("turns").scrollHeight });
+    if (scrollHeight - scrollTop - clientHeight < NEAR_PX) turn.element.scrollIntoView({ block: "end" });
   });
+  turn.element.scrollIntoView({ block: "end" });
   await recording.run(settings.key(), running.signal, update);
   update.now();
   if (inspector.recording === recording) inspector.finish();

@@ -35,7 +35,8 @@ export async function race(recording, element, key, signal) {
   const left = new Column("Token trees", recording);
   const right = new Column("Plain decoding", plain);
   const verdict = make("p", { class: "verdict" }, "Plain decoding reads the prompt …");
-  element.replaceChildren(make("div", { class: "columns" }, left.element, right.element), verdict);
+  element.replaceChildren(verdict, make("div", { class: "columns" }, left.element, right.element));
+  element.scrollIntoView({ block: "start" });
 
   let started = null;
   const frame = () => {
@@ -67,6 +68,7 @@ function judge(trees, plain) {
     ? `Same text, character for character (${count(trees.tokens, "token")}).`
     : "The texts differ: at this temperature a speculator draws its guesses, which keeps the distribution but not the draw.";
   if (!trees.tokensPerSecond || !plain.tokensPerSecond) return same;
+  if (trees.steps.length >= plain.steps.length) return `${same} The planner decoded plainly, too, which it found to be faster.`;
   const ratio = trees.tokensPerSecond / plain.tokensPerSecond;
   const steps = `${count(trees.steps.length, "pass", "passes")} of the model instead of ${plain.steps.length}`;
   return `${same} Trees were ${rounded(ratio)} times as fast: ${steps}.`;

@@ -2,7 +2,7 @@
 
 import { colourOf, paint } from "./colours.js";
 import { make, makeSvg } from "./dom.js";
-import { HEIGHT, grown, layOut } from "./layout.js";
+import { HEIGHT, SIDE, grown, layOut } from "./layout.js";
 import { count, percent, visible } from "./words.js";
 
 const MARGIN = 6;
@@ -36,7 +36,7 @@ function drawEdge({ from, to }, name) {
   return makeSvg("path", { class: name, d: `M${start} ${above}C${middle} ${above} ${middle} ${below} ${to.x} ${below}` });
 }
 
-function drawBox({ node, label, x, y, width }) {
+function drawBox({ node, label, chance, x, y, width }) {
   const names = node.proposals.map((proposal) => proposal.speculator);
   const bar = (name, index, all) =>
     makeSvg("rect", {
@@ -49,8 +49,8 @@ function drawBox({ node, label, x, y, width }) {
     makeSvg("title", {}, explain(node)),
     makeSvg("rect", { class: "pill", width, height: HEIGHT, rx: 6 }),
     makeSvg("g", { class: "bars" }, ...names.map(bar)),
-    makeSvg("text", { x: (width + (names.length ? 5 : 0)) / 2, y: HEIGHT / 2, class: "word" }, label),
-    names.length ? makeSvg("text", { x: width / 2, y: HEIGHT + 11, class: "chance" }, percent(node.chance)) : null,
+    makeSvg("text", { x: SIDE + (chance ? 3 : 0), y: HEIGHT / 2, class: "word" }, label),
+    chance ? makeSvg("text", { x: width - SIDE + 2, y: HEIGHT / 2, class: "chance" }, chance) : null,
   );
 }
 
@@ -62,12 +62,14 @@ function explain(node) {
   return `${word}, ${node.kind}: ${said.join(", ")}; the gateway expects ${percent(node.chance)}`;
 }
 
+const quoted = (text) => `“${text.trim() || visible(text)}”`;
+
 /** A step in a sentence. */
 export function inWords(step) {
   const drafted = step.nodes.length - 1;
-  const text = step.accepted.map((index) => visible(step.nodes[index].text)).join(" ");
+  const text = quoted(step.accepted.map((index) => step.nodes[index].text).join(""));
   const path = step.accepted.length ? `, of which the model accepted ${text}` : drafted ? ", none of them accepted" : "";
-  return `${count(drafted, "guessed token")}${path}; the model added ${visible(step.bonus.text)}`;
+  return `${drafted ? count(drafted, "guessed token") : "No guesses"}${path}; the model added ${quoted(step.bonus.text)}`;
 }
 
 /** The nodes as rows: token, parent, what each speculator and the gateway thought, what became of it. */

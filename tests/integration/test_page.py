@@ -3,8 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
-from playwright.async_api import Page, expect
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
 
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
@@ -15,9 +18,17 @@ from tests.http_service import MODEL, HttpService, http_service
 from tests.oracle import chain, first, greedy
 from tests.system import ScriptedDrafter, System, ascii_tokenizer, running_system
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 QUESTION = "Why is the sky blue?"
 TOKENS, STEPS = 24, 8
+LOOKS: list[tuple[Literal["light", "dark"], int]] = [("light", 1280), ("dark", 1280), ("light", 360)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    """One for all tests: it takes a second to start."""
+    async with browser() as running:
+        yield running
 
 
 @asynccontextmanager
@@ -53,8 +64,8 @@ async def answer_of(system: System, question: str = QUESTION) -> str:
     return "".join(reply.text for reply in replies)
 
 
-async def test_an_answer_its_trees_and_a_race(redis_url: str) -> None:
-    async with served(redis_url) as (system, http), browser() as chromium, visit(chromium, http.url) as page:
+async def test_an_answer_its_trees_and_a_race(redis_url: str, chromium: Browser) -> None:
+    async with served(redis_url) as (system, http), visit(chromium, http.url) as page:
         await expect(page.locator("#model")).to_have_text("tiny")
         expected = await answer_of(system)
         assert await ask(page) == expected.strip()
@@ -110,31 +121,28 @@ async def see_trees(page: Page) -> None:
     await expect(page.locator("#steps-title")).to_have_text(f"Step 1 of {STEPS}")
 
 
-async def test_nobody_is_kept_out(redis_url: str) -> None:
+async def test_nobody_is_kept_out(redis_url: str, chromium: Browser) -> None:
     """axe-core finds nothing, empty or full, light, dark and on a narrow screen, which nothing overflows."""
-    looks: list[tuple[int, str]] = [(1280, "light"), (1280, "dark"), (360, "light")]
-    async with served(redis_url) as (_, http), browser() as chromium:
-        for width, scheme in looks:
-            async with visit(chromium, http.url, width, color_scheme=scheme) as page:
-                await expect(page.locator("#model")).to_have_text("tiny")
-                assert await barriers(page) == [], scheme
-                await ask(page)
-                await page.get_by_role("button", name="Race").click()
-                await expect(page.locator(".verdict.equal")).to_be_visible()
-                await page.get_by_text("The tree as a table").click()
-                await page.get_by_text("Options").click()
-                assert await barriers(page) == [], scheme
-                overflow = "document.documentElement.scrollWidth - innerWidth"
-                assert await page.evaluate(overflow) <= 0, f"{scheme}, {width} wide"
+    async with served(redis_url) as (_, http), visit(chromium, http.url) as page:
+        await expect(page.locator("#model")).to_have_text("tiny")
+        assert await barriers(page) == []
+        await ask(page)
+        await page.get_by_role("button", name="Race").click()
+        await expect(page.locator(".verdict.equal")).to_be_visible()
+        await page.get_by_text("The tree as a table").click()
+        await page.get_by_text("Options").click()
+        for scheme, width in LOOKS:
+            await page.emulate_media(color_scheme=scheme)
+            await page.set_viewport_size({"width": width, "height": 800})
+            assert await barriers(page) == [], (scheme, width)
+            overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert overflow <= 0, f"{width} wide"
 
 
-async def test_keys_and_errors(redis_url: str, tmp_path: Path) -> None:
+async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser) -> None:
     key, stored = make_key("alice")
     write_keys(tmp_path / "keys", [stored])
-    async with (
-        served(redis_url, api_keys=str(tmp_path / "keys")) as (_, http),
-        browser() as chromium,
-    ):
+    async with served(redis_url, api_keys=str(tmp_path / "keys")) as (_, http):
         context = await chromium.new_context()  # refused calls are told on the console, by the browser
         page = await context.new_page()
         await page.goto(http.url)
@@ -150,9 +158,9 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path) -> None:
         await expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
 
 
-async def test_an_answer_comes_where_nobody_tells_steps() -> None:
+async def test_an_answer_comes_where_nobody_tells_steps(chromium: Browser) -> None:
     """As from a gateway of an older version."""
-    async with fake_gateways([]) as (gateway,), browser() as chromium:
+    async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
         async with http_service(gateway.address) as http:
             context = await chromium.new_context()
