@@ -51,6 +51,7 @@ def _node(node: generation_pb2.WatchedNode, names: Any) -> dict[str, Any]:
         "parent": node.parent,
         "chance": node.chance,
         "proposals": proposals,
+        "forced": node.forced,
     }
 
 

@@ -54,12 +54,18 @@ def _nodes(
 ) -> Iterator[generation_pb2.WatchedNode]:
     """`asked` are the numbers of the speculators, in the order in which they are named."""
     proposals = _proposals(tree, {number: index for index, number in enumerate(asked)}, _own(tree, drafts))
+    forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for node, (token, parent, score) in enumerate(numbers):
         found = proposals.get(node, [])
         drawn = max((p.chance for p in found if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
         yield generation_pb2.WatchedNode(
-            token_id=token, text=texts.of(token), parent=parent, chance=score or drawn, proposals=found
+            token_id=token,
+            text=texts.of(token),
+            parent=parent,
+            chance=score or drawn,
+            proposals=found,
+            forced=node in forced,
         )
 
 

@@ -86,5 +86,10 @@ export class Recording {
 /** Names of the speculators that guessed a step's token; none: it is the model's own. */
 export function guessers(step, place) {
   const node = step.nodes[step.accepted[place]];
-  return node ? [...new Set(node.proposals.map((proposal) => proposal.speculator))] : [];
+  return node ? proposers(node) : [];
+}
+
+/** Names of those who proposed a node. */
+export function proposers(node) {
+  return node.forced ? ["the constraint"] : [...new Set(node.proposals.map((proposal) => proposal.speculator))];
 }

@@ -3,6 +3,7 @@
 import { colourOf, paint } from "./colours.js";
 import { make, makeSvg } from "./dom.js";
 import { HEIGHT, SIDE, grown, layOut } from "./layout.js";
+import { proposers } from "./recording.js";
 import { count, percent, visible } from "./words.js";
 
 const MARGIN = 6;
@@ -37,7 +38,7 @@ function drawEdge({ from, to }, name) {
 }
 
 function drawBox({ node, label, chance, x, y, width }) {
-  const names = node.proposals.map((proposal) => proposal.speculator);
+  const names = proposers(node);
   const bar = (name, index, all) =>
     makeSvg("rect", {
       class: "bar", "--one": colourOf(name), x: 0, width: 5,
@@ -58,6 +59,7 @@ function explain(node) {
   const word = `“${visible(node.text)}”`;
   if (node.kind === "root") return `${word}: the last token before the step`;
   if (node.kind === "bonus") return `${word}: the model's own token`;
+  if (node.forced) return `${word}, ${node.kind}: the constraint allows nothing else`;
   const said = node.proposals.map(({ speculator, chance }) => `${speculator} says ${percent(chance)}`);
   return `${word}, ${node.kind}: ${said.join(", ")}; the gateway expects ${percent(node.chance)}`;
 }
@@ -80,7 +82,7 @@ export function tableOf(step) {
     String(index + 1),
     visible(node.text),
     node.parent ? `${node.parent} ${visible(step.nodes[node.parent].text)}` : "the root",
-    node.proposals.map(({ speculator, kind, chance }) =>
+    node.forced ? "the constraint" : node.proposals.map(({ speculator, kind, chance }) =>
       `${speculator} ${percent(chance)}${kind === "point" ? "" : " (drawn)"}`).join(", "),
     percent(node.chance),
     path.has(index + 1) ? "accepted" : "rejected",

@@ -365,18 +365,20 @@ class WatchedStep(_message.Message):
     def __init__(self, position: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[WatchedNode, _Mapping]]] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[_Union[WatchedToken, _Mapping]]] = ..., bonus: _Optional[_Union[WatchedToken, _Mapping]] = ..., planner: _Optional[_Union[PlannerState, _Mapping]] = ..., batch: _Optional[int] = ..., seconds: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseState, _Mapping]]] = ...) -> None: ...
 
 class WatchedNode(_message.Message):
-    __slots__ = ("token_id", "text", "parent", "chance", "proposals")
+    __slots__ = ("token_id", "text", "parent", "chance", "proposals", "forced")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     CHANCE_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     text: str
     parent: int
     chance: float
     proposals: _containers.RepeatedCompositeFieldContainer[WatchedProposal]
-    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., parent: _Optional[int] = ..., chance: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[WatchedProposal, _Mapping]]] = ...) -> None: ...
+    forced: bool
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., parent: _Optional[int] = ..., chance: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[WatchedProposal, _Mapping]]] = ..., forced: bool = ...) -> None: ...
 
 class WatchedProposal(_message.Message):
     __slots__ = ("speculator", "kind", "chance")

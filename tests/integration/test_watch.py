@@ -1,13 +1,16 @@
 """`Generation.Watch` through a whole gateway: what is told of steps, and to whom."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2, tree_pb2
+from specinfer.wire.constraint_codec import encode_constraint
 from speculator_svc.drafters import DraftJob
 from tests.integration.test_callers import PROMPT, guarded, refused, tokens
 from tests.oracle import always, first, greedy
@@ -95,6 +98,21 @@ async def test_plain_decoding_is_a_root_and_a_bonus(redis_url: str) -> None:
     assert [token.token_id for step in steps for token in step.tokens] == greedy(PROMPT, 3)
     told_logprobs = [value for reply in told for value in reply.logprobs]
     assert [token.logprob for step in steps for token in step.tokens] == told_logprobs
+
+
+async def test_what_a_constraint_forces_nobody_guessed(redis_url: str) -> None:
+    keys = {"type": "object", "properties": {"a_long_name": {"type": "boolean"}}, "required": ["a_long_name"]}
+    schema = json.dumps({**keys, "additionalProperties": False})
+    asked = {"constraint": encode_constraint(Constraint(ConstraintKind.JSON_SCHEMA, schema))}
+    async with running_system(redis_url, eos=0) as system:
+        call = await watch(system, "forced")
+        await system.generate(PROMPT, request_id="forced", max_new_tokens=40, **asked)
+        steps = [reply.step for reply in await rest_of(call)]
+    accepted = [step.nodes[index] for step in steps for index in step.accepted]
+    assert '"a_long_name"' in "".join(token.text for step in steps for token in step.tokens)
+    assert len(accepted) > 5
+    assert {(node.forced, len(node.proposals)) for node in accepted} == {(True, 0)}
+    assert not any(step.nodes[0].forced for step in steps)
 
 
 async def test_who_comes_late_is_told_the_rest(redis_url: str) -> None:
