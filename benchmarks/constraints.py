@@ -20,17 +20,8 @@ from specinfer.client import Answer, Client
 from specinfer.client.request import RequestOptions
 from specinfer.hub import DEFAULT_MODEL
 
-_SUBJECTS = (
-    "Paris",
-    "the elephant",
-    "coffee",
-    "the violin",
-    "Mount Everest",
-    "chess",
-    "the bicycle",
-    "Jupiter",
-)
-_NEW_TOKENS = 160
+_SUBJECTS = ("Paris", "the elephant", "coffee", "chess")
+_NEW_TOKENS = 96
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -57,10 +48,9 @@ _FORMS: dict[str, RequestOptions] = {
 
 
 def measure(client: Client, form: RequestOptions) -> dict[str, Any]:
-    """All subjects in one form, with trees and plainly."""
+    """All subjects in one form; the first one plainly, too, which must give the same."""
     trees = [_ask(client, subject, form, "tree") for subject in _SUBJECTS]
-    plain = [_ask(client, subject, form, "off") for subject in _SUBJECTS]
-    assert [answer.token_ids for answer in trees] == [answer.token_ids for answer in plain]
+    assert _ask(client, _SUBJECTS[0], form, "off").token_ids == trees[0].token_ids
     stats = [answer.summary.stats for answer in trees]
     return {
         "tokens": sum(len(answer.token_ids) for answer in trees),
@@ -80,31 +70,30 @@ def _ask(client: Client, subject: str, form: RequestOptions, speculation: str) -
 
 def table(report: dict[str, Any]) -> str:
     """The report for people."""
-    rows = report["forms"]
     texts = [
-        line(
-            name,
-            [
-                str(row["tokens"]),
-                str(row["steps"]),
-                f"{row['tokens'] / row['steps']:.2f}",
-                str(row["complete"]),
-            ],
-        )
-        for name, row in rows.items()
+        line(name, [*(str(row[key]) for key in ("tokens", "steps", "complete")), _per_step(row)])
+        for name, row in report["forms"].items()
     ]
+    opening = (
+        f"{origin(report['about'])}. {report['model']}, greedy, {len(_SUBJECTS)} prompts, at most "
+        f"{_NEW_TOKENS} tokens. Plain decoding takes a step for each; for the first prompt it gave the same."
+    )
+    columns = ["tokens", "steps", "complete", "tokens of a step"]
     return "\n".join(
         [
             "# Tokens of a step with and without a constraint",
             "",
-            f"{origin(report['about'])}. {report['model']}, greedy, {len(_SUBJECTS)} prompts, at most "
-            f"{_NEW_TOKENS} tokens; trees gave the tokens of plain decoding, which takes a step for each.",
+            opening,
             "",
-            *head(["tokens", "steps", "complete", "tokens of a step"], "form"),
+            *head(columns, "form"),
             *texts,
             "",
         ]
     )
+
+
+def _per_step(row: dict[str, Any]) -> str:
+    return f"{row['tokens'] / row['steps']:.2f}"
 
 
 def main(

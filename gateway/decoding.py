@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from gateway.conversation import texts_of, tools_of, turns_of
 from gateway.requests.caller import Caller
 from gateway.requests.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
 from specinfer.constraints.constraint import Constraint
@@ -20,7 +21,6 @@ from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
-ROLES = ("system", "user", "assistant")
 FILL_CONTEXT = 0
 """As `max_new_tokens`: as many as there is room for."""
 _NOT_READ_YET = (0,)
@@ -169,24 +169,19 @@ class RequestDecoder:
                 size = self._check_bytes("text", [message.text])
                 return await self._tokenize(size, lambda: self._tokenizer.encode(message.text))
             case "chat":
-                return await self._chat(message.chat.messages)
+                return await self._chat(message.chat)
             case "tokens":
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
                 return message.tokens.ids
         raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
 
-    async def _chat(self, messages: Sequence[generation_pb2.ChatMessage]) -> Sequence[int]:
-        if not messages:
+    async def _chat(self, chat: generation_pb2.ChatMessages) -> Sequence[int]:
+        if not chat.messages:
             raise InvalidInputError("chat.messages", [], "must not be empty")
-        _check_number("chat.messages", messages, self._limits.messages)
-        for index, message in enumerate(messages):
-            if message.role not in ROLES:
-                raise InvalidInputError(
-                    f"chat.messages[{index}].role", message.role, f"must be one of {', '.join(ROLES)}"
-                )
-        size = self._check_bytes("chat.messages", [message.content for message in messages])
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        return await self._tokenize(size, lambda: self._tokenizer.encode_chat(turns))
+        _check_number("chat.messages", chat.messages, self._limits.messages)
+        size = self._check_bytes("chat.messages", list(texts_of(chat)))
+        turns, tools = turns_of(chat.messages), tools_of(chat)
+        return await self._tokenize(size, lambda: self._tokenizer.encode_chat(turns, tools))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from http_svc.fields import NotTrue, Strict, Text, Unsupported, only
 from http_svc.forms import ResponseFormat, StructuredOutputs
+from http_svc.tools import ChosenTool, Function, Tool, ToolCall
 
 MAX_CHOICES = 128
 """Most answers of one call, as in OpenAI's API."""
@@ -78,14 +79,25 @@ class TextPart(Strict):
 class Message(Strict):
     """A turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
 
     name: Unsupported = None
     audio: Unsupported = None
     function_call: Unsupported = None
     refusal: Unsupported = None
-    tool_calls: Annotated[None, only([])] = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("misplaced", "tool_calls: only of the assistant")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("misplaced", "tool_call_id: needed with role tool, and only there")
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "content: needed without tool_calls")
+        return self
 
 
 class ChatBody(Body):
@@ -109,8 +121,8 @@ class ChatBody(Body):
     safety_identifier: Unsupported = None
     service_tier: Annotated[None, only("auto", "default")] = None
     store: NotTrue = None
-    tool_choice: Annotated[None, only("none", "auto")] = None
-    tools: Annotated[None, only([])] = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=128)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
@@ -123,9 +135,37 @@ class ChatBody(Body):
         if self.structured_outputs and self.response_format and self.response_format.type != "text":
             why = "{field}: response_format asks for a form, too; give one"
             raise PydanticCustomError("twice", why, {"field": "structured_outputs"})
+        self._check_tools()
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("alone", "{field}: only with logprobs", {"field": "top_logprobs"})
         return self
+
+    @property
+    def callable(self) -> list[Function]:
+        """The functions of which one may be called."""
+        functions = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, ChosenTool):
+            return [one for one in functions if one.name == self.tool_choice.function.name]
+        return [] if self.tool_choice == "none" else functions
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            why = "{field}: two functions have the same name"
+            raise PydanticCustomError("twice", why, {"field": "tools"})
+        if self.tool_choice not in (None, "none", "auto") and not self.callable:
+            why = "{field}: needs a function of tools"
+            raise PydanticCustomError("no_tool", why, {"field": "tool_choice"})
+        if not self.callable:
+            return
+        form = self.response_format is not None and self.response_format.type != "text"
+        for field, excluded in (
+            ("response_format", form),
+            ("structured_outputs", self.structured_outputs),
+            ("resumable", self.resumable),
+        ):
+            if excluded:
+                raise PydanticCustomError("excluded", "{field}: excludes tools", {"field": field})
 
 
 class CompletionBody(Body):

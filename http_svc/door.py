@@ -99,7 +99,8 @@ class Door:
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         shape = Shape(
-            kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)
+            *(kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)),
+            tools=isinstance(body, ChatBody) and bool(body.callable),
         )
         prompts = len(requests) // (body.n or 1)
         call = Call(caller, streams, lingers=bool(body.resumable))

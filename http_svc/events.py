@@ -13,6 +13,7 @@ from http_svc.call import Call, ClientGoneError, Event, while_wanted
 from http_svc.errors import ApiError, EndingError, api_error
 from http_svc.logprobs import TextOffsets
 from http_svc.replies import Shape
+from http_svc.tool_calls import CallReader
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
@@ -73,14 +74,16 @@ async def event_lines(
             if opening is not None and not start:
                 yield encoded(opening, 0)
         event, position, offsets = first, start or 0, [TextOffsets() for _ in call.answers]
+        readers = [CallReader(shape.call_id(i)) if shape.tools else None for i in range(len(call.answers))]
         while event is not None:
             if event.piece is None:
                 finish = call.answers[event.index].finish_reason
-                yield encoded(shape.end(event.index, finish), position)
+                yield encoded(shape.end(event.index, finish, readers[event.index]), position)
             else:
                 position = event.piece.position + len(event.piece.token_ids)
-                if event.piece.text or shape.logprobs:
-                    yield encoded(shape.part(event.index, event.piece, offsets[event.index]), position)
+                part = shape.part(event.index, event.piece, offsets[event.index], readers[event.index])
+                if part is not None:
+                    yield encoded(part, position)
             event = await call.next()
         if shape.usage_comes:
             yield encoded(shape.usage(call.answers, prompts), position)

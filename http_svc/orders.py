@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from http_svc.bodies import Body, ChatBody, CompletionBody, Message
+from http_svc.tool_calls import call_grammar
 from specinfer.client import make_request
 from specinfer.client.request import Prompt, RequestOptions
 from specinfer.errors import InvalidInputError
@@ -22,7 +23,10 @@ def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.Genera
     """The requests of a conversation."""
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    return _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
+    requests = _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
+    for request in requests:
+        _tell_tools(body, request.chat)
+    return requests
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
@@ -46,6 +50,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
             if body.structured_outputs
             else {"constraint.json_schema": "response_format.json_schema.schema"}
         ),
+        **({"constraint.grammar": "tools"} if body.callable else {}),
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
 
@@ -84,8 +89,20 @@ def _top_logprobs(body: Body) -> int:
     return (body.top_logprobs or 0) if isinstance(body, ChatBody) else 0
 
 
+def _tell_tools(body: ChatBody, chat: generation_pb2.ChatMessages) -> None:
+    """Adds what may be called, what was called and what came of it."""
+    offered = body.callable
+    chat.tools.extend(
+        [tool.model_dump_json(exclude_none=True) for tool in body.tools or () if tool.function in offered]
+    )
+    for message, turn in zip(body.messages, chat.messages, strict=True):
+        turn.tool_call_id = message.tool_call_id or ""
+        for call in message.tool_calls or ():
+            turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
+
+
 def _turn(message: Message) -> Mapping[str, str]:
-    content = message.content
+    content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     return {"role": "system" if message.role == "developer" else message.role, "content": text}
 
@@ -153,6 +170,8 @@ def _form(body: Body) -> RequestOptions:
 
 def _response_format(body: ChatBody) -> RequestOptions:
     form = body.response_format
+    if body.callable:
+        return {"grammar": call_grammar(body.callable, body.tool_choice in (None, "auto"))}
     if form is None or form.type == "text":
         return {}
     return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.content}

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from http_svc.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from http_svc.tool_calls import CallReader, message_of
 from specinfer.client import (
     Answer,
     FinishReason,
@@ -80,18 +81,34 @@ class Shape:
     """Whether a stream ends with the usage; its other parts then say that they have none."""
     logprobs: bool = False
     """Whether log-probabilities were asked for."""
+    tools: bool = False
+    """Whether answers may be calls of functions."""
+
+    def call_id(self, index: int) -> str:
+        """That of the call with which a choice may answer."""
+        return f"call_{self.request_id}_{index}"
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The part with which a choice begins, if there is one."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
-    def part(self, index: int, piece: Piece, offsets: TextOffsets) -> dict[str, Any]:
-        """A piece of a choice."""
-        return self._part(index, self.kind.delta(piece.text), None, self._told(piece.token_logprobs, offsets))
+    def part(
+        self, index: int, piece: Piece, offsets: TextOffsets, reader: CallReader | None = None
+    ) -> dict[str, Any] | None:
+        """A piece of a choice; None if it says nothing yet. `reader` reads choices that may be calls."""
+        content = self.kind.delta(piece.text) if reader is None else {"delta": reader.push(piece.text)}
+        if not piece.text and not self.logprobs:
+            return None
+        if reader is not None and not content["delta"] and not self.logprobs:
+            return None
+        return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
 
-    def end(self, index: int, finish: FinishReason) -> dict[str, Any]:
+    def end(self, index: int, finish: FinishReason, reader: CallReader | None = None) -> dict[str, Any]:
         """The end of a choice."""
-        return self._part(index, self.kind.delta(""), _finish(finish))
+        complete = finish is FinishReason.CONSTRAINT
+        content = self.kind.delta("") if reader is None else {"delta": reader.end(complete)}
+        called = reader is not None and bool(reader.is_call) and complete
+        return self._part(index, content, "tool_calls" if called else _finish(finish))
 
     def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
@@ -102,16 +119,21 @@ class Shape:
 
     def whole(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
         """The answer at once."""
-        choices = [
-            {
-                "index": index,
-                **self.kind.message(answer.text),
-                "logprobs": self._told(answer.token_logprobs, TextOffsets()),
-                "finish_reason": _finish(answer.finish_reason),
-            }
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        content, finish = self.kind.message(answer.text), _finish(answer.finish_reason)
+        if self.tools:
+            complete = answer.finish_reason is FinishReason.CONSTRAINT
+            message, called = message_of(answer.text, self.call_id(index), complete)
+            content, finish = {"message": message}, "tool_calls" if called and complete else finish
+        return {
+            "index": index,
+            **content,
+            "logprobs": self._told(answer.token_logprobs, TextOffsets()),
+            "finish_reason": finish,
+        }
 
     def _part(
         self,

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
+from specinfer.tool_words import told_in_words
 
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
@@ -93,8 +94,14 @@ class Tokenizer:
         """Token ids of plain text, with the special tokens the model expects around it."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
+
+        Args:
+            tools: functions that may be called, as OpenAI's API has them; a template that does not know tools
+                is told of them, and of calls and results, in words.
 
         Raises:
             InvalidInputError: if the template refuses the messages.
@@ -102,9 +109,11 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise IncompatibleError("the model has no chat template: send plain text or token ids")
+        knows = "tools" in self._chat_template
+        turns, tools = (messages, tools) if knows else (told_in_words(messages, tools), ())
         try:
             text = self._template.render(
-                messages=list(messages), add_generation_prompt=True, **self._specials
+                messages=turns, tools=list(tools) or None, add_generation_prompt=True, **self._specials
             )
         except TemplateError as error:
             raise InvalidInputError("chat", [m.get("role") for m in messages], str(error)) from error
@@ -115,6 +124,8 @@ class Tokenizer:
         """Compiled once, which takes milliseconds."""
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
+        # as `transformers` has it: templates write JSON for models, not for pages
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         return environment.from_string(self._chat_template or "")
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

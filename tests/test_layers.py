@@ -36,7 +36,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"llguidance", "numpy"},
     ),
     "specinfer.constraints.constraint": ({"specinfer.errors"}, set()),
-    "specinfer.tokenizer": ({"specinfer.errors"}, {"tokenizers", "jinja2"}),
+    "specinfer.tokenizer": ({"specinfer.errors", "specinfer.tool_words"}, {"tokenizers", "jinja2"}),
+    "specinfer.tool_words": (set(), set()),
     "specinfer.hub": (
         {
             "specinfer.errors",
@@ -272,12 +273,20 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         SERVICE,
     ),
-    "http_svc.bodies": ({"http_svc.fields", "http_svc.forms"}, {"pydantic", "pydantic_core"}),
+    "http_svc.bodies": (
+        {f"http_svc.{name}" for name in ("fields", "forms", "tools")},
+        {"pydantic", "pydantic_core"},
+    ),
+    "http_svc.tools": ({"http_svc.fields"}, {"pydantic"}),
+    "http_svc.tool_calls": ({"http_svc.tools"}, set()),
     "http_svc.fields": (set(), {"pydantic", "pydantic_core"}),
     "http_svc.forms": ({"http_svc.fields"}, {"pydantic", "pydantic_core"}),
-    "http_svc.orders": ({f"specinfer.{n}" for n in ("client", "errors", "v1")} | {"http_svc.bodies"}, set()),
+    "http_svc.orders": (
+        {*(f"specinfer.{n}" for n in ("client", "errors", "v1")), "http_svc.bodies", "http_svc.tool_calls"},
+        set(),
+    ),
     "http_svc.logprobs": ({"specinfer.client"}, set()),
-    "http_svc.replies": ({"specinfer.client", "http_svc.logprobs"}, set()),
+    "http_svc.replies": ({"specinfer.client", "http_svc.logprobs", "http_svc.tool_calls"}, set()),
     "http_svc.steps": ({"specinfer.v1"}, set()),
     "http_svc": (
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},

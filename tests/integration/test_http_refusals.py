@@ -52,8 +52,8 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "model of another type": ({"model": 5}, "model", "model = 5: "),
     "no messages": ({"messages": []}, "messages", "messages = []: "),
     "messages as text": ({"messages": "hi"}, "messages", "messages = 'hi': "),
-    "unknown role": (turn(role="tool"), "messages[0].role", "messages[0].role = 'tool': "),
-    "no content": (turn(content=None), "messages[0].content", "messages[0].content = None: "),
+    "unknown role": (turn(role="function"), "messages[0].role", "messages[0].role = 'function': "),
+    "no content": (turn(content=None), "messages[0]", "content: needed without tool_calls"),
     "lone surrogate": (turn(content="\ud800"), "messages[0].content", "without lone surrogates"),
     "an image": (
         turn(content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]),

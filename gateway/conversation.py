@@ -1,0 +1,70 @@
+"""Conversations from outside: turns and tools as chat templates take them. Pure."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_TOOLS = 128
+
+
+def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, Any]]:
+    """The turns.
+
+    Raises:
+        InvalidInputError: naming a role that there is not, or a call whose arguments are no JSON object.
+    """
+    return [_turn(f"chat.messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
+    """The tools.
+
+    Raises:
+        InvalidInputError: naming one that is no JSON object, or how many there are.
+    """
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidInputError("chat.tools", len(chat.tools), f"at most {MAX_TOOLS}")
+    return [_object(f"chat.tools[{index}]", text) for index, text in enumerate(chat.tools)]
+
+
+def texts_of(chat: generation_pb2.ChatMessages) -> Iterator[str]:
+    """All that counts towards the size of a conversation."""
+    yield from chat.tools
+    for message in chat.messages:
+        yield message.content
+        yield from [call.name + call.arguments for call in message.tool_calls]
+
+
+def _turn(field: str, message: generation_pb2.ChatMessage) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidInputError(f"{field}.role", message.role, f"must be one of {', '.join(ROLES)}")
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _object(f"{field}.tool_calls[{index}].arguments", call.arguments),
+                },
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(field, text, f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInputError(field, text, "must be a JSON object")
+    return found
