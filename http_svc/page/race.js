@@ -70,6 +70,7 @@ function judge(trees, plain) {
   if (!trees.tokensPerSecond || !plain.tokensPerSecond) return same;
   if (trees.steps.length >= plain.steps.length) return `${same} The planner decoded plainly, too, which it found to be faster.`;
   const ratio = trees.tokensPerSecond / plain.tokensPerSecond;
+  if (trees.dropped || plain.dropped) return `${same} Trees were ${rounded(ratio)} times as fast.`;
   const steps = `${count(trees.steps.length, "pass", "passes")} of the model instead of ${plain.steps.length}`;
   return `${same} Trees were ${rounded(ratio)} times as fast: ${steps}.`;
 }

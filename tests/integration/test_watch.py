@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.tree import TokenTree, TreeBuilder
@@ -170,3 +171,22 @@ async def test_a_gateway_that_ends_ends_its_watches(redis_url: str) -> None:
         call = await watch(system, "never comes")
         await system.gateway.drain()
         assert await refused(call) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_nothing_is_told_before_it_is_stored(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
+        call, store, redis_is_back = await watch(system, "held"), system.store, asyncio.Event()
+        append = store.append
+
+        async def held(*arguments: Any) -> Any:
+            await redis_is_back.wait()
+            return await append(*arguments)
+
+        monkeypatch.setattr(store, "append", held)
+        answer = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=COUNT, request_id="held"))
+        told = asyncio.create_task(call.read())
+        await until(lambda: system.loop.steps >= COUNT // 2)
+        assert not told.done()
+        redis_is_back.set()
+        heard = await told
+        assert [token.token_id for token in heard.step.tokens] == (await answer)[: len(heard.step.tokens)]
