@@ -9,7 +9,7 @@ import pytest
 from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.lookahead import LookaheadDrafter, LookaheadShape, Ngram, Window
 from speculator_svc.drafters.ngram import NgramDrafter
-from tests.markov import markov, p_value, sampled, serving
+from tests.markov import assert_points_follow, markov, serving
 from tests.oracle import greedy
 from tests.system import VOCABULARY, running_system
 
@@ -65,14 +65,4 @@ async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url
 
 @pytest.mark.statistical
 async def test_its_tokens_follow_the_target(redis_url: str) -> None:
-    """Chi-square of a Markov chain's transitions; a right system fails with probability 1e-4, a total
-    variation of .08 is found with probability .99 (`tests.markov.p_value`). The negative control is another
-    chain."""
-    target = markov(1)
-    async with serving(redis_url, {"lookahead": lookahead(2, 3)}, target, 8) as system:
-        texts = await sampled(system, range(16), 120)
-        (service,) = system.loop.pool.services
-    assert service.counters.answered
-    assert not service.faults.malformed
-    assert p_value(target, texts) > 1e-4
-    assert p_value(markov(2), texts) < 1e-4
+    await assert_points_follow(redis_url, {"lookahead": lookahead(2, 3)}, 8)

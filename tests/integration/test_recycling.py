@@ -13,7 +13,7 @@ from speculator_svc.clients import request_id_of
 from speculator_svc.drafters import DrafterDescription, DraftJob, TargetTopK
 from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.recycling import RecyclingDrafter
-from tests.markov import markov, p_value, sampled, serving
+from tests.markov import assert_points_follow
 from tests.oracle import always, default_target, first, greedy
 from tests.system import VOCABULARY, ScriptedDrafter, running_system
 from tests.tiny_models import reference_logits
@@ -109,14 +109,4 @@ async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url
 
 @pytest.mark.statistical
 async def test_recycled_tokens_follow_the_target(redis_url: str) -> None:
-    """Chi-square of a Markov chain's transitions; a right system fails with probability 1e-4. A total
-    variation of .08 is found with probability .99 (`tests.markov.p_value`). The negative control is another
-    chain."""
-    target = markov(1)
-    drafters = {"recycling": recycler(k=3), "ngram": NgramDrafter(1, 3, 2)}
-    async with serving(redis_url, drafters, target, 4) as system:
-        texts = await sampled(system, range(16), 120)
-        services = system.loop.pool.services
-    assert all(service.counters.answered and not service.faults.malformed for service in services)
-    assert p_value(target, texts) > 1e-4
-    assert p_value(markov(2), texts) < 1e-4
+    await assert_points_follow(redis_url, {"recycling": recycler(k=3), "ngram": NgramDrafter(1, 3, 2)}, 4)
