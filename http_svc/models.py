@@ -1,5 +1,7 @@
 """Which model is served, as gateways say."""
 
+import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,8 @@ class Models:
     """The model, remembered for a few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._asked_at, self._name = clock, 0.0, ""
+        self._clock, self._asked_at, self._name = clock, -math.inf, ""
+        self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> None:
         """Returns if the model of this name is served.
@@ -25,10 +28,27 @@ class Models:
             ApiError: 404 if it is not.
             SpecInferError: if no gateway tells.
         """
-        fresh = self._clock() < self._asked_at + _FRESH_S
-        if name != self._name or not fresh:
-            self._remember(await client.status())
+        if name != self._name or not self._fresh:
+            await self._ask(client)
         self._require(name)
+
+    @property
+    def _fresh(self) -> bool:
+        return self._clock() < self._asked_at + _FRESH_S
+
+    async def _ask(self, client: AsyncClient) -> None:
+        """Calls that come while one asks wait for its answer; if it gets none, perhaps because of its
+        key, they ask themselves."""
+        if self._asking is not None:
+            await asyncio.wait({self._asking})
+            if self._fresh:
+                return
+        self._asking = asking = asyncio.ensure_future(client.status())
+        try:
+            self._remember(await asking)
+        finally:
+            if self._asking is asking:
+                self._asking = None
 
     async def describe(self, client: AsyncClient, name: str | None = None) -> dict[str, Any]:
         """The model that is served, as OpenAI's API describes models.

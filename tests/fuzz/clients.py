@@ -78,6 +78,7 @@ class VerifierClient:
             sampling=encode_sampling(context.sampling),
             logprobs=context.rng.random() < 0.3,
             return_top_k=context.rng.choice((0, 0, 2)),
+            top_logprobs=context.rng.choice((0, 3)),
         )
 
     def check(self, verdict: verifier_pb2.Verdict, disturbed: bool) -> None:

@@ -155,15 +155,20 @@ async def test_stops_and_parts_and_roles(redis_url: str) -> None:
 
 async def test_hundreds_of_streams_at_once(redis_url: str) -> None:
     """Each has its own prompt and gets its own answer, whole."""
-    count = 240
-    async with served(redis_url, max_waiting=1000) as (system, http), AsyncClient(system.address) as direct:
+    count = 500
+    async with (
+        served(redis_url, max_waiting=1000, max_batch=64, lease_s=30.0) as (system, http),
+        AsyncClient(system.address) as direct,
+    ):
         limits = httpx2.Limits(max_connections=count)
         async with httpx2.AsyncClient(base_url=http.url, timeout=120.0, limits=limits) as many:
 
             async def one(number: int) -> str:
                 messages = [{"role": "user", "content": f"{number % 20}"}]
                 body = {**ASKED, "messages": messages, "max_tokens": 4, "stream": True}
-                return text_in(data_of((await many.post(CHAT, json=body)).text))
+                reply = await many.post(CHAT, json=body)
+                assert reply.status_code == 200, reply.text
+                return text_in(data_of(reply.text))
 
             texts = await asyncio.gather(*map(one, range(count)))
         expected = [(await direct.generate(f"{number}", max_new_tokens=4)).text for number in range(20)]

@@ -1,0 +1,69 @@
+"""The model's name is asked for once, however many calls come at the same moment."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from http_svc.errors import ApiError
+from http_svc.models import Models
+from specinfer.client import AsyncClient
+from specinfer.errors import UnavailableError
+from specinfer.v1 import generation_pb2
+
+
+class Gateway:
+    """Answers when told to."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors, self.asked, self.gate = list(errors), 0, asyncio.Event()
+
+    async def status(self) -> generation_pb2.StatusReply:
+        self.asked += 1
+        await self.gate.wait()
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return generation_pb2.StatusReply(model="tiny")
+
+    async def checks(self, models: Models, *names: str) -> list[Any]:
+        """What comes of calls that name these models at the same moment."""
+        calls = [asyncio.create_task(models.check(cast(AsyncClient, self), name)) for name in names]
+        await asyncio.sleep(0)
+        self.gate.set()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_calls_at_the_same_moment_ask_once() -> None:
+    now = 100.0
+    gateway, models = Gateway(), Models(lambda: now)
+    results = await gateway.checks(models, *["tiny"] * 50, "other")
+    assert results[:50] == [None] * 50
+    assert isinstance(results[50], ApiError)
+    assert gateway.asked == 1
+    now += 4.0
+    await gateway.checks(models, "tiny")
+    assert gateway.asked == 1
+    now += 2.0
+    await gateway.checks(models, "tiny")
+    assert gateway.asked == 2
+
+
+async def test_who_waited_in_vain_asks_himself() -> None:
+    """The error may be about the other's key."""
+    gateway, models = Gateway(UnavailableError("no such key")), Models(lambda: 100.0)
+    first, second = await gateway.checks(models, "tiny", "tiny")
+    assert isinstance(first, UnavailableError)
+    assert second is None
+    assert gateway.asked == 2
+
+
+async def test_a_call_that_is_given_up_takes_nobody_with_it() -> None:
+    gateway, models = Gateway(), Models(lambda: 100.0)
+    first, second = [asyncio.create_task(models.check(cast(AsyncClient, gateway), "tiny")) for _ in range(2)]
+    await asyncio.sleep(0)
+    first.cancel()
+    gateway.gate.set()
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
