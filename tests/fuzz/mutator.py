@@ -4,7 +4,7 @@ Most mutations are made on the parsed message (numbers, repeated fields, whole m
 earlier messages); the others on its serialised form, which reaches what no parsed message could hold.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -56,6 +56,8 @@ class Mutator:
                 return None
             if field.message_type is None:
                 return self._spoil_plain(message, field)
+            if field.message_type.GetOptions().map_entry:
+                return self._spoil_map(getattr(message, field.name), field.message_type.fields_by_name)
             below = self._below(message, field)
             if below is None or self._rng.random() > _DESCEND:
                 return self._spoil_messages(message, field)
@@ -101,6 +103,16 @@ class Mutator:
         changed = self._rearranged(list(elements))
         del elements[:]
         return elements.extend(changed)
+
+    def _spoil_map(self, entries: Any, fields: Mapping[str, F]) -> None:
+        """An entry more, another value for one, or one less; of maps to plain values."""
+        if not entries or self._rng.random() < 0.4:
+            entries[boundary_value(fields["key"], self._rng)] = boundary_value(fields["value"], self._rng)
+            return
+        key = self._rng.choice(sorted(entries))
+        value = entries.pop(key)
+        if self._rng.random() < 0.7:
+            entries[key] = self._value(fields["value"], value)
 
     def _spoil_messages(self, message: Message, field: F) -> None:
         if not field.is_repeated:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from specinfer.v1 import generation_pb2, speculator_pb2, verifier_pb2
+from specinfer.v1 import common_pb2, generation_pb2, speculator_pb2, verifier_pb2
 from specinfer.wire.tree_codec import encode_tree
 from tests.fuzz.mutator import Mutator, spoil_bytes
 from tests.fuzz.values import boundary_value
@@ -60,6 +60,13 @@ def test_every_field_of_an_empty_message_is_reached(kind: type) -> None:
     for _ in range(600):
         reached.update(field.name for field, _ in mutator.mutated(kind()).ListFields())
     assert reached == {field.name for field in kind.DESCRIPTOR.fields}  # type: ignore[attr-defined]
+
+
+def test_maps_get_entries_lose_them_and_change() -> None:
+    mutator, start = Mutator(Random(5)), common_pb2.SamplingParams(logit_bias={7: 1.5, 8: -2.0})
+    found = [dict(mutator.mutated(start).logit_bias) for _ in range(300)]
+    assert {len(each) for each in found} >= {1, 2, 3}
+    assert len({value for each in found for value in each.values()}) > 4
 
 
 def test_values_fit_their_fields() -> None:
