@@ -57,6 +57,7 @@ bench: $(STAMP)  ## The runtime beside its peers -> benchmarks/results/runtime-c
 bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/{acceptance,end-to-end}.{json,md}, plots
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/python -m benchmarks.acceptance
+	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.end_to_end
 
 bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{json,md,png} (PROMPTS=FILE)

@@ -9,7 +9,13 @@ from specinfer.hub.widen import original_of
 Flags = Mapping[str, str]
 """Of a service, without dashes."""
 
-TRAINED: dict[str, Mapping[str, str]] = {DEFAULT_MODEL: {"ssm": "ssm-smollm2-135m"}}
+TRAINED: dict[str, Mapping[str, str]] = {
+    DEFAULT_MODEL: {
+        "ssm": "ssm-smollm2-135m",
+        "eagle": "eagle-smollm2-135m",
+        "medusa": "medusa-smollm2-135m",
+    }
+}
 """Trained speculators that ship with the project (models/), by target and drafter."""
 
 
