@@ -26,7 +26,7 @@ from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import read_prompts
 
-UNTRAINED = ("ngram", "recycling")
+UNTRAINED = ("ngram", "suffix", "recycling", "lookahead")
 """Drafters that need neither training nor a text to search."""
 DEFAULT, MERGED = "default pool", "all merged"
 COLUMNS = (

@@ -11,7 +11,7 @@ import pytest
 from specinfer.cli import suite as under_test
 from specinfer.cli.bench import BenchPlan, Run
 from specinfer.cli.differences import compare, differences, read_runs
-from specinfer.cli.suite import DEFAULT, MERGED, suite, suite_pools
+from specinfer.cli.suite import DEFAULT, MERGED, UNTRAINED, suite, suite_pools
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 
@@ -48,10 +48,10 @@ def result(path: Path, *runs: dict[str, Any]) -> Path:
 def test_every_method_is_there_alone_and_in_the_merged_pool() -> None:
     pools = suite_pools(DEFAULT_MODEL)
     alone = [name for name in pools if name not in (DEFAULT, MERGED)]
-    assert {"ngram", "recycling", "ssm"} <= set(alone)
+    assert {*UNTRAINED, "ssm"} <= set(alone)
     assert list(pools[MERGED]) == alone
     assert pools["ssm"]["ssm"]["model"] == "ssm-smollm2-135m"
-    assert [name for name in suite_pools("other") if name not in (DEFAULT, MERGED)] == ["ngram", "recycling"]
+    assert [name for name in suite_pools("other") if name not in (DEFAULT, MERGED)] == list(UNTRAINED)
 
 
 def test_a_suite_that_was_interrupted_goes_on_and_another_plan_is_refused(
@@ -73,7 +73,7 @@ def test_a_suite_that_was_interrupted_goes_on_and_another_plan_is_refused(
     with pytest.raises(UnavailableError):
         suite(prompts, out, model="other")
     suite(prompts, out, model="other")
-    assert measured == ["ngram", "recycling", DEFAULT, MERGED], "nothing twice"
+    assert measured == [*UNTRAINED, DEFAULT, MERGED], "nothing twice"
     text = out.with_suffix(".md").read_text()
     assert "| recycling | 100 | 100 | 1.00x ± 0.02 | 1.60 | 1.00x ± 0.02 | 1.0 / 3.0 |" in text
     assert text.count("## Batch") == 2
