@@ -28,11 +28,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.cache_directory": (set(), set()),
     "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
+    "specinfer.parent_process": (set(), set()),
     "specinfer.processor": (set(), set()),
     "specinfer.prompts": ({"specinfer.errors"}, set()),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.constraints": (
-        {"specinfer.constraints", "specinfer.errors", "specinfer.service.parent"},
+        {"specinfer.constraints", "specinfer.errors", "specinfer.parent_process"},
         {"llguidance", "numpy"},
     ),
     "specinfer.constraints.constraint": ({"specinfer.errors"}, set()),

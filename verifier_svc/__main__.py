@@ -8,9 +8,9 @@ import torch
 from specinfer.constraints.compiler import Compiler
 from specinfer.errors import IncompatibleError
 from specinfer.hub import resolve_model
+from specinfer.model.held_weights import held_weights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.held import held_weights
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry

@@ -5,7 +5,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.weights.held import AUTO
+from specinfer.model.held_weights import AUTO
 from specinfer.service.settings import ServiceSettings
 from verifier_svc.limits import EngineLimits
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.parent_process import ending_with_us
 from specinfer.service.addresses import split_address
-from specinfer.service.parent import ending_with_us
 
 
 def free_ports(count: int) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import ExhaustedError, UnavailableError
-from specinfer.service.parent import ending_with_us
+from specinfer.parent_process import ending_with_us
 
 SECONDS = 2.0
 """Longest time for one constraint. Large schemas take a tenth of a second."""

@@ -10,11 +10,11 @@ from specinfer.model.cache.window import KVWindow
 from specinfer.model.executors.executor import Executor, TorchExecutor, make_executor
 from specinfer.model.layers.parts import Weights
 from specinfer.model.offload.stores import open_store
-from specinfer.model.options import DTYPES, NATIVE, RunnerOptions, check_options
+from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights

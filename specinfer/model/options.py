@@ -9,10 +9,9 @@ from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.executors.executor import EXECUTORS
 from specinfer.model.layers.attention import BACKENDS
 from specinfer.model.offload.stores import OFFLOADS
+from specinfer.model.weights.convert import NATIVE
 from specinfer.model.weights.quantise import BLOCK_TYPES
 
-NATIVE = ("native", "native-a8")
-"""Of the blocks of a GGUF file."""
 WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
 DEVICE_WEIGHTS = ("converted", "int8", "fp8")
 """Of the device executor."""

@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from specinfer.model.weights.files import GgufWeights
 
 KEPT_GGUF = "source.gguf"
-"""The file as it came stays beside the converted weights, for `--weights native`."""
+"""The file as it came stays beside the converted weights, for the `NATIVE` ways to hold a model."""
+NATIVE = ("native", "native-a8")
+"""Values of `--weights` that keep the blocks of that file: with activations of 16 bits, and of 8."""
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:

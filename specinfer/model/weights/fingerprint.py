@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specinfer.errors import IncompatibleError, SettingError
-from specinfer.model.options import NATIVE
-from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3

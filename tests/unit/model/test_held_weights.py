@@ -6,9 +6,9 @@ import pytest
 
 from specinfer.errors import UnavailableError
 from specinfer.model.executors import native_model
+from specinfer.model.held_weights import held_weights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.convert import KEPT_GGUF
-from specinfer.model.weights.held import held_weights
 from tests.tiny_models import tiny_transformers
 
 AUTO = RunnerOptions(weights="auto")
