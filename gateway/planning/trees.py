@@ -1,7 +1,6 @@
 """From drafts to the trees that are verified: corrected, merged, and cut over the whole batch. Pure."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from gateway.planning.feedback import Drafts
 from gateway.requests.request import Speculation
@@ -40,12 +39,12 @@ def trees_to_verify(
         corrected = [(index, calibration.correct(index, tree)) for index, tree in found]
         tree = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
         trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
-    limits = [entry.limits.nodes + 1 for entry in drafted]
+    limits = [entry.limits.nodes + 1 - _reserved(entry) for entry in drafted]
     whole = [trees[entry.request_id] for entry in drafted]
     cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
     trees |= {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
     for entry in entries:
-        if entry.forced:
+        if entry.final and entry.state.request.constraint is not None:
             trees[entry.request_id] = _constrained(entry, trees[entry.request_id], _adding_forced(entry))
     return trees
 
@@ -63,6 +62,23 @@ def _constrained(
         return tree
 
 
+def _reserved(entry: StepEntry) -> int:
+    """Nodes that drafts leave to what is forced behind the root, which is likelier than they are. It hangs on
+    committed tokens alone, not on what was drawn."""
+    state = entry.state
+    try:
+        matcher = state.match()
+        forced = [] if matcher is None or state.matched < state.new_tokens else matcher.forced()
+    except ConstraintError:
+        return 0
+    return min(len(forced), entry.limits.nodes, state.remaining - 1)
+
+
 def _adding_forced(entry: StepEntry) -> Callable[[TokenTree, TokenMatcher], TokenTree]:
     chain = entry.state.request.speculation is Speculation.SEQUENCE
-    return partial(with_forced, most=entry.forced, depth=entry.state.remaining - 1, chain=chain)
+    whole = entry.limits.nodes + entry.forced
+
+    def add(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
+        return with_forced(tree, matcher, whole + 1 - len(tree), entry.state.remaining - 1, chain)
+
+    return add

@@ -1,11 +1,14 @@
 """The process in which constraints from outside are compiled first: it may be killed, or die by itself.
 
 Started by `Checker`. Lines of JSON: what `Compiler` is made of, then constraints; to each an answer.
+What is bounded is the time of the processor: where others want it, too, a good constraint may take long.
 """
 
 import json
+import os
 import sys
 import threading
+import time
 from typing import Any
 
 from specinfer.constraints.compiler import Compiler
@@ -13,6 +16,8 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.parts import part_of
 from specinfer.errors import ConstraintError, InvalidInputError
 
+TOO_SLOW = 3
+"""Exit status of a process whose constraint took too long."""
 STACK_BYTES = 1 << 20
 """Smaller than that of any thread which compiles later, so that what overflows a stack does so here."""
 
@@ -31,17 +36,35 @@ def answer(compiler: Compiler, constraint: Constraint) -> dict[str, Any]:
     return {"why": ""}
 
 
-def _serve() -> None:
+class _Watchdog:
+    """Ends the process when a constraint has had its time: of the processor, as others may want it, too."""
+
+    def __init__(self) -> None:
+        self.until = float("inf")
+
+    def watch(self, thread: threading.Thread) -> None:
+        """Until the thread ends. Compiling holds no lock of the interpreter, so this goes on beside it."""
+        while thread.is_alive():
+            thread.join(0.05)
+            if time.process_time() > self.until:
+                os._exit(TOO_SLOW)
+
+
+def _serve(watchdog: _Watchdog) -> None:
     compiler = Compiler(**json.loads(sys.stdin.readline()))
     print("{}", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["source"])
-        print(json.dumps(answer(compiler, constraint)), flush=True)
+        watchdog.until = time.process_time() + asked["seconds"]
+        found = json.dumps(answer(compiler, constraint))
+        watchdog.until = float("inf")
+        print(found, flush=True)
 
 
 if __name__ == "__main__":
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve)
+    watchdog = _Watchdog()
+    thread = threading.Thread(target=_serve, args=(watchdog,))
     thread.start()
-    thread.join()
+    watchdog.watch(thread)

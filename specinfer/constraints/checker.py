@@ -7,13 +7,16 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from specinfer.constraints.check_process import TOO_SLOW
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.parent_process import ending_with_us
 
 SECONDS = 2.0
-"""Longest time for one constraint. Large schemas take a tenth of a second."""
+"""Most time of the processor for one constraint. Large schemas take a tenth of a second."""
 _STARTING_S = 30.0
+_SILENT_S = 60.0
+"""After which a process is given up that has neither answered nor ended."""
 _REMEMBERED = 1024
 _WAITING = 64
 _LINE_BYTES = 1 << 20
@@ -68,17 +71,24 @@ class Checker:
     async def _ask(self, constraint: Constraint) -> str:
         async with self._turn:
             process = self._process = self._process or await self._start()
+            question = {"kind": constraint.kind, "source": constraint.source, "seconds": SECONDS}
             try:
-                async with asyncio.timeout(SECONDS):
-                    answer = await _exchange(process, {"kind": constraint.kind, "source": constraint.source})
-            except TimeoutError:
+                async with asyncio.timeout(_SILENT_S):
+                    answer = await _exchange(process, question)
+            except TimeoutError as error:
                 await self._kill()
-                return f"takes longer than {SECONDS:g} seconds to compile"
+                raise UnavailableError("what checks constraints does not answer") from error
             if answer is None:
-                await self._kill()
-                return "too deeply nested to compile"  # a stack that overflows ends the process
+                return await self._post_mortem(process)
             why: str = answer["why"]
             return why
+
+    async def _post_mortem(self, process: Process) -> str:
+        """What was wrong with the constraint that ended the process."""
+        self._process = None
+        if await process.wait() == TOO_SLOW:
+            return f"takes longer than {SECONDS:g} seconds to compile"
+        return "too deeply nested to compile"  # a stack that overflows ends it, too
 
     async def _start(self) -> Process:
         command = ending_with_us([sys.executable, "-m", "specinfer.constraints.check_process"])

@@ -5,6 +5,7 @@ Every test compares with what an undisturbed run gives, token for token.
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from gateway.app import Gateway
 from specinfer.cli.processes import free_ports
 from specinfer.cli.redis_server import redis_command
 from specinfer.errors import FencedError
-from specinfer.v1 import generation_pb2, generation_pb2_grpc
+from specinfer.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.oracle import first, greedy
 from tests.system import (
     ScriptedDrafter,
@@ -28,6 +29,7 @@ from tests.system import (
     crash,
     request_for,
     running_system,
+    text_of,
     until,
 )
 
@@ -168,7 +170,14 @@ async def test_a_client_that_hangs_up_at_a_gateway_that_only_follows(redis_url: 
     assert replies[-1].summary.finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 7}])
+LETTERS = common_pb2.Constraint(regex="([a-f]g|[h-p]){200}")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "seed": 7, "constraint": LETTERS}],
+    ids=["greedy", "sampled", "constrained"],
+)
 async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: dict[str, Any]) -> None:
     async with two_gateways(redis_url, linger_seconds=5.0) as (system, other, stub):
         undisturbed = await system.tokens(PROMPT, max_new_tokens=LONG, request_id="calm", **sampling)
@@ -189,6 +198,8 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         )
         whole = [tokens + tokens_of(replies) for tokens, replies in zip(seen, rests, strict=True)]
         assert whole[-1] == undisturbed
+        if "constraint" in sampling:
+            assert re.fullmatch("([a-f]g|[h-p])+[a-f]?", text_of(whole[-1]))
         for i, tokens in enumerate(whole[:-1]):
             again = await read_all(stub, request_for([*PROMPT, 20 + i], max_new_tokens=LONG, **sampling))
             assert tokens == tokens_of(again), f"request {i}"
