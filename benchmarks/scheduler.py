@@ -6,7 +6,7 @@ would be accepted is known, and what a pass of that size takes was measured. Pol
 
     plain      no drafts
     fixed      one size, the best over the training prompts
-    threshold  nodes whose path probability is above a threshold, the best one there
+    threshold  nodes whose stated path probability is above a threshold, the best one there
     learned    the size with the most predicted tokens per second; a linear model of accepted tokens by size,
                of the tree's own chances and of what was accepted lately, fitted to the training prompts
     oracle     the cheapest walk there is (dynamic programming over all positions)
@@ -44,6 +44,7 @@ from verifier_svc.limits import EngineLimits
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (0, 2, 4, 8, 16, 32)
 DEPTH = 10
+BATCH = 8
 THRESHOLDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 RECENT = 0.8
 """By which earlier acceptances count less in what was accepted lately."""
@@ -109,33 +110,43 @@ def _features(tree: TokenTree) -> tuple[float, float, float]:
 def record(
     runner: ModelRunner, drafters: Sequence[Drafter], prompts: Sequence[Prompt], new_tokens: int
 ) -> list[Answer]:
-    """Greedy answers with the trees of all positions; all prompts at once."""
-    engine, answers = VerifierEngine(runner, "multi_step", EngineLimits()), [Answer() for _ in prompts]
-    contexts, held = [list(p.tokens) for p in prompts], [0] * len(prompts)
-    limits, running = TreeLimits(max(SIZES), DEPTH), list(range(len(prompts)))
+    """Greedy answers with the trees of all positions."""
+    engine, found = VerifierEngine(runner, "multi_step", EngineLimits()), list[Answer]()
+    for start in range(0, len(prompts), BATCH):
+        some = prompts[start : start + BATCH]
+        found += _record(engine, drafters, some, new_tokens)
+        names = [f"r{i}" for i in range(len(some))]
+        engine.release(names)
+        for drafter in drafters:
+            for name in names:
+                drafter.release(name)
+    return found
+
+
+def _record(
+    engine: VerifierEngine, drafters: Sequence[Drafter], prompts: Sequence[Prompt], new_tokens: int
+) -> list[Answer]:
+    """Of one batch."""
+    answers, held = [Answer() for _ in prompts], [0] * len(prompts)
+    contexts, running = [list(p.tokens) for p in prompts], list(range(len(prompts)))
+    limits, stops = TreeLimits(max(SIZES), DEPTH), engine.runner.config.eos_token_ids
     while running:
         jobs = [DraftJob(f"r{i}", contexts[i], limits, GREEDY) for i in running]
         drafts = [drafter.draft(jobs) for drafter in drafters]
         for i, of_request in zip(running, zip(*drafts, strict=True), strict=True):
             pairs = [(k, tree) for k, tree in enumerate(of_request) if isinstance(tree, TokenTree)]
             answers[i].trees.append([merge_trees(pairs, size + 1, {}) for size in SIZES])
-        roots = [TokenTree.root_only(contexts[i][-1]) for i in running]
-        verified = engine.verify(
-            [
-                VerifyJob(f"r{i}", held[i], contexts[i][held[i] :], root, GREEDY)
-                for i, root in zip(running, roots, strict=True)
-            ]
-        )
-        for i, outcome in zip(running, verified, strict=True):
+        plain = [
+            VerifyJob(f"r{i}", held[i], c[held[i] :], TokenTree.root_only(c[-1]), GREEDY)
+            for i in running
+            for c in [contexts[i]]
+        ]
+        for i, outcome in zip(running, engine.verify(plain), strict=True):
             assert outcome.verdict is not None, outcome.message
             contexts[i].append(outcome.verdict.bonus)
             answers[i].tokens.append(outcome.verdict.bonus)
             held[i] = outcome.held_len
-        running = [
-            i
-            for i in running
-            if len(answers[i].tokens) < new_tokens and contexts[i][-1] not in runner.config.eos_token_ids
-        ]
+        running = [i for i in running if len(answers[i].tokens) < new_tokens and contexts[i][-1] not in stops]
     return answers
 
 

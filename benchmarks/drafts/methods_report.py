@@ -14,6 +14,7 @@ def methods_markdown(report: dict[str, Any]) -> str:
         "gateway. ±: standard error over prompts."
     )
     lines = opening("Drafting methods at equal budgets", report, rest)
+    lines += [f"{note}\n" for note in report.get("notes", ())]
     for kind in dict.fromkeys(run["kind"] for run in report["runs"]):
         runs = [run for run in report["runs"] if run["kind"] == kind]
         lines += [*_by_nodes(kind, runs), *_by_source(kind, runs), *_by_depth(kind, runs)]
@@ -23,8 +24,9 @@ def methods_markdown(report: dict[str, Any]) -> str:
 def _by_nodes(kind: str, runs: list[dict[str, Any]]) -> list[str]:
     budgets = list(dict.fromkeys(run["nodes"] for run in runs))
     lines = [f"## Tokens per step by nodes, {kind}", "", *head([str(n) for n in budgets])]
-    pools = dict.fromkeys(_name(run) for run in runs)
-    lines += [line(pool, [_length(run) for run in runs if _name(run) == pool]) for pool in pools]
+    for pool in dict.fromkeys(_name(run) for run in runs):
+        cells = {run["nodes"]: _length(run) for run in runs if _name(run) == pool}
+        lines += [line(pool, [cells.get(budget, "") for budget in budgets])]
     return [*lines, ""]
 
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from benchmarks import scheduler
+from benchmarks.drafts.prompts import Prompt
 from benchmarks.scheduler import SIZES, Answer, Costs, follow, learn, markdown, oracle, policies, walk
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import TokenTree, TreeBuilder
+from speculator_svc.drafters import DrafterDescription
+from speculator_svc.drafters.ssm import SsmDrafter
+from tests.tiny_models import runner_of, tiny_transformers
 
 
 def chain(root: int, tokens: list[int], chance: float = 0.9) -> TokenTree:
@@ -51,6 +56,20 @@ def test_nobody_beats_the_oracle_and_the_learned_one_tells_good_drafts_from_bad_
     names = [name for name in found if name.startswith("fixed")]
     assert found["learned"] < found[names[0]]
     assert found["learned"] < found["plain"]
+
+
+def test_trees_are_those_of_the_position_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that is the target itself is right everywhere, also for prompts that reuse an id."""
+    monkeypatch.setattr(scheduler, "BATCH", 2)
+    model = tiny_transformers("llama", seed=3)
+    twin = SsmDrafter(runner_of(model), DrafterDescription("twin", 97), GrowthShape())
+    prompts = [Prompt("a", (5, 17, 3)), Prompt("a", (41, 9)), Prompt("b", (60, 2, 71, 33)), Prompt("b", (8,))]
+    found = scheduler.record(runner_of(model), [twin], prompts, 6)
+    assert [len(each.tokens) for each in found] == [len(each.trees) for each in found]
+    for each in found:
+        full = each.accepted[:, SIZES.index(8)]
+        left = len(each.tokens) - np.arange(len(each.tokens))
+        assert (full[:-1] >= np.minimum(left[:-1], 1)).all(), "at least the first guess is right"
 
 
 def test_the_report_names_every_policy() -> None:
