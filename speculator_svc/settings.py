@@ -43,9 +43,10 @@ class SpeculatorSettings(ServiceSettings):
     device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
     weights: str = Field(
         _DEFAULTS.weights,
-        description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF file; "
-        "int8, int4 and w8a8 (activations too) quantise while loading, the device executor int8 and fp8; "
-        "auto takes w8a8 where the native kernels multiply bytes.",
+        description="ssm: how weights are held: converted, as dtype says; native, the blocks of a GGUF "
+        "file; native-a8, these with activations of 8 bits; int8, int4 and w8a8 (activations too) quantise "
+        "while loading, the device executor int8 and fp8; auto takes w8a8 where the native kernels multiply "
+        "bytes.",
     )
     executor: str = Field(
         _DEFAULTS.executor,

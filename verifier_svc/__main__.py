@@ -55,8 +55,6 @@ def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
     """The same, with what `weights = auto` means for this model in its place."""
     shared = layout_of(settings).ranks > 1
     held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
-    if held != settings.weights:
-        log.info("weights = %s: %s", settings.weights, held)
     return settings.model_copy(update={"weights": held})
 
 
@@ -163,6 +161,7 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     tracer = open_tracer(PROGRAM, settings)
     identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
     runner = await thread.call(load_runner, settings)
+    log.info("weights are held as %s", settings.weights)
     engine = build_engine(settings, runner)
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
         pass_costs = await thread.call(_pass_costs, engine)

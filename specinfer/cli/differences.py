@@ -99,7 +99,9 @@ def compare(
             output.print(
                 f"not in {name}: {', '.join(_words(run) for run in sorted(missing))}", highlight=False
             )
-    output.print(f"within noise: the ratio is 1 within {NOISE:g} standard errors", highlight=False)
+    output.print(
+        f"within noise: the ratio is 1 within {NOISE:g} standard errors", highlight=False, soft_wrap=True
+    )
 
 
 def _table(found: Sequence[Difference]) -> Table:

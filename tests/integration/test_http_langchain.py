@@ -23,8 +23,9 @@ SCHEMA = {
 
 
 async def test_langchain_answers_streams_and_keeps_to_a_schema(redis_url: str) -> None:
+    drafters: dict[str, Any] = {"a": ScriptedDrafter(first(1))}
     async with (
-        running_system(redis_url, {"a": ScriptedDrafter(first(1))}, eos=0) as system,
+        running_system(redis_url, drafters, eos=0) as system,
         http_service(system.address) as http,
     ):
         async with AsyncClient(system.address) as client:

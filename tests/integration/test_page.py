@@ -115,7 +115,7 @@ async def see_trees(page: Page) -> None:
     assert "near and far, trees of up to 6 nodes (not adaptive)" in facts
     await page.get_by_text("The tree as a table").click()
     rows = page.locator("#table tbody tr")
-    assert await rows.count() == 2 + rejected
+    await expect(rows).to_have_count(2 + rejected)
     await expect(rows.first).to_contain_text("near 90 %, far 90 %")
     await page.locator(".step").first.click()
     await expect(page.locator("#steps-title")).to_have_text(f"Step 1 of {STEPS}")
