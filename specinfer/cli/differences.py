@@ -97,7 +97,9 @@ def compare(
     for name, missing in ((first, set(b) - set(a)), (second, set(a) - set(b))):
         if missing:
             output.print(
-                f"not in {name}: {', '.join(_words(run) for run in sorted(missing))}", highlight=False
+                f"not in {name}: {', '.join(_words(run) for run in sorted(missing))}",
+                highlight=False,
+                soft_wrap=True,
             )
     output.print(
         f"within noise: the ratio is 1 within {NOISE:g} standard errors", highlight=False, soft_wrap=True
