@@ -138,10 +138,7 @@ def main(
 
 def by_source(result: Result) -> dict[str, float]:
     """Tokens per step over all prompts and of every source."""
-    sources = dict.fromkeys(source for source, _, _ in result.per_prompt)
-    return {"all": round(result.tokens_per_step(), 3)} | {
-        source: round(result.tokens_per_step(source), 3) for source in sources
-    }
+    return {"all": round(result.tokens_per_step(), 3)} | result.by_source()
 
 
 def draw(results: dict[str, Result], latency: dict[int, dict[int, float]]) -> None:

@@ -76,11 +76,10 @@ def compare(
 
 def summary(result: Result) -> dict[str, Any]:
     """Of one run: tokens per step, its error, by source, and acceptance by depth."""
-    sources = dict.fromkeys(source for source, _, _ in result.per_prompt)
     return {
         "tokens_per_step": round(result.tokens_per_step(), 3),
         "standard_error": round(result.standard_error(), 3),
-        "by_source": {source: round(result.tokens_per_step(source), 3) for source in sources},
+        "by_source": result.by_source(),
         "by_depth": by_depth(result),
     }
 

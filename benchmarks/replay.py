@@ -17,13 +17,14 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.decoding import Result
+from benchmarks.drafts.paths import followed
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options import read_numbers
 from specinfer.errors import SpecInferError
 from specinfer.sampling import GREEDY
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree import TreeLimits
 from speculator_svc.drafters import Drafter, DraftJob
 from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.suffix import SuffixDrafter
@@ -46,25 +47,14 @@ def replay(drafter: Drafter, rows: Sequence[tuple[list[int], list[int]]], nodes:
             started = time.perf_counter()
             (tree,) = drafter.draft([DraftJob(name, context, limits, GREEDY)])
             result.seconds += time.perf_counter() - started
+            if isinstance(tree, SpecInferError):
+                raise tree
             left = answer[len(context) - len(prompt) :]
-            context += left[: accepted(tree, left) + 1]
+            context += left[: followed(tree, left) + 1]
             steps += 1
         drafter.release(name)
         result.per_prompt.append(("all", steps, len(answer) - 1))
     return result
-
-
-def accepted(tree: TokenTree | SpecInferError, answer: Sequence[int]) -> int:
-    """How many tokens of an answer a tree has along one path from the root."""
-    if isinstance(tree, SpecInferError):
-        raise tree
-    edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
-    children, node = {edge: child for child, edge in enumerate(edges, 1)}, 0
-    for count, token in enumerate(answer):
-        if (node, token) not in children:
-            return count
-        node = children[node, token]
-    return len(answer)
 
 
 def load(corpus: Path, count: int) -> list[tuple[list[int], list[int]]]:

@@ -25,6 +25,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+from benchmarks.drafts.paths import followed
 from benchmarks.drafts.prompts import Prompt, load_prompts
 from benchmarks.methods import load_methods
 from benchmarks.publish import RESULTS, publish
@@ -62,7 +63,7 @@ class Answer:
     def accepted(self) -> NDArray[np.int64]:
         """[positions, sizes] tokens that would be accepted."""
         return np.array(
-            [[walk(tree, self.tokens[p:]) for tree in trees] for p, trees in enumerate(self.trees)]
+            [[followed(tree, self.tokens[p:]) for tree in trees] for p, trees in enumerate(self.trees)]
         )
 
     @cached_property
@@ -82,19 +83,6 @@ class Costs:
     def step(self, size: int) -> float:
         """Of a step with the size of this index."""
         return float(self.passes[size]) + (self.draft if size else 0.0)
-
-
-def walk(tree: TokenTree, following: Sequence[int]) -> int:
-    """Nodes of the path that the following tokens take from the root."""
-    node, length = 0, 0
-    for token in following:
-        children = [
-            v for v in range(node + 1, len(tree)) if tree.parents[v] == node and tree.token_ids[v] == token
-        ]
-        if not children:
-            break
-        node, length = children[0], length + 1
-    return length
 
 
 def _chances(tree: TokenTree) -> list[float]:

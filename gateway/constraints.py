@@ -24,9 +24,7 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """The target is known now. Takes half a second for 50,000 tokens, the first time."""
-        if self._checker is not None:
-            return
+        """The target is known now. Takes half a second for 50,000 tokens."""
         text = self._tokenizer.to_json()
         self._checker = Checker(text, vocab_size, eos_token_ids)
         try:

@@ -218,7 +218,6 @@ class Lane:
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         planner = Planner(curve, budget, settings.adaptive)
-        shared.constraints.prepare(description.vocab_size, description.eos_token_ids)
         return GenerationLoop(
             *(scheduler, pool, verifier, shared.journal, planner, deliveries),
             shared.constraints,

@@ -1,6 +1,5 @@
 """Protobuf in and out of the desk, nothing else."""
 
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -12,23 +11,21 @@ from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
 from gateway.decomposition.expansion import SkeletonOfThought, together
 from gateway.desk import Desk
+from gateway.digest import digest_of
 from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feed
-from gateway.requests.request import FinishReason
 from gateway.requests.text import TextStream
 from gateway.status import StatusReporter
 from gateway.told_logprobs import told_logprobs
 from gateway.watching.replies import WatchReplies
-from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.errors import SpecInferError
 from specinfer.service.log_context import REQUEST_ID
 from specinfer.service.tracing import HEADER
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from specinfer.wire.status import abort, status_of
 
-_NEVER_S = -1.0
-"""As a hint when to try again: not at all."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -57,20 +54,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
-                if message.decomposition == generation_pb2.DECOMPOSITION_SKELETON:
-                    parts = SkeletonOfThought(self._desk, self._decoder, self._tokenizer, message, caller)
-                    if points := await parts.points():
-                        async for reply in _decomposed(parts, points):
-                            yield reply
-                        return
-                request = await self._decoder.decode(message, caller)
-                REQUEST_ID.set(request.request_id)
-                feed = await self._desk.submit(
-                    request, _digest(message, caller), caller, _traceparent(context)
-                )
+                replies = await self._decomposed(message, caller, context)
+                if replies is None:
+                    request = await self._decoder.decode(message, caller)
+                    REQUEST_ID.set(request.request_id)
+                    feed = await self._desk.submit(
+                        request, digest_of(message, caller), caller, _traceparent(context)
+                    )
+                    replies = self._stream(feed, 0, context)
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in self._stream(feed, 0, context):
+        async for reply in replies:
             yield reply
 
     async def Attach(
@@ -123,6 +117,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         except SpecInferError as error:
             await abort(context, error)
 
+    async def _decomposed(
+        self, message: generation_pb2.GenerateRequest, caller: Caller, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateReply] | None:
+        """The answer in parts, if that is asked for and the question fits."""
+        if message.decomposition != generation_pb2.DECOMPOSITION_SKELETON:
+            return None
+        parts = SkeletonOfThought(self._desk, self._decoder, self._tokenizer, message, caller)
+        points = await parts.points()
+        return _told(parts, points, context) if points else None
+
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
         """Counts a call that does not come to stream anything."""
@@ -146,8 +150,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     await feed.reach(position)
                     text.push(feed.tokens[:position], last=False)
                 async for piece in feed.pieces(position):
-                    if piece.ending is not None:
-                        await _refuse_error(context, piece.ending)
+                    if piece.ending is not None and piece.ending.failure is not None:
+                        raise piece.ending.failure
                     yield generation_pb2.GenerateReply(
                         request_id=feed.request.request_id,
                         position=piece.position,
@@ -160,41 +164,30 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 await abort(context, error)
 
 
-async def _decomposed(
-    parts: SkeletonOfThought, points: Sequence[str]
+async def _told(
+    parts: SkeletonOfThought, points: Sequence[str], context: Context
 ) -> AsyncIterator[generation_pb2.GenerateReply]:
     """The points as they come, in order. They are text only: no sequence of the model has these tokens."""
     started = first = time.monotonic()
-    async with aclosing(parts.tell(points)) as told:
-        async for part in told:
-            first = first if first > started else time.monotonic()
-            summary = None
-            if part.endings:
-                summary = _summary(together(part.endings, started, first, time.monotonic()))
-                summary.points = len(points)
-            yield generation_pb2.GenerateReply(request_id=parts.request_id, text=part.text, summary=summary)
-
-
-async def _refuse_error(context: Context, ending: Ending) -> None:
-    if ending.finish is FinishReason.ERROR:
-        # it has ended: whoever repeats it needs another id, so a client must not come back for this one
-        final = UnavailableError(ending.error, retry_after_s=_NEVER_S)
-        await abort(context, final if ending.retryable else SpecInferError(ending.error))
+    try:
+        async with aclosing(parts.tell(points)) as told:
+            async for part in told:
+                first = first if first > started else time.monotonic()
+                summary = None
+                if part.endings:
+                    summary = _summary(together(part.endings, started, first, time.monotonic()))
+                    summary.points = len(points)
+                yield generation_pb2.GenerateReply(
+                    request_id=parts.request_id, text=part.text, summary=summary
+                )
+    except SpecInferError as error:
+        await abort(context, error)
 
 
 def _traceparent(context: Context) -> str:
     """The caller's trace context; empty if it has none."""
     values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
-
-
-def _digest(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
-    """Tells whether two messages of one request id ask for the same. The id is not part of it, and what the
-    gateway draws for a request, such as its seed, is not either."""
-    content = generation_pb2.GenerateRequest()
-    content.CopyFrom(message)
-    content.ClearField("request_id")
-    return hashlib.sha256(caller.name.encode() + content.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _summary(ending: Ending) -> generation_pb2.Summary:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError, UnavailableError
 
 _Code = grpc.StatusCode
 _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
@@ -77,6 +77,11 @@ class ApiError(HTTPException):
     def response(self) -> JSONResponse:
         """The whole answer."""
         return JSONResponse(self.content, self.status_code, self.headers)
+
+
+def internal_error(error: Exception) -> ApiError:
+    """A fault of ours, which tells no more than its kind."""
+    return ApiError(500, FaultError("internal error", error).for_logs, "internal_error")
 
 
 def invalid_body(errors: Sequence[Any]) -> ApiError:

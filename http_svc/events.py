@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from http_svc.call import Call, ClientGoneError, Event, while_wanted
-from http_svc.errors import ApiError, EndingError, api_error
+from http_svc.errors import ApiError, EndingError, api_error, internal_error
 from http_svc.logprobs import TextOffsets
 from http_svc.replies import Shape
 from http_svc.tool_calls import CallReader
-from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.errors import InvalidInputError, SpecInferError
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ async def event_lines(
         yield encode(explain(error).content)
     except Exception as error:  # the status was sent: an event is all that can tell the client
         log.exception("a stream failed")
-        yield encode(ApiError(500, FaultError("internal error", error).for_logs, "internal_error").content)
+        yield encode(internal_error(error).content)
 
 
 class EventStream(Response):

@@ -45,11 +45,7 @@ def chat_names(body: ChatBody) -> dict[str, str]:
     return {
         **_NAMES,
         "max_new_tokens": limit,
-        **(
-            {}
-            if body.structured_outputs
-            else {"constraint.json_schema": "response_format.json_schema.schema"}
-        ),
+        **({} if body.structured_outputs else {"constraint.json_schema": _SCHEMA}),
         **({"constraint.grammar": "tools"} if body.callable else {}),
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from http_svc.call import ClientGoneError, while_wanted
-from http_svc.errors import ApiError, api_error
+from http_svc.errors import api_error, internal_error
 from http_svc.events import EventStream, encode
 from http_svc.steps import step_event
 from specinfer.client import AsyncClient
-from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.v1 import generation_pb2
 
 log = logging.getLogger(__name__)
@@ -59,4 +59,4 @@ async def _events(
         yield encode(api_error(error, {}).content)
     except Exception as error:  # the status was sent: an event is all that can tell the client
         log.exception("a watch failed")
-        yield encode(ApiError(500, FaultError("internal error", error).for_logs, "internal_error").content)
+        yield encode(internal_error(error).content)

@@ -167,9 +167,8 @@ class Tokenizer:
     @cached_property
     def _byte_level(self) -> bool:
         """Whether each character of a token stands for a byte."""
-        return '"type":"ByteLevel"' in json.dumps(
-            json.loads(self._fast.to_str())["decoder"], separators=(",", ":")
-        )
+        decoder = json.loads(self.to_json())["decoder"]
+        return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:

@@ -28,6 +28,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.cache_directory": (set(), set()),
     "specinfer.entry_status": (set(), set()),
     "specinfer.sampling": ({"specinfer.errors"}, set()),
+    "specinfer.logprobs": (set(), set()),
     "specinfer.parent_process": (set(), set()),
     "specinfer.processor": (set(), set()),
     "specinfer.prompts": ({"specinfer.errors"}, set()),
@@ -195,10 +196,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch"},
     ),
     "gateway.requests.speculation": ({"specinfer.tree"}, set()),
-    "gateway.requests.logprobs": (set(), set()),
     "gateway.requests.request": (
         {
-            *(f"gateway.requests.{name}" for name in ("logprobs", "speculation")),
+            "gateway.requests.speculation",
             "specinfer.constraints.constraint",
             *("specinfer.sampling", "specinfer.errors", "specinfer.tree"),
         },
@@ -207,8 +207,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.requests.budget": (set(), set()),
     "gateway.requests.step": (
         {
-            *(f"gateway.requests.{name}" for name in ("logprobs", "request", "speculation")),
-            *("specinfer.entry_status", "specinfer.tree"),
+            *(f"gateway.requests.{name}" for name in ("request", "speculation")),
+            *("specinfer.entry_status", "specinfer.logprobs", "specinfer.tree"),
         },
         set(),
     ),
@@ -260,7 +260,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
     "gateway.clients.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
     "gateway.store": (
-        {"specinfer.constraints.constraint", "specinfer.errors", "specinfer.sampling", "gateway"},
+        {
+            *("specinfer.constraints.constraint", "specinfer.errors", "specinfer.logprobs"),
+            *("specinfer.sampling", "gateway"),
+        },
         {"redis"},
     ),
     "gateway": (
@@ -270,7 +273,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
                 f"specinfer.{name}"
                 for name in ("errors", "entry_status", "sampling", "tree", "tokenizer", "hub", "wire")
             ),
-            *(f"specinfer.{name}" for name in ("constraints", "service", "speculators", "v1")),
+            *(f"specinfer.{name}" for name in ("constraints", "logprobs", "service", "speculators", "v1")),
         },
         SERVICE,
     ),

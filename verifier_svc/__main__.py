@@ -63,7 +63,7 @@ def load_runner(settings: VerifierSettings) -> ModelRunner:
     return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
 
 
-def build_engine(settings: VerifierSettings, runner: ModelRunner) -> VerifierEngine:
+def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tokenizer) -> VerifierEngine:
     """Puts the engine together."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
@@ -77,12 +77,11 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner) -> VerifierEng
         max_context_len=min(settings.max_context_len or longest, longest),
         idle_seconds=settings.idle_seconds,
     )
-    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(settings, runner))
+    return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
 
 
-def _compiler(settings: VerifierSettings, runner: ModelRunner) -> Compiler | None:
+def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
     """Compiles constraints, if the model's tokenizer allows any."""
-    tokenizer = Tokenizer.load(resolve_model(settings.model))
     try:
         return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
@@ -159,10 +158,12 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
-    identity = await thread.call(Identity.of, settings, resolve_model(settings.model))
+    directory = resolve_model(settings.model)
+    tokenizer = await thread.call(Tokenizer.load, directory)
+    identity = await thread.call(Identity.of, settings, directory, tokenizer)
     runner = await thread.call(load_runner, settings)
     log.info("weights are held as %s", settings.weights)
-    engine = build_engine(settings, runner)
+    engine = build_engine(settings, runner, tokenizer)
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
         pass_costs = await thread.call(_pass_costs, engine)
         server = ServiceServer(settings, [SERVICE])

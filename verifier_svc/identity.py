@@ -24,13 +24,12 @@ class Identity:
     """Of the vocabulary: it decides about speculators."""
 
     @classmethod
-    def of(cls, settings: VerifierSettings, directory: Path) -> "Identity":
-        """That of a verifier that serves the model of a directory under these settings.
+    def of(cls, settings: VerifierSettings, directory: Path, tokenizer: Tokenizer) -> "Identity":
+        """That of a verifier that serves the model of a directory, with its tokenizer, under these settings.
 
         Raises:
-            SettingError: if the directory lacks a tokenizer, a configuration or weights.
+            SettingError: if the directory lacks a configuration or weights.
         """
-        tokenizer = Tokenizer.load(directory)
         text = tokenizer.text_fingerprint()
         return cls(secrets.token_hex(8), _model(settings, directory, text), text, tokenizer.fingerprint())
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.entry_status import EntryStatus
+from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Verdict
 from verifier_svc.features import NO_FEATURES, FeatureSpan
-from verifier_svc.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

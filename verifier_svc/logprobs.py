@@ -4,22 +4,12 @@ They are the model's own, before adjustments, temperature, top-k and top-p (as v
 tell the same of a token whatever was asked for, and at the node that emitted it what plain decoding tells.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 
+from specinfer.logprobs import TokenLogprobs
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.tree import TokenTree
 from verifier_svc.acceptance import Verdict
-
-
-class TokenLogprobs(NamedTuple):
-    """At the place of one returned token."""
-
-    chosen: float
-    top: Sequence[tuple[int, float]] = ()
-    """(Token, its log-probability), most probable first."""
 
 
 def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[TokenLogprobs]:

@@ -10,6 +10,7 @@ import grpc
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.logprobs import TokenLogprobs
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -18,7 +19,6 @@ from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
 from verifier_svc.engine import VerifierEngine
 from verifier_svc.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.logprobs import TokenLogprobs
 from verifier_svc.metrics import CacheView, VerifierMetrics
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import ConstraintError, FaultError, SpecInferError
+from specinfer.logprobs import TokenLogprobs
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.sampling import SamplingParams
@@ -14,7 +15,7 @@ from verifier_svc.acceptance import AcceptanceRule, RequestRandomness, Target, V
 from verifier_svc.acceptance.typical import TypicalAcceptance
 from verifier_svc.adjustments import RequestAdjustment
 from verifier_svc.jobs import VerifyJob
-from verifier_svc.logprobs import TokenLogprobs, logprobs_of
+from verifier_svc.logprobs import logprobs_of
 from verifier_svc.target import BrokenModelError, Rows, targets_of
 
 

@@ -48,6 +48,11 @@ class Result:
         rows = [(steps, tokens) for name, steps, tokens in self.per_prompt if source in (None, name)]
         return sum(tokens for _, tokens in rows) / max(1, sum(steps for steps, _ in rows))
 
+    def by_source(self) -> dict[str, float]:
+        """Acceptance length of every source, rounded."""
+        sources = dict.fromkeys(source for source, _, _ in self.per_prompt)
+        return {source: round(self.tokens_per_step(source), 3) for source in sources}
+
     def standard_error(self) -> float:
         """Of the acceptance length over all prompts (jackknife: each prompt is left out once)."""
         rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from gateway.clients.target_relay import NO_WISH, TargetWish
-from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
+from specinfer.logprobs import TokenLogprobs
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2
 

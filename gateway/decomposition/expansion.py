@@ -1,20 +1,20 @@
 """Skeleton-of-thought over the desk: parts are requests like all others, so trees speculate on them, too."""
 
-import hashlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from gateway.decoding import DEFAULT_MAX_NEW_TOKENS, RequestDecoder
+from gateway.decoding import DEFAULT_MAX_NEW_TOKENS, FILL_CONTEXT, RequestDecoder
 from gateway.decomposition import skeleton
 from gateway.desk import Desk
+from gateway.digest import digest_of
 from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feed
 from gateway.requests.request import FinishReason
 from gateway.requests.text import TextStream
-from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
+from specinfer.errors import InvalidInputError, NotFoundError
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
 
@@ -62,12 +62,12 @@ class SkeletonOfThought:
         """The points in order, expanded at the same time; each has its share of the tokens."""
         asked = self._message
         limit = asked.max_new_tokens if asked.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
-        share = max(1, limit // len(points))
+        share = FILL_CONTEXT if limit == FILL_CONTEXT else max(1, limit // len(points))
         feeds: list[Feed] = []
         try:
             for index in range(len(points)):
                 prompt = skeleton.expand(self._question, points, index)
-                feeds.append(await self._submit(f"point-{index + 1}", prompt, share, asked.sampling))
+                feeds.append(await self._submit(self._part(f"point-{index + 1}", prompt, share)))
             for index, (point, feed) in enumerate(zip(points, feeds, strict=True)):
                 yield Told(skeleton.heading(index, point))
                 async for text in self._text(feed):
@@ -77,36 +77,31 @@ class SkeletonOfThought:
             await self._stop(feed for feed in feeds if feed.ending is None)
 
     async def _ask(self, part: str, prompt: str, tokens: int) -> str:
-        """The answer to a question of ours: greedy, whatever the request's sampling is."""
-        feed = await self._submit(part, prompt, tokens, common_pb2.SamplingParams(temperature=0.0))
-        return "".join([text async for text in self._text(feed)])
+        """The answer to a question of ours: greedy and up to its end, whatever the request asks for."""
+        message = self._part(part, prompt, tokens)
+        message.sampling.CopyFrom(common_pb2.SamplingParams(temperature=0.0))
+        message.ClearField("ignore_eos")
+        return "".join([text async for text in self._text(await self._submit(message))])
 
-    async def _submit(self, part: str, prompt: str, tokens: int, sampling: common_pb2.SamplingParams) -> Feed:
-        asked = self._message
-        message = generation_pb2.GenerateRequest(
-            request_id=f"{self.request_id}/{part}",
-            chat=generation_pb2.ChatMessages(
-                messages=[
-                    *asked.chat.messages[:-1],
-                    generation_pb2.ChatMessage(role="user", content=prompt),
-                ]
-            ),
-            max_new_tokens=tokens,
-            sampling=sampling,
-            priority=asked.priority,
-            speculation=asked.speculation,
-        )
+    def _part(self, name: str, prompt: str, tokens: int) -> generation_pb2.GenerateRequest:
+        """The request with another question in the place of the user's."""
+        message = generation_pb2.GenerateRequest()
+        message.CopyFrom(self._message)
+        message.ClearField("decomposition")
+        message.request_id, message.max_new_tokens = f"{self.request_id}/{name}", tokens
+        message.chat.messages[-1].content = prompt
+        return message
+
+    async def _submit(self, message: generation_pb2.GenerateRequest) -> Feed:
         request = await self._decoder.decode(message, self._caller)
-        content = message.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(self._caller.name.encode() + content).hexdigest()
-        return await self._desk.submit(request, digest, self._caller)
+        return await self._desk.submit(request, digest_of(message, self._caller), self._caller)
 
     async def _text(self, feed: Feed) -> AsyncIterator[str]:
         text = TextStream(self._tokenizer, feed.request.stop_strings)
         with self._desk.reading(feed) as feed:
             async for piece in feed.pieces(0):
-                if piece.ending is not None and piece.ending.finish is FinishReason.ERROR:
-                    raise SpecInferError(piece.ending.error)
+                if piece.ending is not None and piece.ending.failure is not None:
+                    raise piece.ending.failure
                 yield text.push(piece.tokens, last=piece.ending is not None).text
 
     async def _stop(self, feeds: Iterable[Feed]) -> None:

@@ -1,6 +1,7 @@
 """From drafts to the trees that are verified: corrected, merged, and cut over the whole batch. Pure."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from gateway.planning.feedback import Drafts
 from gateway.requests.request import Speculation
@@ -16,6 +17,8 @@ from specinfer.tree import (
     without_forbidden,
 )
 from specinfer.tree.cut import Keeps
+
+T = TypeVar("T")
 
 
 def trees_to_verify(
@@ -52,26 +55,26 @@ def trees_to_verify(
 def _constrained(
     entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
 ) -> TokenTree:
-    """The tree changed by its request's constraint; as it is where that is not known, as the verifier, which
-    knows it too, has the last word."""
-    state = entry.state
-    try:
-        matcher = state.match()
-        return tree if matcher is None or state.matched < state.new_tokens else change(tree, matcher)
-    except ConstraintError:
-        return tree
+    """The tree changed by its request's constraint, where that is known."""
+    return _with_matcher(entry, lambda matcher: change(tree, matcher), tree)
 
 
 def _reserved(entry: StepEntry) -> int:
     """Nodes that drafts leave to what is forced behind the root, which is likelier than they are. It hangs on
     committed tokens alone, not on what was drawn."""
+    forced = _with_matcher(entry, lambda matcher: len(matcher.forced()), 0)
+    return min(forced, entry.limits.nodes, entry.state.remaining - 1)
+
+
+def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
+    """What the matcher of a request's constraint says; the other where there is none that has read all that
+    was generated: the verifier, which knows the constraint too, has the last word."""
     state = entry.state
     try:
         matcher = state.match()
-        forced = [] if matcher is None or state.matched < state.new_tokens else matcher.forced()
+        return otherwise if matcher is None or state.matched < state.new_tokens else ask(matcher)
     except ConstraintError:
-        return 0
-    return min(len(forced), entry.limits.nodes, state.remaining - 1)
+        return otherwise
 
 
 def _adding_forced(entry: StepEntry) -> Callable[[TokenTree, TokenMatcher], TokenTree]:

@@ -7,6 +7,10 @@ from typing import Any
 
 from gateway.requests.request import FinishReason, RequestState
 from gateway.requests.speculation import SpeculationStats
+from specinfer.errors import SpecInferError, UnavailableError
+
+_NEVER_S = -1.0
+"""As a hint when to try again: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,15 @@ class Ending:
             speculators=_by_name(stats, names),
             lossy=not state.request.sampling.lossless,
         )
+
+    @property
+    def failure(self) -> SpecInferError | None:
+        """The error that its clients get; None if it ended with an answer."""
+        if self.finish is not FinishReason.ERROR:
+            return None
+        # it has ended: whoever repeats it needs another id, so a client must not come back for this one
+        final = UnavailableError(self.error, retry_after_s=_NEVER_S)
+        return final if self.retryable else SpecInferError(self.error)
 
     def to_json(self) -> str:
         """What Redis keeps."""

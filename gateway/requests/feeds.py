@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.requests.ending import Ending
-from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import GenerationRequest
+from specinfer.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

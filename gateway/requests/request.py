@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from gateway.requests.logprobs import MAX_TOP_LOGPROBS
 from gateway.requests.speculation import SpeculationStats
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
@@ -16,6 +15,8 @@ from specinfer.sampling import SamplingParams, request_seed
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+"""Most tokens told of beside each generated one, as in OpenAI's API."""
 
 
 class Speculation(IntEnum):

@@ -3,10 +3,10 @@ Pure data."""
 
 from dataclasses import dataclass
 
-from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import RequestState
 from gateway.requests.speculation import TreeOutcome
 from specinfer.entry_status import EntryStatus
+from specinfer.logprobs import TokenLogprobs
 from specinfer.tree import TreeLimits
 
 

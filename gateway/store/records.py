@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.requests.ending import Ending
-from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import GenerationRequest, Speculation
 from gateway.requests.step import Progress
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
+from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
 
 

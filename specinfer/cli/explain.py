@@ -2,24 +2,12 @@
 
 from collections.abc import Mapping
 
-import grpc
-
 from specinfer.cli.local import LocalOptions
 from specinfer.cli.speculators import Flags, default_speculators
-from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
+from specinfer.v1 import verifier_pb2
 
-DESCRIBE_TIMEOUT_S = 10.0
 MOST_SIZES = 8
 """Of passes that are shown."""
-
-
-def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
-    """What a local verifier says of itself."""
-    with grpc.insecure_channel(address) as channel:
-        stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
-        request = verifier_pb2.DescribeVerifierRequest()
-        told: verifier_pb2.DescribeVerifierReply = stub.Describe(request, timeout=DESCRIBE_TIMEOUT_S)
-        return told
 
 
 def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from specinfer.cli.check import check
 from specinfer.cli.compare import bench, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection
 from specinfer.cli.differences import compare
-from specinfer.cli.explain import describe_verifier, explanation
+from specinfer.cli.explain import explanation
 from specinfer.cli.generate import generate
 from specinfer.cli.keys import keys_app
 from specinfer.cli.local import LocalOptions
@@ -35,6 +35,7 @@ from specinfer.cli.show import console, ready_line
 from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
 from specinfer.cli.suite import suite
+from specinfer.cli.verifiers import describe_verifier
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import grpc
 import typer
 from rich.table import Table
 
 from specinfer.cli.options import check_positive
 from specinfer.cli.show import console
+from specinfer.cli.verifiers import describe_verifier
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
 from specinfer.service.addresses import check_target
-from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 
 if TYPE_CHECKING:
     from specinfer.model.parallel.plan import Curve, Need, Plan
@@ -96,13 +95,8 @@ def ask_curve(address: str) -> "Curve":
         SettingError: if it is no address.
         UnavailableError: if it does not answer.
     """
-    with grpc.insecure_channel(check_target("--verifier", address)) as channel:
-        stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply = stub.Describe(verifier_pb2.DescribeVerifierRequest(), timeout=5.0)
-        except grpc.RpcError as error:
-            raise UnavailableError(f"the verifier at {address} does not answer") from error
-    return [(cost.tokens, cost.microseconds / 1e6) for cost in reply.pass_costs]
+    told = describe_verifier(check_target("--verifier", address))
+    return [(cost.tokens, cost.microseconds / 1e6) for cost in told.pass_costs]
 
 
 def table_of(found: Sequence["Plan"], need: "Need", curve: "Curve") -> Table:

@@ -29,17 +29,17 @@ def make_constraint(options: ConstraintOptions) -> common_pb2.Constraint | None:
     Raises:
         InvalidInputError: if it is said in two ways, or is no JSON.
     """
-    given = [name for name in KINDS if name in options]
+    said: Mapping[str, Any] = {**options}
+    given = [(kind, said[kind]) for kind in KINDS if kind in said]
+    if not given:
+        return None
     if len(given) > 1:
-        raise InvalidInputError(given[1], given[0], "only one of them may be given")
-    if "choice" in options:
-        return common_pb2.Constraint(choice=common_pb2.Choice(texts=options["choice"]))
-    if "json_schema" in options:
-        schema = options["json_schema"]
-        return common_pb2.Constraint(json_schema=schema if isinstance(schema, str) else _encode(schema))
-    if "regex" in options:
-        return common_pb2.Constraint(regex=options["regex"])
-    return common_pb2.Constraint(grammar=options["grammar"]) if given else None
+        raise InvalidInputError(given[1][0], given[0][0], "only one of them may be given")
+    ((kind, source),) = given
+    if kind == "choice":
+        return common_pb2.Constraint(choice=common_pb2.Choice(texts=source))
+    fields: dict[str, Any] = {kind: source if isinstance(source, str) else _encode(source)}
+    return common_pb2.Constraint(**fields)
 
 
 def _encode(schema: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, Unpack
+from typing import TypeAlias, TypeVar, Unpack
 
 from specinfer.client.constraint import ConstraintOptions, make_constraint
 from specinfer.errors import InvalidInputError
@@ -17,6 +17,7 @@ SPECULATION = {
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
     "off": generation_pb2.SPECULATION_OFF,
 }
+T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text; a conversation, as mappings with `role` and `content`; or token ids."""
 _WIRE_RANGES = {
@@ -102,8 +103,8 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         stop_strings=[stop] if isinstance(stop, str) else stop,
         ignore_eos=options.get("ignore_eos", False),
         priority=options.get("priority", 0),
-        speculation=_speculation(options.get("speculation", "tree")),
-        decomposition=_decomposition(options.get("decomposition", "none")),
+        speculation=_word("speculation", options.get("speculation", "tree"), SPECULATION),
+        decomposition=_word("decomposition", options.get("decomposition", "none"), DECOMPOSITION),
         logprobs=options.get("logprobs", False),
         top_logprobs=options.get("top_logprobs", 0),
         deadline_seconds=options.get("deadline_seconds"),
@@ -155,16 +156,10 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt, chat: b
             raise InvalidInputError(f"prompt[{index}]", item, "must be a token id, or a role and a content")
 
 
-def _speculation(word: str) -> generation_pb2.Speculation:
-    if word not in SPECULATION:
-        raise InvalidInputError("speculation", word, f"must be one of {', '.join(SPECULATION)}")
-    return SPECULATION[word]
-
-
-def _decomposition(word: str) -> generation_pb2.Decomposition:
-    if word not in DECOMPOSITION:
-        raise InvalidInputError("decomposition", word, f"must be one of {', '.join(DECOMPOSITION)}")
-    return DECOMPOSITION[word]
+def _word(name: str, word: str, known: Mapping[str, T]) -> T:
+    if word not in known:
+        raise InvalidInputError(name, word, f"must be one of {', '.join(known)}")
+    return known[word]
 
 
 def _check_range(name: str, value: object, lowest: int, end: int) -> None:

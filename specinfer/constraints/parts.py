@@ -25,8 +25,8 @@ def part_of(compiler: Compiler, constraint: Constraint) -> str:
 
 
 def _refused(compiler: Compiler, part: Any, schema: Any) -> Iterator[tuple[str, Any]]:
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     for step, below in _schemas_in(part):
-        definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         alone = definitions | below
         try:
             compiler.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(alone)))

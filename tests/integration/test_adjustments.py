@@ -15,12 +15,12 @@ from scipy import stats
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob
-from tests.integration.test_draws import markov, table_drafter
+from tests.integration.test_draws import table_drafter
+from tests.markov import REQUESTS, markov, serving
 from tests.oracle import default_target, greedy
 from tests.system import ScriptedDrafter, System, running_system
 from tests.tiny_models import reference_logits
 from verifier_svc.adjustments import RequestAdjustment
-from verifier_svc.engine import EngineLimits
 
 Wish = Mapping[str, Any]
 OFF = 3
@@ -125,18 +125,9 @@ async def test_counts_are_rebuilt_when_the_verifier_has_forgotten(redis_url: str
     """It forgets every fifth step of all requests: prompt and text are read again, in chunks."""
     drafters = {"knowing": ScriptedDrafter(knowing)}
     async with running_system(redis_url, drafters, prefill_chunk=16) as system:
-        verify, steps = system.verifier.verify, 0
-
-        def forgetful(jobs: Any) -> Any:
-            nonlocal steps
-            steps += 1
-            if steps % 5 == 0:
-                system.verifier.release([job.request_id for job in jobs])
-            return verify(jobs)
-
-        system.verifier.verify = forgetful  # type: ignore[method-assign]
+        steps = system.forget_every(5)
         assert await answers(system) == expected()
-        assert steps > 10
+        assert len(steps) > 10
 
 
 async def test_bad_tokens_are_refused_by_name(redis_url: str) -> None:
@@ -148,7 +139,7 @@ async def test_bad_tokens_are_refused_by_name(redis_url: str) -> None:
 
 
 SMALL: Wish = {"logit_bias": {0: 1.0, 2: -0.5}, "presence_penalty": 0.5, "frequency_penalty": 1.6}
-TOKENS, REQUESTS = 60, 32
+TOKENS = 60
 
 
 @pytest.mark.statistical
@@ -175,17 +166,7 @@ async def test_draws_are_verified_against_the_changed_distribution(
     }
     drafters = {name: table_drafter(seed, kind) for seed, (name, kind) in enumerate(kinds.items())}
     wishes = [SMALL if index % 2 else {} for index in range(REQUESTS)]
-    async with running_system(
-        redis_url,
-        drafters,
-        model=target,
-        engine_limits=EngineLimits(max_context_len=1024),
-        max_batch=REQUESTS,
-        tree_depth=3,
-        tree_nodes=4,
-        step_nodes=4 * REQUESTS,
-        kv_tokens=REQUESTS * 1024,
-    ) as system:
+    async with serving(redis_url, drafters, target, 4) as system:
         texts = await asyncio.gather(
             *(
                 system.tokens(

@@ -48,6 +48,13 @@ async def test_points_are_expanded_in_order_each_as_if_asked_alone(redis_url: st
     assert summary.new_tokens <= 12
 
 
+@pytest.mark.usefixtures("fitting")
+async def test_points_may_fill_the_context(redis_url: str) -> None:
+    async with running_system(redis_url, {}) as system:
+        _, summary = await answer(system, question(max_new_tokens=0, ignore_eos=True))
+    assert summary.new_tokens > 10 * len(POINTS)
+
+
 async def test_a_question_that_does_not_fit_is_answered_as_usual(redis_url: str) -> None:
     async with running_system(redis_url, {}) as system:
         text, summary = await answer(system, question(max_new_tokens=8))
@@ -64,6 +71,7 @@ async def test_a_question_that_does_not_fit_is_answered_as_usual(redis_url: str)
         ({"stop_strings": ["x"]}, "skeleton excludes stop_strings"),
         ({"text": "a"}, "needs a conversation"),
         ({"decomposition": 7}, "decomposition = 7: unknown"),
+        ({"deadline_seconds": -1.0}, "deadline_seconds = -1"),
     ],
 )
 async def test_what_cannot_be_decomposed_is_refused(

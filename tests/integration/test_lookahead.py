@@ -1,7 +1,6 @@
 """Lookahead decoding through the real services: the window rides in the verifier's passes and comes back."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +9,7 @@ from speculator_svc.drafters import DrafterDescription
 from speculator_svc.drafters.lookahead import LookaheadDrafter, LookaheadShape, Ngram, Window
 from speculator_svc.drafters.ngram import NgramDrafter
 from tests.markov import assert_points_follow, markov, serving
+from tests.merging import assert_all_are_accepted
 from tests.oracle import greedy
 from tests.system import VOCABULARY, running_system
 
@@ -54,13 +54,7 @@ async def test_a_target_that_depends_on_one_token_is_foreseen_from_the_window_al
 
 async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url: str) -> None:
     drafters = {"ngram": NgramDrafter(1, 4, 3), "lookahead": lookahead()}
-    accepted: Counter[str] = Counter()
-    async with running_system(redis_url, drafters, tree_nodes=24, step_nodes=96) as system:
-        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
-            replies = await system.generate(prompt, max_new_tokens=40)
-            assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
-            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
-    assert min(accepted[name] for name in drafters) > 0
+    await assert_all_are_accepted(redis_url, drafters, tree_nodes=24, step_nodes=96)
 
 
 @pytest.mark.statistical

@@ -1,7 +1,6 @@
 """Predictions of the target through the real services, and token recycling, which drafts from them."""
 
 import asyncio
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -14,6 +13,7 @@ from speculator_svc.drafters import DrafterDescription, DraftJob, TargetTopK
 from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.recycling import RecyclingDrafter
 from tests.markov import assert_points_follow
+from tests.merging import assert_all_are_accepted
 from tests.oracle import always, default_target, first, greedy
 from tests.system import VOCABULARY, ScriptedDrafter, running_system
 from tests.tiny_models import reference_logits
@@ -97,14 +97,7 @@ async def test_recycled_tokens_are_accepted_and_change_nothing(redis_url: str) -
 
 async def test_merged_with_ngrams_both_are_accepted_and_change_nothing(redis_url: str) -> None:
     """Prompts that repeat themselves: n-grams know what may follow, recycling what the target said."""
-    drafters = {"ngram": NgramDrafter(1, 4, 3), "recycling": recycler()}
-    async with running_system(redis_url, drafters) as system:
-        accepted: Counter[str] = Counter()
-        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
-            replies = await system.generate(prompt, max_new_tokens=40)
-            assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
-            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
-    assert min(accepted["ngram"], accepted["recycling"]) > 0
+    await assert_all_are_accepted(redis_url, {"ngram": NgramDrafter(1, 4, 3), "recycling": recycler()})
 
 
 @pytest.mark.statistical

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.requests.caller import ANYBODY, Caller
 from gateway.requests.feeds import Feed
-from gateway.requests.logprobs import TokenLogprobs
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState
 from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
@@ -28,6 +27,7 @@ from gateway.store.records import (
 from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
+from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)

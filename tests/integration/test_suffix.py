@@ -1,7 +1,6 @@
 """Suffix decoding through the real services: alone, with finished requests, and merged with other methods."""
 
 import asyncio
-from collections import Counter
 
 import pytest
 
@@ -10,6 +9,7 @@ from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.recycling import RecyclingDrafter
 from speculator_svc.drafters.suffix import SuffixDrafter
 from tests.markov import assert_points_follow
+from tests.merging import assert_all_are_accepted
 from tests.oracle import greedy
 from tests.system import VOCABULARY, running_system, until
 
@@ -38,13 +38,7 @@ async def test_merged_with_other_methods_all_are_accepted_and_change_nothing(red
         "suffix": SuffixDrafter(),
         "recycling": RecyclingDrafter(reads),
     }
-    accepted: Counter[str] = Counter()
-    async with running_system(redis_url, drafters) as system:
-        for prompt in (PROMPT * 3, PROMPT[::-1] * 2, PROMPT):
-            replies = await system.generate(prompt, max_new_tokens=40)
-            assert [t for reply in replies for t in reply.token_ids] == greedy(prompt, 40)
-            accepted.update({each.name: each.accepted for each in replies[-1].summary.stats.speculators})
-    assert min(accepted[name] for name in drafters) > 0
+    await assert_all_are_accepted(redis_url, drafters)
 
 
 @pytest.mark.statistical

@@ -19,6 +19,7 @@ from specinfer.cli.processes import Child, check_listen_address, free_ports
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
+from tests.background import in_background
 from tests.system import ascii_tokenizer
 from tests.tiny_models import tiny_transformers
 
@@ -102,7 +103,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
     flags = ["--model", str(model), "--dtype", "float32", "--device", "cpu", "--listen", address]
     flags += ["--http-listen", http, "--explain"]
     with subprocess.Popen(
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *up(*flags)],  # as shells start background jobs
+        in_background(up(*flags)),
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,

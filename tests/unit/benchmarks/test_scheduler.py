@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks import scheduler
+from benchmarks.drafts.paths import followed
 from benchmarks.drafts.prompts import Prompt
-from benchmarks.scheduler import SIZES, Answer, Costs, follow, learn, markdown, oracle, policies, walk
+from benchmarks.scheduler import SIZES, Answer, Costs, follow, learn, markdown, oracle, policies
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import TokenTree, TreeBuilder
 from speculator_svc.drafters import DrafterDescription
@@ -35,7 +36,7 @@ TOKENS = list(range(20, 36))
 
 def test_a_walk_ends_at_the_first_token_that_is_not_there() -> None:
     tree = chain(1, [5, 6, 7])
-    assert [walk(tree, following) for following in ([5, 6, 7, 8], [5, 6], [5, 9], [4])] == [3, 2, 1, 0]
+    assert [followed(tree, following) for following in ([5, 6, 7, 8], [5, 6], [5, 9], [4])] == [3, 2, 1, 0]
 
 
 def test_a_policy_pays_for_its_steps_and_gets_what_is_accepted() -> None:

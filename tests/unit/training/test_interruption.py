@@ -18,6 +18,7 @@ from speculator_svc.training.distil import DistilOptions, distil
 from speculator_svc.training.interruption import InterruptionError, deferred_signals
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.train_ssm import train_ssm
+from tests.background import in_background
 from tests.system import ascii_tokenizer
 from tests.tiny_models import tiny_transformers
 from tests.unit.training.test_training import make_student
@@ -57,12 +58,11 @@ def run(
         module=module, function=function, signal=int(number), body=body.format(signal=int(number))
     )
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        in_background([sys.executable, "-c", code, *map(str, arguments)]),
         capture_output=True,
         text=True,
         cwd=ROOT,
         timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as shells start background jobs
     )
 
 
@@ -194,11 +194,10 @@ def test_specinfer_train_passes_signals_on(tmp_path: Path, target: Path) -> None
         str(tmp_path / "out"),
     ]
     with subprocess.Popen(
-        [sys.executable, *command, "--model", str(target)],
+        in_background([sys.executable, *command, "--model", str(target)]),
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as process:
         try:
             with pipe.open("w"):  # waits until it reads

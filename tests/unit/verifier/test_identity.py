@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from specinfer.tokenizer import Tokenizer
 from tests.system import ascii_tokenizer
 from tests.tiny_models import runner_of, tiny_transformers
 from verifier_svc.__main__ import describe
@@ -21,7 +22,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def of(directory: Path, **fields: object) -> Identity:
-    return Identity.of(VerifierSettings(model=str(directory), **fields), directory)
+    settings = VerifierSettings(model=str(directory), **fields)
+    return Identity.of(settings, directory, Tokenizer.load(directory))
 
 
 def test_processes_differ_and_their_model_does_not(directory: Path) -> None:
