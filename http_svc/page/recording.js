@@ -1,8 +1,8 @@
 // What is known of one answer: its text, and the steps that made it. Knows no page.
 
-/** Asks for an answer and keeps what comes; `onChange` is told of everything new. */
 import { answer, newId, watch } from "./api.js";
 
+/** Asks for an answer and keeps what comes; `onChange` is told of everything new. */
 export class Recording {
   /** `body`: what is asked of the API, with a seed. */
   constructor(body) {

@@ -53,12 +53,6 @@ class Matcher:
             self._inner.rollback(count)
             self._check()
 
-    def allows(self, token: int) -> bool:
-        """Whether it may come next."""
-        allowed = bool(self._inner.validate_tokens([token]))
-        self._check()
-        return allowed
-
     def mask(self) -> Bool:
         """[V] whether each token may come next.
 
