@@ -2,9 +2,21 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from specinfer.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a file of prompts."""
+
+    text: str
+    source: str = ""
+    """The data set it is of; empty if the row does not say."""
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
@@ -13,23 +25,45 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    prompts: list[str] = []
+    return tuple(prompt.text for prompt in islice(_read_rows(path), limit))
+
+
+def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
+    """So many of the same file's prompts, as many of each `source`, spread over its rows; sources take turns.
+
+    Raises:
+        InvalidInputError: naming file and line.
+    """
+    by_source: dict[str, list[Prompt]] = {}
+    for prompt in _read_rows(path):
+        by_source.setdefault(prompt.source, []).append(prompt)
+    each = -(-count // len(by_source))
+    spread = [rows[:: max(1, len(rows) // each)][:each] for rows in by_source.values()]
+    in_turns = [prompt for of_turn in zip_longest(*spread) for prompt in of_turn if prompt is not None]
+    return tuple(in_turns[:count])
+
+
+def _read_rows(path: Path) -> Iterator[Prompt]:
+    """All prompts of a file, which has at least one."""
+    found = 0
     for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
-        if limit is not None and len(prompts) == limit:
-            break
-        if not line.strip():
-            continue
-        try:
-            turns = json.loads(line)["turns"]
-            turn = turns[0] if isinstance(turns, list) else None
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise InvalidInputError(f"{path}:{number}", line[:60], "needs `turns: [text]`") from error
-        if not isinstance(turn, str):
-            raise InvalidInputError(f"{path}:{number}", turn, "turns[0] must be text")
-        prompts.append(check_text(f"{path}:{number}", turn))
-    if not prompts:
+        if line.strip():
+            found += 1
+            yield _read_row(f"{path}:{number}", line)
+    if not found:
         raise InvalidInputError("prompts", str(path), "no prompts in it")
-    return tuple(prompts)
+
+
+def _read_row(place: str, line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+        turns = row["turns"]
+        turn = turns[0] if isinstance(turns, list) else None
+    except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+        raise InvalidInputError(place, line[:60], "needs `turns: [text]`") from error
+    if not isinstance(turn, str):
+        raise InvalidInputError(place, turn, "turns[0] must be text")
+    return Prompt(check_text(place, turn), str(row.get("source", "")))
 
 
 def read_prompt(path: Path | None) -> str:

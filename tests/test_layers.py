@@ -166,6 +166,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "pydantic", "pydantic_settings", "transformers"},
     ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
+    "specinfer.cli.suite.assisted": ({"specinfer.hub", "specinfer.model"}, {"torch", "transformers"}),
+    "specinfer.cli.suite.measure": ({"specinfer"}, {"prometheus_client"}),
+    "specinfer.cli.suite.perplexity": ({"specinfer"}, {"numpy"}),
+    "specinfer.cli.suite.plots": ({"specinfer.cli.suite.pools"}, {"matplotlib"}),
     "verifier_svc.acceptance": (
         {
             "specinfer.tree",

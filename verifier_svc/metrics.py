@@ -30,6 +30,8 @@ class CacheView(NamedTuple):
     """Prompt tokens that were looked for, since the start."""
     shared_tokens: int
     """Those of them that were found instead of computed."""
+    dropped_tokens: int
+    """Context tokens that windowed caches have dropped, since the start."""
 
 
 class VerifierMetrics:
@@ -72,6 +74,9 @@ class VerifierMetrics:
             "prefix_cache_queries", "Prompt tokens, in whole blocks, that were looked for in the cache."
         )
         self._hits = counter("prefix_cache_hits", "Those of them that were found instead of computed.")
+        self._dropped = counter(
+            "verifier_window_dropped_tokens", "Context tokens that windowed caches (`--kv-window`) dropped."
+        )
         self._held = Gauge("specinfer_verifier_requests", "Requests in the cache.", registry=registry)
         self.failed_steps = counter("verifier_failed_steps", "Steps that failed by a fault of the verifier.")
         self.fenced_steps = counter(
@@ -92,7 +97,7 @@ class VerifierMetrics:
             self._stages.labels(state)  # 0 from the start
         self._told = StageSeconds()
         self._model = declare_model_info(registry)
-        self._queried = self._shared = 0
+        self._queried = self._shared = self._window_dropped = 0
         declare_build_info(registry)
 
     def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
@@ -144,7 +149,9 @@ class VerifierMetrics:
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)
         self._queries.inc(cache.queried_tokens - self._queried)
         self._hits.inc(cache.shared_tokens - self._shared)
+        self._dropped.inc(cache.dropped_tokens - self._window_dropped)
         self._queried, self._shared = cache.queried_tokens, cache.shared_tokens
+        self._window_dropped = cache.dropped_tokens
 
 
 def _size_name(tokens: int) -> str:

@@ -87,11 +87,24 @@ async def run_bench(client: AsyncClient, plan: BenchPlan, advance: Advance) -> l
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
     order, and each is compared with incremental decoding in the same turns.
     """
-    await _answer(client, plan, plan.prompts[0], "tree")  # warm-up, not measured
-    return [run for batch in plan.batches for run in await _in_turns(client, plan, batch, advance)]
+    await warm_up(client, plan)
+    found = []
+    for batch in plan.batches:
+        turns = await take_turns(client, plan, batch, advance)
+        plain = turns.get("incremental")
+        found += [summarise(mode, batch, of_mode, plain) for mode, of_mode in turns.items()]
+    return found
 
 
-async def _in_turns(client: AsyncClient, plan: BenchPlan, batch: int, advance: Advance) -> list[Run]:
+async def warm_up(client: AsyncClient, plan: BenchPlan) -> None:
+    """One answer that is not measured."""
+    await _answer(client, plan, plan.prompts[0], "tree")
+
+
+async def take_turns(
+    client: AsyncClient, plan: BenchPlan, batch: int, advance: Advance
+) -> dict[str, list[Turn]]:
+    """What every mode made of every part of the prompts, in their order."""
     modes = sorted(plan.modes, key=list(MODES).index)
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     reading = replace(plan, max_new_tokens=1)
@@ -100,8 +113,7 @@ async def _in_turns(client: AsyncClient, plan: BenchPlan, batch: int, advance: A
         await _take_turn(client, reading, prompts, "incremental", batch, lambda _: None)
         for mode in modes[:: -1 if number % 2 else 1]:
             turns[mode].append(await _take_turn(client, plan, prompts, mode, batch, advance))
-    plain = turns.get("incremental")
-    return [summarise(mode, batch, turns[mode], plain) for mode in modes]
+    return turns
 
 
 def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:

@@ -34,7 +34,7 @@ from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
-from specinfer.cli.suite import suite
+from specinfer.cli.suite.command import suite
 from specinfer.cli.verifiers import describe_verifier
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError

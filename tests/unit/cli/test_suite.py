@@ -1,19 +1,24 @@
 """`specinfer bench suite` and `bench compare`: what is measured, resumed, and called a difference."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specinfer.cli import suite as under_test
-from specinfer.cli.bench import BenchPlan, Run
+from specinfer.cli.bench import Run, Turn
 from specinfer.cli.differences import compare, differences, read_runs
-from specinfer.cli.suite import DEFAULT, MERGED, UNTRAINED, suite, suite_pools
+from specinfer.cli.suite import command as under_test
+from specinfer.cli.suite.command import suite
+from specinfer.cli.suite.plan import QUICK, SuitePlan, runs_of
+from specinfer.cli.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
+from specinfer.client import Answer, SpeculationStats, Summary
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.prompts import Prompt, read_prompts_by_source
 
 
 def run(mode: str, batch: int, rate: float = 100.0, error: float | None = 2.0) -> Run:
@@ -47,41 +52,93 @@ def result(path: Path, *runs: dict[str, Any]) -> Path:
 
 def test_every_method_is_there_alone_and_in_the_merged_pool() -> None:
     pools = suite_pools(DEFAULT_MODEL)
-    alone = [name for name in pools if name not in (DEFAULT, MERGED)]
-    assert {*UNTRAINED, "ssm"} <= set(alone)
-    assert list(pools[MERGED]) == alone
-    assert pools["ssm"]["ssm"]["model"] == "ssm-smollm2-135m"
-    assert [name for name in suite_pools("other") if name not in (DEFAULT, MERGED)] == list(UNTRAINED)
+    alone = list(methods(DEFAULT_MODEL))
+    assert {*UNTRAINED, "ssm"} <= set(alone) <= set(pools)
+    assert list(pools[MERGED].speculators) == alone
+    assert pools["ssm"].speculators["ssm"]["model"] == "ssm-smollm2-135m"
+    assert list(methods("other")) == list(UNTRAINED)
+    lengths = [pool.gateway["sequence-length"] for name, pool in pools.items() if "K =" in name]
+    assert lengths == ["4", "6", "8"]
+
+
+class Machine:
+    """Measures nothing, and fails once if told to."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.measured: list[str] = []
+        self._fails_at = fails_at
+
+    def measure(self, name: str, pool: Pool, _: Any, plan: SuitePlan, scorer: Any) -> tuple[Any, Any]:
+        if name == self._fails_at:
+            self._fails_at = ""
+            raise UnavailableError("the machine was switched off")
+        self.measured.append(name)
+        held = {"memory_mib": 700.0, "memory_growth_mib": 1.5, "dropped_tokens": 0, "perplexity": 2.0}
+        faster = 1.5 if name == "suffix" else 1.0 if name == MERGED else 1.2
+        of = {"speedup": faster, "speedup_error": 0.1, "acceptance_length": 1.6}
+        by_source = {"by_source": {"a": of, "b": of}, "tokens_per_step": [1.5, 1.7]}
+        return [
+            {"pool": name, **asdict(run(mode, batch)), **held, **(by_source if batch == 1 else {})}
+            for batch in plan.size.batches
+            for mode in pool.modes
+        ], [(1, 7000), (9, 14500)]
 
 
 def test_a_suite_that_was_interrupted_goes_on_and_another_plan_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "suite.json"
-    prompts.write_text(json.dumps({"turns": ["hi"]}))
-    measured: list[str] = []
-
-    def measure(name: str, _: Any, plan: BenchPlan) -> list[Run]:
-        if name == "recycling" and "recycling" not in failed:
-            failed.append(name)
-            raise UnavailableError("the machine was switched off")
-        measured.append(name)
-        return [run(mode, batch) for batch in plan.batches for mode in plan.modes]
-
-    failed: list[str] = []
-    monkeypatch.setattr(under_test, "_measure", measure)
+    prompts, out, machine = tmp_path / "prompts.jsonl", tmp_path / "suite.json", Machine("recycling")
+    prompts.write_text("\n".join(json.dumps({"turns": [text], "source": text}) for text in "ab"))
+    monkeypatch.setattr(under_test, "measure_pool", machine.measure)
+    monkeypatch.setattr(under_test, "Scorer", lambda *_: None)
+    monkeypatch.setattr(under_test, "resolve_model", Path)
     with pytest.raises(UnavailableError):
         suite(prompts, out, model="other")
     suite(prompts, out, model="other")
-    assert measured == [*UNTRAINED, DEFAULT, MERGED], "nothing twice"
+    assert machine.measured == list(suite_pools("other")), "nothing twice"
     text = out.with_suffix(".md").read_text()
-    assert "| recycling | 100 | 100 | 1.00x ± 0.02 | 1.60 | 1.00x ± 0.02 | 1.0 / 3.0 |" in text
+    assert "| recycling | 100 | 100 | 1.00x ± 0.02 | 1.60 |" in text
     assert text.count("## Batch") == 2
+    for source in "ab":
+        assert f"| {source} | suffix | 1.50x ± 0.10 | 1.00x ± 0.10 | no |" in text, "0.5 behind, noise 0.28"
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert len(pictures) == 5
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     with pytest.raises(InvalidInputError, match="holds a suite with another plan"):
         suite(prompts, out, model="other", temperature=0.8)
     out.write_text("not JSON")
     with pytest.raises(InvalidInputError, match="holds something else"):
         suite(prompts, out, model="other")
+
+
+def test_prompts_are_spread_over_sources_and_rows(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"turns": [f"{source}{i}"], "source": source} for source in "ab" for i in range(6)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [prompt.text for prompt in read_prompts_by_source(path, 5)] == ["a0", "b0", "a2", "b2", "a4"]
+    assert len(read_prompts_by_source(path, 100)) == 12
+    path.write_text("\n")
+    with pytest.raises(InvalidInputError, match="no prompts in it"):
+        read_prompts_by_source(path, 5)
+
+
+def turn(tokens: Sequence[int], steps: int, seconds: float = 1.0) -> Turn:
+    stats = SpeculationStats(steps=steps, drafted=9, accepted=len(tokens) - steps)
+    return Turn([Answer(token_ids=list(tokens), summary=Summary(stats=stats))], seconds)
+
+
+def test_runs_are_told_by_source_where_a_turn_is_one_prompt() -> None:
+    plan = SuitePlan((Prompt("x", "a"), Prompt("y", "b"), Prompt("z", "a")), QUICK, 0.0)
+    turns = {
+        "incremental": [turn([1, 2, 3, 4], 4, 4.0)] * 3,
+        "tree": [turn([1, 2, 3, 4], 2, 2.0), turn([1, 2, 3, 4], 4, 4.0), turn([1, 2, 3, 4], 1, 1.0)],
+    }
+    tree = runs_of(plan, 1, turns)[1]
+    assert tree["tokens_per_step"] == [2.0, 1.0, 4.0]
+    assert tree["by_source"]["a"]["speedup"] == pytest.approx(8 / 3)
+    assert tree["by_source"]["a"]["acceptance_length"] == pytest.approx(1 + 5 / 3)
+    assert tree["by_source"]["b"] == {"speedup": 1.0, "speedup_error": None, "acceptance_length": 1.0}
+    assert "by_source" not in runs_of(plan, 4, turns)[1]
 
 
 def test_only_what_is_beyond_the_noise_is_called_a_difference(tmp_path: Path) -> None:
