@@ -46,8 +46,8 @@ def _opening(report: Mapping[str, Any]) -> list[str]:
         "",
         f"`{about['command']}` at {about['commit']}, {origin}; {target}, {plan['prompts']} prompts, "
         f"{plan['new_tokens']} new tokens each, temperature {plan['temperature']:g}, end of sequence "
-        "ignored. Each pool is a system of its own, in which modes take turns; gains are over plain decoding in "
-        "the same turns, ± their standard error. All pools have the same budget of verified nodes.",
+        "ignored. Each pool is a system of its own, in which modes take turns; gains are over plain decoding "
+        "in the same turns, ± their standard error. All pools have the same budget of verified nodes.",
         "",
         "Perplexity is that of the answers under the target with a whole cache: where it differs from plain "
         f"decoding's the text does. A windowed cache of {WINDOW_TOKENS} tokens is lossy by design, and its "
