@@ -144,6 +144,8 @@ def _options(body: Body, limit: int) -> RequestOptions:
         logprobs=wants_logprobs(body),
         top_logprobs=_top_logprobs(body),
     )
+    if isinstance(body, ChatBody) and body.decomposition is not None:
+        options["decomposition"] = body.decomposition
     if body.stop is not None:
         options["stop"] = body.stop
     options.update(_form(body))

@@ -86,7 +86,9 @@ class AsyncClient:
             InvalidInputError: naming an option that cannot be sent; what else is wrong the gateway says.
         """
         message = as_request(prompt, options)
-        return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
+        in_parts = message.decomposition != generation_pb2.DECOMPOSITION_UNSPECIFIED
+        resume = self._resume(message.request_id, in_parts=in_parts)
+        return AsyncStream(message.request_id, self._follow(message, resume))
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
         """The rest of a request, from the token after the first `from_token` ones.
@@ -169,7 +171,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _resume(self, request_id: str, attach_from: int | None = None) -> Resume:
+    def _resume(self, request_id: str, attach_from: int | None = None, in_parts: bool = False) -> Resume:
         return Resume(
             request_id,
             self._gateways.addresses,
@@ -177,6 +179,7 @@ class AsyncClient:
             random.random,
             first_address=self._gateways.first,
             attach_from=attach_from,
+            in_parts=in_parts,
         )
 
     async def _follow(

@@ -4,6 +4,8 @@ import grpc
 import pytest
 
 from gateway.decomposition import skeleton
+from specinfer import AsyncClient
+from specinfer.client.request import RequestOptions
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.system import System, running_system
 
@@ -46,6 +48,15 @@ async def test_points_are_expanded_in_order_each_as_if_asked_alone(redis_url: st
     assert summary.points == 3
     assert summary.stats.lossy
     assert summary.new_tokens <= 12
+
+
+@pytest.mark.usefixtures("fitting")
+async def test_the_python_client_reads_an_answer_in_parts(redis_url: str) -> None:
+    async with running_system(redis_url, {}) as system, AsyncClient(system.address) as client:
+        options: RequestOptions = {"decomposition": "skeleton", "max_new_tokens": 12, "temperature": 0.0}
+        found = await client.generate([{"role": "user", "content": "hm?"}], **options)
+        assert found.text == (await answer(system, question(max_new_tokens=12)))[0]
+        assert found.summary.points == 3
 
 
 @pytest.mark.usefixtures("fitting")

@@ -96,6 +96,12 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: only with logprobs"),
     "top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs = 21: "),
     "speculation": ({"speculation": "trees"}, "speculation", "speculation = 'trees': "),
+    "decomposition": ({"decomposition": "points"}, "decomposition", "decomposition = 'points': "),
+    "a resumable decomposition": (
+        {"decomposition": "skeleton", "resumable": True, "stream": True},
+        "decomposition",
+        "excludes resumable",
+    ),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),
     "a schema without a name": (

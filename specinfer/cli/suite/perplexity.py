@@ -35,7 +35,10 @@ class Scorer:
         """Of all answers of one mode, which are those to the prompts in their order."""
         answers = [answer for turn in turns for answer in turn.answers]
         asked = [self.prompt_tokens(prompt) for prompt in prompts]
-        pairs = [(prompt, tuple(answer.token_ids)) for prompt, answer in zip(asked, answers, strict=True)]
+        return self.of([(p, tuple(answer.token_ids)) for p, answer in zip(asked, answers, strict=True)])
+
+    def of(self, pairs: Sequence[Sequences]) -> float:
+        """Of prompts and their answers."""
         unknown = {pair for pair in pairs if pair not in self._known}
         if unknown:
             runner = self._load()
@@ -46,6 +49,10 @@ class Scorer:
     def prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """As the gateway sends a user's turn to the model."""
         return tuple(self._tokenizer.encode_chat([{"role": "user", "content": prompt.text}]))
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """An answer that is known as text only."""
+        return tuple(self._tokenizer.encode(text))
 
     def _load(self) -> "ModelRunner":
         from specinfer.model.options import RunnerOptions
