@@ -112,6 +112,7 @@ async def build_gateway(
             *(tokenizer, target.vocab_size, context, target.eos_token_ids),
             longest=longest,
             check_constraint=constraints.check,
+            reads_references=lambda: lanes.read_references,
         )
         status = StatusReporter(gateway_id, lanes, keeper, target, journal.totals)
         replies = WatchReplies(watches, tokenizer)

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gateway.conversation import texts_of, tools_of, turns_of
 from gateway.requests.caller import Caller
@@ -20,6 +21,7 @@ from specinfer.v1 import generation_pb2
 from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 
+T = TypeVar("T")
 DEFAULT_MAX_NEW_TOKENS = 128
 FILL_CONTEXT = 0
 """As `max_new_tokens`: as many as there is room for."""
@@ -47,6 +49,9 @@ class RequestLimits:
     """Largest priority, up and down. A caller may have a lower one of its own."""
     inline_bytes: int = 2048
     """Bytes of text up to which tokenizing (half a millisecond) is not worth a thread."""
+    references: int = 64
+    reference_bytes: int = 2**17
+    """Of all references of a request together. A token has at least one, so it bounds their tokens, too."""
     tokenizing: int = 2
     """Texts that are tokenized at once: passes need the cores, too."""
 
@@ -64,10 +69,12 @@ class RequestDecoder:
         *,
         longest: int | None = None,
         check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
+        reads_references: Callable[[], bool] = lambda: True,
     ) -> None:
         """`longest`: tokens of a request that takes all there is room for, prompt included; None: the
-        context's. `check_constraint` raises if a constraint cannot be followed; None: there may be none."""
-        self._check_constraint = check_constraint
+        context's. `check_constraint` raises if a constraint cannot be followed; None: there may be none.
+        `reads_references` says whether anybody may draft from references; if not, they are dropped."""
+        self._check_constraint, self._reads_references = check_constraint, reads_references
         self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
@@ -90,15 +97,17 @@ class RequestDecoder:
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
             limit = self._room_behind(prompt)
-        request = replace(asked, prompt=prompt, max_new_tokens=limit)
+        references = await self._references(message, asked.speculation)
+        request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
         request.check_against(self._vocab_size, self._max_context_len)
         return request
 
     def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """All but the prompt."""
+        """All but the prompt and the references."""
         self.check_request_id(message.request_id)
         self._check_priority(message.priority, caller)
         self._check_stops(message)
+        self._check_references(message.references)
         if message.speculation not in (0, *Speculation):
             raise InvalidInputError("speculation", message.speculation, "unknown")
         if message.decomposition not in generation_pb2.Decomposition.values():
@@ -163,6 +172,14 @@ class RequestDecoder:
                 "stop_strings", longest, f"characters, at most {limits.stop_string} in each"
             )
 
+    def _check_references(self, texts: Sequence[str]) -> None:
+        _check_number("references", texts, self._limits.references)
+        if "" in texts:
+            raise InvalidInputError("references", "", "must not be empty")
+        size, most = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
+        if size > most:
+            raise InvalidInputError("references", size, f"bytes together, at most {most}")
+
     async def _prompt(self, message: generation_pb2.GenerateRequest) -> Sequence[int]:
         match message.WhichOneof("prompt"):
             case "text":
@@ -174,6 +191,16 @@ class RequestDecoder:
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
                 return message.tokens.ids
         raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
+
+    async def _references(
+        self, message: generation_pb2.GenerateRequest, speculation: Speculation
+    ) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each; nothing if nobody drafts from them."""
+        texts, encode = message.references, self._tokenizer.encode_part
+        if not texts or speculation is Speculation.OFF or not self._reads_references():
+            return ()
+        size = sum(map(len, texts))
+        return tuple(await self._tokenize(size, lambda: [tuple(encode(text)) for text in texts]))
 
     async def _chat(self, chat: generation_pb2.ChatMessages) -> Sequence[int]:
         if not chat.messages:
@@ -191,7 +218,7 @@ class RequestDecoder:
             raise InvalidInputError(field, size, why)
         return size
 
-    async def _tokenize(self, size: int, work: Callable[[], list[int]]) -> list[int]:
+    async def _tokenize(self, size: int, work: Callable[[], list[T]]) -> list[T]:
         if size <= self._limits.inline_bytes:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

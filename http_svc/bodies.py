@@ -51,6 +51,8 @@ class Body(Strict):
     structured_outputs: StructuredOutputs | None = None
     """vLLM's; the text must have this form."""
     speculation: Literal["tree", "sequence", "off"] | None = None
+    references: list[Text] | None = None
+    """Texts from which the answer may copy."""
     resumable: bool | None = None
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
 

@@ -140,6 +140,7 @@ def _options(body: Body, limit: int) -> RequestOptions:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         speculation=body.speculation or "tree",
+        references=body.references or (),
         chat=isinstance(body, ChatBody),
         logprobs=wants_logprobs(body),
         top_logprobs=_top_logprobs(body),

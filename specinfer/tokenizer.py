@@ -94,6 +94,10 @@ class Tokenizer:
         """Token ids of plain text, with the special tokens the model expects around it."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without the special tokens around a whole one."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:

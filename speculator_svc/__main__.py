@@ -54,6 +54,7 @@ def describe(
         feature_layers=engine.description.feature_layers,
         feature_size=engine.description.feature_size,
         target_top_k=engine.description.target_top_k,
+        reads_references=engine.description.reads_references,
     )
 
 

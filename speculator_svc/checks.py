@@ -27,6 +27,8 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
         raise InvalidInputError("target_features", len(entry.features), f"not of {token_bytes} bytes a token")
     if entry.target_top_k is not None:
         _check_top_k(entry.target_top_k, description.target_top_k)
+    if entry.references:
+        _check_references(entry, description)
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
         raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}")
@@ -41,6 +43,17 @@ def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
     if not 0 <= limits.min_path_probability <= 1:
         least = limits.min_path_probability
         raise InvalidInputError("min_path_probability", least, "must be between 0 and 1")
+
+
+def _check_references(entry: DraftEntry, description: DrafterDescription) -> None:
+    count, largest = len(entry.references), max(max(text, default=0) for text in entry.references)
+    if not description.reads_references:
+        raise InvalidInputError("references", count, "no speculator of this service reads them")
+    if entry.base_len:
+        raise InvalidInputError("references", count, f"come with base_len 0, not {entry.base_len}")
+    vocab_size = description.vocab_size or _MOST_TOKEN + 1
+    if largest >= vocab_size:
+        raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
 
 
 def _check_top_k(found: TargetTopK, k: int) -> None:

@@ -6,6 +6,7 @@ Knows no model. Invariant: a context is a prefix of the gateway's committed sequ
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from speculator_svc.drafters.references import References
 from speculator_svc.feature_buffer import FeatureBuffer
 
 
@@ -13,6 +14,7 @@ from speculator_svc.feature_buffer import FeatureBuffer
 class _Context:
     tokens: list[int] = field(default_factory=list)
     features: FeatureBuffer = field(default_factory=FeatureBuffer)
+    references: References | None = None
     last_used: float = 0.0
 
 
@@ -41,6 +43,14 @@ class Contexts:
     def features(self, request_id: str) -> FeatureBuffer:
         """Those of a request that is held."""
         return self._contexts[request_id].features
+
+    def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
+        """Keeps the texts that a request that is held may copy from, until it is released."""
+        self._contexts[request_id].references = References(texts)
+
+    def references(self, request_id: str) -> References | None:
+        """Those of a request that is held, if it has any."""
+        return self._contexts[request_id].references
 
     def release(self, request_id: str) -> bool:
         """Forgets a request; says whether it was known."""

@@ -61,8 +61,11 @@ class SpeculatorEngine:
             if entry.features:
                 shape = len(self.description.feature_layers), self.description.feature_size
                 self._contexts.features(entry.request_id).add(entry.features_start, entry.features, shape)
+            if entry.references:
+                self._contexts.refer(entry.request_id, entry.references)
             jobs[index] = DraftJob(
-                entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise
+                *(entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise),
+                references=self._contexts.references(entry.request_id),
             )
         for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
@@ -156,6 +159,7 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
         feature_layers=tuple(sorted({layer for d in descriptions for layer in d.feature_layers})),
         feature_size=min(sizes, default=0),
         target_top_k=max((d.target_top_k for d in descriptions), default=0),
+        reads_references=any(d.reads_references for d in descriptions),
     )
 
 

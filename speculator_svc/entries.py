@@ -32,6 +32,8 @@ class DraftEntry:
     """[positions, layers, hidden] bfloat16 from a context position on."""
     features_start: int = 0
     target_top_k: TargetTopK | None = None
+    references: Sequence[Sequence[int]] = ()
+    """Texts that the request may copy from, where it starts over."""
 
 
 @dataclass(frozen=True, slots=True)

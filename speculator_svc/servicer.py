@@ -130,6 +130,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             entry.target_features,
             entry.features_start,
             _decode_top_k(entry),
+            [list(reference.token_ids) for reference in entry.references],
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)

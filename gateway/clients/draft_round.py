@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.clients.pool_policy import PoolPolicy
+from gateway.clients.references import add_references
 from gateway.clients.speculator import Asked, SpeculatorService
 from gateway.clients.target_relay import TargetRelay
 from gateway.clients.tree_share import TreeShare
@@ -77,6 +78,8 @@ class DraftRound:
         """What a service is sent; by request, the position up to which it has features once it took that."""
         most = _FEATURE_BYTES // len(asked)
         entries = [service.encode(item, self._target, most) for item in asked.values()]
+        if service.reads_references:
+            add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
         until = {e.request_id: self._target.features.until(e, service.feature_layers) for e in entries}
         request = speculator_pb2.DraftRequest(
             step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent

@@ -56,6 +56,8 @@ class SpeculatorService:
     """Those of its speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
     """Those that would draw but are not trusted to: they are asked for greedy requests only."""
+    reads_references: bool = False
+    """Whether it drafts from texts that requests may copy from, by what it said last."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)

@@ -144,6 +144,7 @@ class SpeculatorDirectory:
         """Numbers the speculators of a service and notes who of them may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
+        service.reads_references = description.reads_references
         draws = [s for s, it in zip(service.members, description.speculators, strict=True) if it.draws]
         service.drawing = frozenset(draws if self._policy.trust_draws else ())
         service.distrusted = frozenset(draws) - service.drawing
@@ -165,8 +166,9 @@ class SpeculatorDirectory:
 
 def _methods(
     description: speculator_pb2.DescribeSpeculatorReply,
-) -> tuple[list[tuple[str, str, bool]], list[int], int]:
-    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read, and
-    how many predictions of the target."""
+) -> tuple[list[tuple[str, str, bool]], list[int], int, bool]:
+    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read, how
+    many predictions of the target, and whether they read references."""
     speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
-    return speculators, list(description.feature_layers), description.target_top_k
+    reads = list(description.feature_layers), description.target_top_k, description.reads_references
+    return speculators, *reads

@@ -86,6 +86,11 @@ class SpeculatorPool:
         """Whether any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
 
+    @property
+    def read_references(self) -> bool:
+        """Whether any service drafts from references, also one that is away just now."""
+        return any(service.reads_references for service in self.services)
+
     def wish(self, entries: Sequence[StepEntry]) -> TargetWish:
         """What of the target the verifier is to return with a step, for services that read it."""
         reading = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]

@@ -47,6 +47,12 @@ class Lanes:
         """What a verifier that this gateway has met says of itself."""
         return next(link.description for link in self.links.values() if link.description is not None)
 
+    @property
+    def read_references(self) -> bool:
+        """Whether any speculator drafts from references; where there is no lane, those of others may."""
+        lanes = self.by_instance.values()
+        return not lanes or any(lane.loop.pool.read_references for lane in lanes)
+
     def of_request(self, request_id: str) -> Lane | None:
         """The lane that runs a request."""
         found = (lane for lane in self.by_instance.values() if request_id in lane.loop.scheduler.states)

@@ -65,6 +65,8 @@ class GenerationRequest:
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
     constraint: Constraint | None = None
     """What the text must look like."""
+    references: tuple[tuple[int, ...], ...] = ()
+    """Texts that the answer may copy from; none if nobody here drafts from them."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -93,7 +95,8 @@ class GenerationRequest:
         Raises:
             InvalidInputError: naming the field and its value.
         """
-        for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids)):
+        references = [("references", text) for text in self.references]
+        for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids), *references):
             for token in (min(ids, default=0), max(ids, default=0)):
                 if not 0 <= token < vocab_size:
                     raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")

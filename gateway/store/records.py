@@ -3,7 +3,7 @@ Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gateway.requests.ending import Ending
@@ -58,8 +58,10 @@ class Glimpse:
 
 def encode_content(request: GenerationRequest) -> str:
     """Everything that was asked, without the id."""
-    values = asdict(request)
-    del values["request_id"]
+    values = asdict(replace(request, references=()))  # it would copy each of their tokens
+    del values["request_id"], values["references"]
+    if request.references:
+        values["references"] = request.references
     values["stop_token_ids"] = sorted(request.stop_token_ids)
     values["speculation"] = request.speculation.name.lower()
     return json.dumps(values, sort_keys=True)
@@ -73,6 +75,7 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
     biases = tuple((token, bias) for token, bias in sampling.pop("logit_bias"))
     values["sampling"] = SamplingParams(**sampling, logit_bias=biases)
     values["stop_strings"] = tuple(values["stop_strings"])
+    values["references"] = tuple(tuple(text) for text in values.get("references", ()))
     values["stop_token_ids"] = frozenset(values["stop_token_ids"])
     values["speculation"] = Speculation[values["speculation"].upper()]
     if (constraint := values.get("constraint")) is not None:

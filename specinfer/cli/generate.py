@@ -46,7 +46,7 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.prompts import check_text, read_prompt
+from specinfer.prompts import check_text, read_prompt, read_text
 from specinfer.v1 import generation_pb2
 
 PromptFile = Annotated[
@@ -63,6 +63,10 @@ TypicalEpsilon = Annotated[
         help="Threshold of typical acceptance (Medusa; usual: 0.09) at temperatures above 0: faster, not "
         "lossless; 0: lossless."
     ),
+]
+References = Annotated[
+    list[Path] | None,
+    typer.Option("--reference", help="A text file from which the answer may copy; may be repeated."),
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of sequence.")]
 LogProbs = Annotated[bool, typer.Option("--logprobs", help="Return log-probabilities (with --json).")]
@@ -89,6 +93,7 @@ def generate(
     typical_epsilon: TypicalEpsilon = 0.0,
     decomposition: Decomposition = DecompositionChoice.NONE,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this string; may be repeated.")] = None,
+    reference: References = None,
     raw: Raw = False,
     ignore_eos: IgnoreEos = False,
     logprobs: LogProbs = False,
@@ -129,6 +134,7 @@ def generate(
         decomposition=decomposition.value,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        references=[read_text("reference", path) for path in reference or ()],
         **read_constraint(constraint),
     )
     trace = os.environ.get(TRACE_VARIABLE, "")

@@ -68,6 +68,9 @@ class RequestOptions(ConstraintOptions, total=False):
     """Taken off the logits of tokens that were generated already, -2 to 2; default 0."""
     frequency_penalty: float
     """The same, for each time that they were; default 0."""
+    references: str | Sequence[str]
+    """Texts from which the answer may copy: drafters look in them, the model does not; at most 64, of 131,072
+    bytes together. Default none."""
     typical_epsilon: float
     """Threshold of typical acceptance, which is not lossless; 0, the default: lossless."""
 
@@ -87,7 +90,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         _check_range(name, options.get(name, 0), lowest, end)
     for token in options.get("logit_bias", {}):
         _check_range("logit_bias", token, 0, 2**32)
-    stop = options.get("stop", ())
+    stop, references = options.get("stop", ()), options.get("references", ())
     request = generation_pb2.GenerateRequest(
         request_id=options.get("request_id", ""),
         max_new_tokens=options.get("max_new_tokens", 128),
@@ -109,6 +112,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         top_logprobs=options.get("top_logprobs", 0),
         deadline_seconds=options.get("deadline_seconds"),
         constraint=make_constraint(options),
+        references=[references] if isinstance(references, str) else references,
     )
     seed = options.get("seed")
     if seed is not None:

@@ -83,7 +83,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "decomposition", "top_logprobs")
+    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "decomposition", "top_logprobs", "references")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class GenerateRequest(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     DECOMPOSITION_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatMessages
@@ -116,7 +117,8 @@ class GenerateRequest(_message.Message):
     constraint: _common_pb2.Constraint
     decomposition: Decomposition
     top_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., decomposition: _Optional[_Union[Decomposition, str]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    references: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., decomposition: _Optional[_Union[Decomposition, str]] = ..., top_logprobs: _Optional[int] = ..., references: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "from_token")

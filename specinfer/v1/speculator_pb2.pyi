@@ -31,7 +31,7 @@ class DraftRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[DraftEntry, _Mapping]]] = ..., client: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class DraftEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "node_budget", "max_depth", "shape", "sampling", "target_features", "target_top_k", "speculators", "min_path_probability", "draw_seed", "features_start", "references")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class DraftEntry(_message.Message):
     MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -58,7 +59,14 @@ class DraftEntry(_message.Message):
     min_path_probability: float
     draw_seed: int
     features_start: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ...) -> None: ...
+    references: _containers.RepeatedCompositeFieldContainer[Reference]
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., shape: _Optional[_Union[TreeShape, str]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., target_features: _Optional[bytes] = ..., target_top_k: _Optional[_Union[TargetTopK, _Mapping]] = ..., speculators: _Optional[_Iterable[int]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., features_start: _Optional[int] = ..., references: _Optional[_Iterable[_Union[Reference, _Mapping]]] = ...) -> None: ...
+
+class Reference(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TargetTopK(_message.Message):
     __slots__ = ("token_ids", "top_k_token_ids", "parents")
@@ -115,7 +123,7 @@ class DescribeSpeculatorRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeSpeculatorReply(_message.Message):
-    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "target_top_k", "instance_id", "feature_size")
+    __slots__ = ("speculators", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "feature_layers", "target_top_k", "instance_id", "feature_size", "reads_references")
     SPECULATORS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +133,7 @@ class DescribeSpeculatorReply(_message.Message):
     TARGET_TOP_K_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    READS_REFERENCES_FIELD_NUMBER: _ClassVar[int]
     speculators: _containers.RepeatedCompositeFieldContainer[SpeculatorDescription]
     tokenizer_fingerprint: str
     max_context_len: int
@@ -134,7 +143,8 @@ class DescribeSpeculatorReply(_message.Message):
     target_top_k: int
     instance_id: str
     feature_size: int
-    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ...) -> None: ...
+    reads_references: bool
+    def __init__(self, speculators: _Optional[_Iterable[_Union[SpeculatorDescription, _Mapping]]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., target_top_k: _Optional[int] = ..., instance_id: _Optional[str] = ..., feature_size: _Optional[int] = ..., reads_references: bool = ...) -> None: ...
 
 class SpeculatorDescription(_message.Message):
     __slots__ = ("name", "drafter", "model", "vocab_size", "draws")

@@ -12,6 +12,7 @@ from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
+from speculator_svc.drafters.references import References
 
 DRAFTERS = {
     "ssm": "speculator_svc.drafters.ssm:SsmDrafter",
@@ -87,6 +88,8 @@ class DraftJob:
     """Hidden states of the target that this drafter was not given before, if it reads any."""
     target_top_k: TargetTopK | None = None
     """Predictions of the target, if this drafter reads any and the last step brought some."""
+    references: References | None = None
+    """Texts that this request may copy from, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class DrafterDescription:
     """Numbers in a hidden state."""
     target_top_k: int = 0
     """How many of the target's predictions it reads at every node of a verified tree; 0: none."""
+    reads_references: bool = False
+    """Whether it looks in the texts that a request may copy from."""
 
 
 @dataclass(frozen=True, slots=True)

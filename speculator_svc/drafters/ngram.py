@@ -5,6 +5,7 @@
     tree      cat-+-ran-.-the
                   +-sat-on-the
 
+The request's references are looked at, too; the longest match comes first, wherever it is.
 Needs no model. Every proposal is a point: losslessness is the verifier's business.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
+from speculator_svc.drafters.occurrences import Match
+from speculator_svc.drafters.suffix_array import END
 
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.4, 3: 0.6}
 _BEST_SCORE = 0.75
@@ -66,7 +69,7 @@ class NgramDrafter:
     @property
     def description(self) -> DrafterDescription:
         """Works with any tokenizer."""
-        return DrafterDescription()
+        return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """See `Drafter.draft`."""
@@ -82,17 +85,23 @@ class NgramDrafter:
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
         branches = job.limits.width if job.limits.width is not None else self._branches
-        matches = index.matches(job.context, min(branches, self._branches))
-        return _tree(job.context, matches, job.limits)
+        branches = min(branches, self._branches)
+        matches = [Match(job.context, *found) for found in index.matches(job.context, branches)]
+        if job.references is not None:
+            matches += job.references.matches(job.context, self._shortest)
+            matches.sort(key=lambda match: -match.length)  # of equal ones the request's own first
+        return _tree(job.context[-1], matches[:branches], job.limits)
 
 
-def _tree(context: Sequence[int], matches: Sequence[tuple[int, int]], limits: TreeLimits) -> TokenTree:
-    builder = TreeBuilder(context[-1])
+def _tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
+    builder = TreeBuilder(root)
     followers: dict[int, list[int]] = {}
-    for end, length in matches:
+    for text, end, length in matches:
         score = _SCORE_BY_LENGTH.get(length, _BEST_SCORE)
         node = 0
-        for token in context[end : end + limits.depth]:
+        for token in text[end : end + limits.depth]:
+            if token == END:
+                break
             child = builder.find(node, token)
             if child is None:
                 if len(builder) > limits.nodes:

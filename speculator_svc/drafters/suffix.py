@@ -1,5 +1,5 @@
 """Suffix decoding (arXiv 2411.04975): what followed the longest earlier occurrences of the context's end, in
-the request itself and in finished ones.
+the request itself, in its references and in finished requests.
 
     context  ... press the red button twice . ... press the red lever , then ... . To start it, press the red
     tree     red-+-button-twice-.       an occurrence weighs by the tokens that match before it
@@ -24,6 +24,7 @@ from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
 from speculator_svc.drafters.occurrences import Match, Occurrences
+from speculator_svc.drafters.suffix_array import END
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
@@ -69,7 +70,7 @@ class _Own:
 
 
 class SuffixDrafter:
-    """Drafts from a request's own text, and from finished ones if it may."""
+    """Drafts from a request's own text, from its references, and from finished requests if it may."""
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
@@ -83,7 +84,7 @@ class SuffixDrafter:
     @property
     def description(self) -> DrafterDescription:
         """Works with any tokenizer."""
-        return DrafterDescription()
+        return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
         """See `Drafter.draft`."""
@@ -101,6 +102,8 @@ class SuffixDrafter:
         if job.limits.empty:
             return TokenTree.root_only(job.context[-1])
         matches = list(own.occurrences.matches(job.context))
+        if job.references is not None:
+            matches += job.references.matches(job.context, _SHORTEST)
         if self._finished is not None:
             matches += self._finished.occurrences.matches(job.context)
         return weighted_tree(job.context[-1], matches, job.limits)
@@ -149,9 +152,10 @@ def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | No
     total = 0.0
     for match in matches:
         place = match.end + depth - 1
-        if place >= len(match.text):
+        token = match.text[place] if place < len(match.text) else END
+        if token == END:
             continue
-        weight, token = _WEIGHT**match.length, match.text[place]
+        weight = _WEIGHT**match.length
         branch = found.setdefault(token, _Branch(parent, depth, token, 0.0, [], 0.0))
         branch.matches.append(match)
         branch.weight += weight

@@ -49,6 +49,20 @@ async def test_generate_goes_on_elsewhere_and_says_so() -> None:
     assert after == generation_pb2.AttachRequest(request_id="mine", from_token=7)
 
 
+async def test_generate_sends_the_files_to_copy_from(tmp_path: Path) -> None:
+    files = [tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "bytes"]
+    for file, content in zip(files, (b"first\n", "zwölf".encode(), b"\xff"), strict=True):
+        file.write_bytes(content)
+    async with fake_gateways([]) as (gateway,):
+        flags = ["--address", gateway.address, "--reference", str(files[0])]
+        code, _, err = await specinfer("generate", "hi", *flags, "--reference", str(files[1]))
+        assert code == 0, err
+        assert list(gateway.calls[0].references) == ["first\n", "zwölf"]
+        code, _, err = await specinfer("generate", "hi", *flags, "--reference", str(files[2]))
+    assert (code, len(gateway.calls)) == (2, 1)
+    assert f"reference = '{files[2]}': not UTF-8 at byte 1" in err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_generate_cancels_its_request_before_it_ends(number: signal.Signals, code: int) -> None:
     async with fake_gateways([Turn(replies=3, hangs=True)]) as (gateway,):

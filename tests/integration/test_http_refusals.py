@@ -54,6 +54,8 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "messages as text": ({"messages": "hi"}, "messages", "messages = 'hi': "),
     "unknown role": (turn(role="function"), "messages[0].role", "messages[0].role = 'function': "),
     "no content": (turn(content=None), "messages[0]", "content: needed without tool_calls"),
+    "references as text": ({"references": "hi"}, "references", "references = 'hi': "),
+    "a reference as number": ({"references": ["a", 1]}, "references[1]", "references[1] = 1: "),
     "lone surrogate": (turn(content="\ud800"), "messages[0].content", "without lone surrogates"),
     "an image": (
         turn(content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]),

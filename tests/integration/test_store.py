@@ -135,6 +135,7 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
         logprobs=True,
         top_logprobs=3,
         constraint=Constraint.choice(["é", '"']),
+        references=((5, 6), (7,)),
     )
     assert decode_content("id", encode_content(request)) == request
     values = [-0.1, -1e-9, -123.45678, 0.0, -3.4e38]

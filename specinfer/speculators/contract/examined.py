@@ -78,7 +78,7 @@ class Examined:
     def entry(
         self, request_id: str, delta: Sequence[int], base_len: int = 0, **fields: Any
     ) -> speculator_pb2.DraftEntry:
-        """A greedy question with the usual budget, and with what the service reads of the target."""
+        """A greedy question with the usual budget, with what the service reads of the target and of texts."""
         defaults: dict[str, Any] = {
             "node_budget": self.nodes,
             "max_depth": self.nodes,
@@ -86,6 +86,8 @@ class Examined:
             "sampling": common_pb2.SamplingParams(temperature=0.0),
         }
         told = self._of_the_target(base_len, delta)
+        if self.description.reads_references and base_len == 0:
+            told["references"] = [speculator_pb2.Reference(token_ids=self.context(20))]
         named: dict[str, Any] = {
             "request_id": request_id,
             "base_len": base_len,

@@ -119,6 +119,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "endless time": ({"deadline_seconds": float("inf")}, "deadline_seconds = inf: must be a finite number"),
     "NaN time": ({"deadline_seconds": float("nan")}, "deadline_seconds = nan: must be a finite number"),
     "no new tokens": ({"max_new_tokens": -1}, "max_new_tokens = -1: must be positive"),
+    "references": ({"references": ["x"] * 65}, "references = 65: at most 64"),
+    "an empty reference": ({"references": ["x", ""]}, "references = '': must not be empty"),
+    "long references": (
+        {"references": ["x" * 100_000, "\u20ac" * 10_358]},
+        "references = 131074: bytes together, at most 131072",
+    ),
     "top_p": ({"sampling": {"top_p": 0.0}}, "top_p = 0.0"),
 }
 
@@ -140,11 +146,21 @@ async def test_every_bound_is_named(name: str) -> None:
         {"stop_strings": ["x" * 256] * 16, "stop_token_ids": [5] * 256},
         {"request_id": "é" * 256, "priority": -1000},
         {"deadline_seconds": 1e-9},
+        {"references": ["x" * 2048] * 64},
     ],
-    ids=["text", "tokens", "chat", "stops", "id", "deadline"],
+    ids=["text", "tokens", "chat", "stops", "id", "deadline", "references"],
 )
 async def test_what_is_just_within_the_bounds_is_taken(fields: dict[str, Any]) -> None:
     await decoded(**fields)
+
+
+@pytest.mark.parametrize("length", [3, 4000])
+async def test_references_are_tokenized_each_for_itself(length: int) -> None:
+    """Short ones at once, long ones in a thread."""
+    texts = ["hi! " * (length // 4) + "hi!", "so long"]
+    request = await decoded(references=texts)
+    assert [text_of(tokens) for tokens in request.references] == texts
+    assert (await decoded(references=texts, speculation=3)).references == (), "nobody drafts for it"
 
 
 async def test_no_prompt_is_an_error() -> None:

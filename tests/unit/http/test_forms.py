@@ -40,6 +40,8 @@ def test_a_conversation_becomes_one_request_for_each_choice() -> None:
     assert one == make_request(
         HI, max_new_tokens=7, temperature=0.5, stop=["x"], speculation="off", request_id="id"
     )
+    (two,) = chat_requests(chat(max_tokens=7, temperature=0, references=["a", "b"]), "id")
+    assert two == make_request(HI, max_new_tokens=7, references=["a", "b"], request_id="id")
     three = chat_requests(chat(n=3, seed=-1), "id")
     assert [request.request_id for request in three] == ["id-0", "id-1", "id-2"]
     assert [request.sampling.seed for request in three] == [2**64 - 1, 0, 1]

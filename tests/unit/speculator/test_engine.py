@@ -57,6 +57,40 @@ def test_bad_entries_fail_alone() -> None:
     assert isinstance(tree, TokenTree)
 
 
+def test_references_come_with_the_start_and_stay_until_release() -> None:
+    drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
+    drafter.description = DrafterDescription(vocab_size=10, reads_references=True)
+    engine = SpeculatorEngine([drafter, ScriptedDrafter(drafter.script)])
+
+    def seen(*entries: DraftEntry) -> list[bool]:
+        engine.draft(entries)
+        return [job.references is not None for job in drafter.jobs[-len(entries) :]]
+
+    with_them = replace(entry("a", 0, [5]), references=[[5, 6]])
+    assert seen(with_them, entry("b", 0, [5])) == [True, False]
+    assert seen(entry("a", 1, [6]), entry("b", 1, [6])) == [True, False]
+    assert seen(entry("a", 0, [5])) == [False], "it starts over"
+    assert seen(with_them) == [True]
+    engine.release(["a"])
+    assert seen(entry("a", 0, [5])) == [False]
+
+
+def test_bad_references_are_refused() -> None:
+    reader, small, blind = (ScriptedDrafter(lambda job: chain(job.context[-1], [1])) for _ in range(3))
+    reader.description = DrafterDescription(reads_references=True)
+    small.description = DrafterDescription(vocab_size=10, reads_references=True)
+    for engine, base, token, why in (
+        (SpeculatorEngine([blind]), 0, 5, "references = 1: no speculator of this service reads them"),
+        (SpeculatorEngine([reader]), 2, 5, "references = 1: come with base_len 0, not 2"),
+        (SpeculatorEngine([reader]), 0, 2**31, f"references.token_ids: not in the vocabulary of {2**31}"),
+        (SpeculatorEngine([small]), 0, 10, "references.token_ids: not in the vocabulary of 10"),
+    ):
+        bad = replace(entry("r", base, [5]), references=[[token]])
+        (outcome,) = engine.draft([bad])
+        assert outcome.status is EntryStatus.ERROR
+        assert why in outcome.message
+
+
 def test_only_the_culprit_fails_when_a_batch_does() -> None:
     def script(job: DraftJob) -> TokenTree:
         if job.request_id == "bad":
