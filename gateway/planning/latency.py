@@ -2,6 +2,11 @@
 
     seconds(S, n) = overhead + max over services of drafts(S in that service) + pass(batch, n)
 
+Services of one machine draft side by side on the same cores: the more of them are asked, the longer each
+takes. So their times are kept by how many were asked, and of fewer than were ever asked the best is hoped:
+that each takes as much less as there are fewer. What is hoped of is tried, and then it is measured
+(docs/findings.md#side-by-side).
+
 Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
 alternatives were measured then. So every time is kept relative to the pace of its moment, which the passes
 tell (`pass_times`).
@@ -42,8 +47,9 @@ class LatencyModel:
         self.passes = PassTimes(curve)
         self._trees_before = False
         self._overhead = {False: Average(), True: Average()}  # without and with drafts
-        self._drafts: dict[object, dict[int, Average]] = {}
-        """Of a speculator its own time, of a service its messages'; by the batch size in powers of two."""
+        self._drafts: dict[object, dict[int, dict[int, Average]]] = {}
+        """Of a speculator its own time, of a service its messages'; by how many services drafted in the step,
+        and by the batch size in powers of two."""
         self.reading = Reading()
 
     def observe(
@@ -55,14 +61,14 @@ class LatencyModel:
             self._overhead[bool(drafts)].add(overhead_s / self.passes.pace)
         for draft in drafts:
             if draft.read:
-                self._observe_reading(batch, draft)
+                self._observe_reading(batch, draft, len(drafts))
                 continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
-                sizes = self._drafts.setdefault(key, {})
+                sizes = self._drafts.setdefault(key, {}).setdefault(len(drafts), {})
                 sizes.setdefault(_size(batch), Average()).add(seconds / self.passes.pace)
 
-    def _observe_reading(self, batch: int, draft: DraftTime) -> None:
-        drafting_s = self.draft_seconds(batch, frozenset(draft.own_s), draft.service)
+    def _observe_reading(self, batch: int, draft: DraftTime, drafting: int) -> None:
+        drafting_s = self.draft_seconds(batch, frozenset(draft.own_s), draft.service, drafting)
         seconds = max(0.0, draft.total_s - drafting_s) / self.passes.pace
         self.reading.observe(draft.service, draft.read, seconds)
 
@@ -79,27 +85,32 @@ class LatencyModel:
         self, batch: int, asked: SpeculatorSet, services: Iterable[SpeculatorSet]
     ) -> float:
         """Seconds of a step that asks these speculators, without its pass."""
-        drafts = [
-            self.draft_seconds(batch, asked & members, members) for members in services if asked & members
-        ]
+        services = [members for members in services if asked & members]
+        drafts = [self.draft_seconds(batch, asked & own, own, len(services)) for own in services]
         return self.passes.pace * self._overhead[bool(asked)].value + max(drafts, default=0.0)
 
     def seconds_to_catch_up(self, services: Iterable[SpeculatorSet]) -> float:
         """Seconds that asking everybody takes longer now, for what came since they were last asked."""
         return self.passes.pace * max([self.reading.seconds_to_catch_up(members) for members in services])
 
-    def draft_seconds(self, batch: int, asked: SpeculatorSet, service: SpeculatorSet) -> float:
-        """Seconds of the drafts of speculators of one service."""
+    def draft_seconds(
+        self, batch: int, asked: SpeculatorSet, service: SpeculatorSet, drafting: int = 1
+    ) -> float:
+        """Seconds of the drafts of speculators of one service, if so many services draft in the step."""
         if not asked:
             return 0.0
-        return self.passes.pace * sum(self._expected(batch, key) for key in (service, *asked))
+        return self.passes.pace * sum(self._expected(batch, key, drafting) for key in (service, *asked))
 
-    def _expected(self, batch: int, key: object) -> float:
-        """Of this batch size, or of the nearest one that was measured; 0 if none was."""
-        sizes = self._drafts.get(key)
-        if not sizes:
+    def _expected(self, batch: int, key: object, drafting: int) -> float:
+        """Of so many services and this batch size, or of the nearest that were measured: of more services in
+        proportion, which is the best that may be hoped; 0 if none was."""
+        measured = self._drafts.get(key)
+        if not measured:
             return 0.0
-        return sizes[min(sizes, key=lambda size: (abs(size - _size(batch)), size))].value
+        known = min((count for count in measured if count >= drafting), default=max(measured))
+        sizes = measured[known]
+        nearest = sizes[min(sizes, key=lambda size: (abs(size - _size(batch)), size))]
+        return min(1.0, drafting / known) * nearest.value
 
 
 def _size(batch: int) -> int:

@@ -34,8 +34,20 @@ def test_a_step_latency_its_pass_the_slowest_draft_and_the_rest() -> None:
     latency.observe(1, 1, 0.008, [], 0.001)
     latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.001}, 0), DraftTime(OTHER, {1: 0.003}, 0.001)], 0.002)
     assert step_seconds(latency, 1, frozenset(), 0) == pytest.approx(0.009)
-    assert step_seconds(latency, 1, ONE, 8) == pytest.approx(0.013)
     assert step_seconds(latency, 1, BOTH, 8) == pytest.approx(0.016)
+
+
+def test_what_a_service_takes_alone_is_hoped_until_it_is_measured() -> None:
+    latency = LatencyModel(CURVE)
+    side_by_side = [DraftTime(ONE, {0: 0.002}, 0.002), DraftTime(OTHER, {1: 0.006}, 0.0)]
+    latency.observe(1, 9, 0.010, side_by_side, 0.002)
+    assert latency.draft_seconds(1, ONE, ONE, 2) == pytest.approx(0.004)
+    assert latency.draft_seconds(1, ONE, ONE, 3) == pytest.approx(0.004), "of more nothing is feared"
+    assert latency.draft_seconds(1, ONE, ONE) == pytest.approx(0.002), "half of it, beside nobody"
+    assert latency.seconds_before_pass(1, ONE, APART) == pytest.approx(0.004)
+    latency.observe(1, 9, 0.010, side_by_side[:1], 0.002)
+    assert latency.draft_seconds(1, ONE, ONE) == pytest.approx(0.004), "it has cores of its own"
+    assert latency.draft_seconds(1, OTHER, OTHER) == pytest.approx(0.003)
 
 
 def test_speculators_of_one_service_take_turns_and_share_the_wire() -> None:
