@@ -121,7 +121,7 @@ def up(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def train(context: typer.Context) -> None:
-    """Train speculators for a target: `corpus`, `ssm` (its own --help lists them)."""
+    """Train speculators for a target: `corpus`, `prune`, `ssm` (its own --help lists them)."""
     command = [sys.executable, "-m", "speculator_svc.training", *context.args]
     os.execv(sys.executable, command)  # in our place, so that it gets our signals
 

@@ -1,4 +1,4 @@
-"""`python -m speculator_svc.training corpus|ssm|eagle|medusa|blockwise`, the same as `specinfer train`."""
+"""`python -m speculator_svc.training corpus|prune|ssm|eagle|medusa|blockwise`: `specinfer train`."""
 
 import signal
 import sys
@@ -8,6 +8,7 @@ import typer
 from specinfer.errors import SpecInferError
 from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
+from speculator_svc.training.prune import prune
 from speculator_svc.training.train_eagle import train_eagle
 from speculator_svc.training.train_heads import train_blockwise, train_medusa
 from speculator_svc.training.train_ssm import train_ssm
@@ -23,6 +24,7 @@ app = typer.Typer(
     help="Train speculators for a target.",
 )
 app.command("corpus")(make_corpus)
+app.command("prune")(prune)
 app.command("ssm")(train_ssm)
 app.command("eagle")(train_eagle)
 ENDING = "SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there."

@@ -35,3 +35,8 @@ def pick_device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
         raise SettingError("device", name, str(error).splitlines()[0]) from error
     return name
+
+
+def bfloat16_is_fast(device: torch.device) -> bool:
+    """Whether it is no slower than float32; a CPU without instructions for it takes twenty times as long."""
+    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()

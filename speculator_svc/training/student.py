@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from specinfer.model.layers.layer import LAYER_MODULES
@@ -18,6 +17,7 @@ from specinfer.model.layers.parts import Weights
 from specinfer.model.layers.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.draft_checkpoint import DraftModel, frozen_names
+from speculator_svc.training.causal import causal_attention
 
 _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
@@ -90,16 +90,10 @@ class Student(nn.Module):
         }
         config = replace(self.config, max_positions=length)
         model = Transformer(config, found, torch.float32, str(token_ids.device))
-
-        def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            heads = (t.to(value.dtype).view(batch, length, *t.shape[1:]) for t in (query, key, value))
-            q, k, v = (t.transpose(1, 2) for t in heads)
-            # padding is on the right and attention causal, so no real token sees it
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return y.transpose(1, 2).flatten(0, 1)
-
         positions = torch.arange(length, device=token_ids.device).repeat(batch)
-        return model.logits(model.forward(token_ids.flatten(), positions, attend)[rows])
+        return model.logits(
+            model.forward(token_ids.flatten(), positions, causal_attention(batch, length))[rows]
+        )
 
     def _add_layer(self, place: int, start: LayerStart) -> None:
         for module in LAYER_MODULES:

@@ -14,9 +14,12 @@ from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.model.weights.config import ModelConfig, load_config
-from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint, load_ssm, save_ssm
-from specinfer.model.weights.families import open_weights
+from specinfer.model.weights.config import load_config
+from specinfer.model.weights.draft_checkpoint import (
+    is_draft_checkpoint,
+    load_ssm,
+    save_ssm,
+)
 from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
@@ -33,16 +36,17 @@ from speculator_svc.training.options import (
     Overwrite,
     Target,
     Threads,
-    layer_numbers,
 )
 from speculator_svc.training.progress import console, distil_with_bar, finishing, progress_bar
+from speculator_svc.training.start import Start
 from speculator_svc.training.student import Student
 from speculator_svc.training.success import Success, evaluate
 
 TargetLayers = Annotated[
     str,
     typer.Option(
-        help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the last."
+        help="Target layers the SSM starts from, numbers from 0, such as 0,29; none: the first and the last, "
+        "or all of a pruned model."
     ),
 ]
 InsertedLayers = Annotated[
@@ -63,7 +67,7 @@ def train_ssm(
     work: Annotated[Path, typer.Option(help="Directory of labels and state; a rerun goes on from it.")],
     model: Target = DEFAULT_MODEL,
     layers: TargetLayers = "",
-    start: Annotated[Path | None, typer.Option(help="Start from this SSM instead of target layers.")] = None,
+    start: Annotated[Path | None, typer.Option(help="Start from this SSM or pruned model instead.")] = None,
     insert: InsertedLayers = "",
     after: Pool = None,
     vocabulary: DraftVocabulary = 8192,
@@ -83,18 +87,14 @@ def train_ssm(
     place = place_for(device, threads)
     directory = resolve_model(model)
     config = load_config(directory)
-    if insert and start is None:
-        raise typer.BadParameter("there is no --start to insert them into", param_hint="--insert")
-    own = _layers("layers", layers, config) or [0, config.layers - 1]
-    inserted = _layers("insert", insert, config)
     pool = [load_ssm(path, directory) for path in after or ()]
-    base = load_ssm(start, directory) if start is not None else None
-    given = base or (pool[0] if pool else None)
+    begin = Start.read(directory, start, layers, insert)
+    given = begin.ssm or (pool[0] if pool else None)
     if given is None and not LABEL_WIDTH <= vocabulary <= config.vocab_size:
         raise SettingError("vocabulary", vocabulary, f"must be {LABEL_WIDTH} to {config.vocab_size}")
     runner = ModelRunner.load(directory, RunnerOptions(kv_tokens=8192, device=place))
     data = _prepare(runner, corpus, work, vocabulary if given is None else given.token_ids)
-    student = _student(directory, config, base, inserted if base else own, data.token_ids).to(place)
+    student = begin.student(data.token_ids).to(place)
     state = work / "state.pt"
     others = [Student.from_draft(draft).to(place) for draft in pool]
     examples = missed_by_all(others, data.training, data.token_ids) if others else data.training
@@ -104,7 +104,7 @@ def train_ssm(
     console.print(f"held out: {success}")
     command = (
         f"specinfer train ssm --model {model} --vocabulary {len(data.token_ids)} "
-        f"{_origin(start, own, insert, after or ())} "
+        f"{_origin(begin, start, insert, after or ())} "
         f"--minutes {minutes:g} --learning-rate {learning_rate:g} --seed {seed}"
     )
     trained = _record(command, corpus, options, seen, success)
@@ -113,12 +113,13 @@ def train_ssm(
         console.print(f"held out, per added SSM: {report}")
         trained["pool_held_out"] = report
     with finishing(state, out):
-        save_ssm(out, student.tensors(), data.token_ids, student.layers, directory, model, trained)
+        save_ssm(out, student.tensors(), data.token_ids, student.config, directory, model, trained)
 
 
-def _origin(start: Path | None, own: Sequence[int], insert: str, after: Sequence[Path]) -> str:
+def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:
     """The flags that say what the training began with. Without directories, which mean nothing elsewhere."""
-    flags = [f"--start {start.name}" if start is not None else f"--layers {','.join(map(str, own))}"]
+    flags = [f"--start {start.name}"] if start is not None else []
+    flags += [f"--layers {','.join(map(str, begin.layers))}"] if begin.ssm is None else []
     flags += [f"--insert {insert}"] if insert else []
     return " ".join([*flags, *(f"--after {path.name}" for path in after)])
 
@@ -135,28 +136,6 @@ def _record(
         "seed": options.seed,
         "success_held_out": success.to_json(),
     }
-
-
-def _student(
-    directory: Path,
-    config: ModelConfig,
-    base: DraftModel | None,
-    layers: Sequence[int],
-    token_ids: torch.Tensor,
-) -> Student:
-    """Starts from an SSM, with `layers` of the target put in, or from these layers alone."""
-    target = open_weights(directory, config)
-    if base is not None:
-        return Student.from_draft(base, target, layers)
-    return Student.from_target(config, target, layers, token_ids)
-
-
-def _layers(name: str, text: str, config: ModelConfig) -> list[int]:
-    """Numbers of target layers."""
-    numbers = layer_numbers(name, text)
-    if not all(0 <= number < config.layers for number in numbers):
-        raise SettingError(name, text, f"the target has layers 0 to {config.layers - 1}")
-    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class Transformer:
         table = parts.tensor("model.embed_tokens.weight")
         self._lookup: Linear = partial(F.embedding, weight=table)
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
-        self._layers = self._make_layers(weights)
+        self.layers = self._make_layers(weights)
+        """In order."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
@@ -62,7 +63,7 @@ class Transformer:
 
     def _operate(self, surgery: Surgery) -> None:
         self._lookup, self._head = surgery.embedding(self._lookup), surgery.head(self._head)
-        for layer in self._layers:
+        for layer in self.layers:
             assert isinstance(layer, Layer), "layers that come and go are not divided"
             layer.operate(surgery)
 
@@ -92,14 +93,18 @@ class Transformer:
         self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: Features | None = None
     ) -> torch.Tensor:
         """Hidden states [T, hidden] behind all layers, of those before the first one."""
-        angles = None
-        if self._positions is None:
-            angles = self._cos[positions][:, None], self._sin[positions][:, None]
-        for number, layer in enumerate(self._layers):
+        angles = self.angles(positions)
+        for number, layer in enumerate(self.layers):
             _keep(features, number, x)
             x = layer(x, angles, attend)
-        _keep(features, len(self._layers), x)
+        _keep(features, len(self.layers), x)
         return x
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Cosines and sines [T, 1, R/2] of the positions' rotary angles; None where positions are learnt."""
+        if self._positions is not None:
+            return None
+        return self._cos[positions][:, None], self._sin[positions][:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, V] float32 logits of hidden states [R, hidden]."""

@@ -1,5 +1,6 @@
 """What our own decoder needs to know of a model, read from a `config.json` through `transformers`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,13 @@ from specinfer.errors import IncompatibleError, SettingError
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
 ACTIVATIONS = ("silu", "gelu", "relu")
 """In the order of the kernels (native/csrc/model.h)."""
+_SHAPE = {
+    "layers": "num_hidden_layers",
+    "intermediate_size": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+}
+"""What can differ between a model and one made of parts of its layers, and what `config.json` calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +196,22 @@ def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
+    """The fields of `config.json` in which a model made of parts of `original` differs from it."""
+    fields = {
+        name: getattr(config, own)
+        for own, name in _SHAPE.items()
+        if getattr(config, own) != getattr(original, own)
+    }
+    if config.heads != original.heads:  # `transformers` would divide the hidden size by the heads
+        fields["head_dim"] = config.head_dim
+    return fields
+
+
+def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """The model of whose `config.json` these are the fields, or some of them, if it is made of parts of
+    `original`."""
+    found = {own: fields[name] for own, name in _SHAPE.items() if fields.get(name) is not None}
+    return replace(original, **found)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import ModelConfig, load_config
+from specinfer.model.weights.config import ModelConfig, load_config, shape_fields, with_shape
 from specinfer.model.weights.families import EMBEDDING, POSITIONS, open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 
@@ -60,14 +60,16 @@ def save_ssm(
     directory: Path,
     tensors: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
-    layers: int,
+    config: ModelConfig,
     target_directory: Path,
     target_name: str,
     trained: Mapping[str, Any],
 ) -> None:
-    """Writes a checkpoint in bfloat16. `trained` records data, command, seed, time and figures."""
+    """Writes a checkpoint in bfloat16. `config` is the SSM's; `trained` records data, command, seed, time and
+    figures."""
     fields = {"architectures": ["SsmSpeculator"], "trained": dict(trained)}
-    save_checkpoint(directory, ALGORITHM, tensors, token_ids, fields, target_directory, target_name, layers)
+    shape = shape_fields(config, load_config(target_directory))
+    save_checkpoint(directory, ALGORITHM, tensors, token_ids, fields, target_directory, target_name, shape)
 
 
 def save_checkpoint(
@@ -78,10 +80,11 @@ def save_checkpoint(
     fields: Mapping[str, Any],
     target_directory: Path,
     target_name: str,
-    layers: int,
+    shape: Mapping[str, int],
 ) -> None:
     """Writes a checkpoint of any kind in bfloat16, under the names of `tensors`, with its draft vocabulary.
-    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own."""
+    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own, `shape` is
+    what its layers have other than the target's, as `config.json` calls it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
@@ -92,21 +95,21 @@ def save_checkpoint(
     config = {
         KIND: algorithm,
         "draft_vocab_size": len(token_ids),
-        **_speculators_config(algorithm, target_directory, target_name, layers),
+        **_speculators_config(algorithm, target_directory, target_name, shape),
         **fields,
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _speculators_config(
-    algorithm: str, target_directory: Path, target_name: str, layers: int
+    algorithm: str, target_directory: Path, target_name: str, shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What the `speculators` format says of every kind: its layers are like the target's, so many."""
+    """What the `speculators` format says of every kind: its layers are the target's but for `shape`."""
     target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_text())
     return {
         "speculators_version": "0.1.0",
-        "transformer_layer_config": {**target_config, "num_hidden_layers": layers},
+        "transformer_layer_config": {**target_config, **shape},
         "speculators_config": {
             "algorithm": algorithm,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
@@ -136,7 +139,7 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
         IncompatibleError: if they differ.
     """
     expected = config["speculators_config"]["verifier"].get("embedding_fingerprint")
-    found = embedding_fingerprint(open_weights(target_directory, load_config(target_directory)))
+    found = fingerprint_in(target_directory)
     if expected is not None and found != expected:
         raise IncompatibleError(
             f"{directory} was trained for a target with embeddings {expected}, {target_directory} has {found}"
@@ -168,8 +171,7 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
     own = SafetensorsWeights(directory)
     offsets = own[_OFFSETS]
     shape = replace(
-        target,
-        layers=config["transformer_layer_config"]["num_hidden_layers"],
+        with_shape(target, config["transformer_layer_config"]),
         vocab_size=config["draft_vocab_size"],
         tied_embeddings=False,
     )
@@ -182,6 +184,11 @@ def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
+
+
+def fingerprint_in(directory: Path) -> str:
+    """Hash of some rows of the embeddings of the model in a directory."""
+    return embedding_fingerprint(open_weights(directory, load_config(directory)))
 
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:

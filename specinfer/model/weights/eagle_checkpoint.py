@@ -56,8 +56,9 @@ def save_eagle(
         "eagle_aux_hidden_state_layer_ids": list(eagle.layers),
         "trained": dict(trained),
     }
+    shape = {"num_hidden_layers": 1}
     save_checkpoint(
-        directory, ALGORITHM, stored, eagle.token_ids, fields, target_directory, target_name, layers=1
+        directory, ALGORITHM, stored, eagle.token_ids, fields, target_directory, target_name, shape
     )
 
 

@@ -71,7 +71,7 @@ def save_heads(
         fields,
         target_directory,
         target_name,
-        layers=0,
+        {"num_hidden_layers": 0},
     )
 
 

@@ -11,7 +11,6 @@ and divided by k; the bias of down stays. k is a power of two: the division is e
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specinfer.errors import IncompatibleError
+from specinfer.model.weights.beside import copy_beside
 from specinfer.model.weights.config import load_config
 from specinfer.model.weights.files import SafetensorsWeights
 
@@ -31,16 +31,6 @@ _INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
 _OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
 """Tensors with one column per neuron."""
 _NEURONS = ("intermediate_size", "ffn_dim")
-_BESIDE = (
-    "generation_config.json",
-    "chat_template.jinja",
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens*",
-)
-"""Files that belong to a model and do not depend on its width."""
-
 Shard = dict[str, torch.Tensor]
 Report = Callable[[int, int], None]
 
@@ -82,9 +72,7 @@ def widen_model(source: Path, directory: Path, factor: int, original: str, repor
     (directory / "config.json").write_text(
         json.dumps(widen_config(config, factor, original), indent=2) + "\n"
     )
-    for pattern in _BESIDE:
-        for path in source.glob(pattern):
-            shutil.copyfile(path, directory / path.name)
+    copy_beside(source, directory)
 
 
 def _write_shards(weights: Mapping[str, torch.Tensor], directory: Path, factor: int, report: Report) -> None:

@@ -204,7 +204,7 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     target: Path, corpus: list[Continuation], vocabulary: object, tmp_path: Path
 ) -> None:
     student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
-    save_ssm(tmp_path, student.tensors(), chosen, 1, target, str(target), {"seed": 0})
+    save_ssm(tmp_path, student.tensors(), chosen, student.config, target, str(target), {"seed": 0})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert (config["speculators_model_type"], config["draft_vocab_size"]) == ("ssm", VOCABULARY)
@@ -251,7 +251,7 @@ def test_a_student_is_of_its_targets_family(family: str, tmp_path: Path) -> None
     assert {name for name, _ in student.named_parameters() if "k_proj/bias" not in name} <= learning
 
     ssm, directory = tmp_path / "ssm", tmp_path / "target"
-    save_ssm(ssm, student.tensors(), everything, student.layers, directory, family, {})
+    save_ssm(ssm, student.tensors(), everything, student.config, directory, family, {})
     draft = load_ssm(ssm, directory)
     runner = ModelRunner.build(draft.config, draft.weights, RunnerOptions(dtype="float32", kv_tokens=64))
     (again,) = runner.forward([Segment(runner.open(), rows[0].tolist(), want_last=True)])
@@ -296,7 +296,8 @@ def test_a_checkpoint_for_another_target_is_refused(target: Path, vocabulary: ob
     other = tmp_path / "other"
     tiny_transformers("llama", seed=9).save_pretrained(other)
     student = make_student(target, vocabulary)
-    save_ssm(tmp_path / "ssm", student.tensors(), torch.from_numpy(vocabulary), 1, target, str(target), {})
+    chosen, name = torch.from_numpy(vocabulary), str(target)
+    save_ssm(tmp_path / "ssm", student.tensors(), chosen, student.config, target, name, {})
     with pytest.raises(IncompatibleError, match="was trained for a target with embeddings"):
         load_ssm(tmp_path / "ssm", other)
 
@@ -366,7 +367,7 @@ def test_boosting_trains_on_what_the_pool_misses(
 
 def test_a_trained_ssm_is_a_start_for_the_next(target: Path, vocabulary: object, tmp_path: Path) -> None:
     student, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
-    save_ssm(tmp_path, student.tensors(), chosen, 1, target, str(target), {})
+    save_ssm(tmp_path, student.tensors(), chosen, student.config, target, str(target), {})
     again = Student.from_draft(load_ssm(tmp_path, target))
     for name, tensor in student.tensors().items():
         torch.testing.assert_close(again.tensors()[name], tensor, rtol=1e-2, atol=1e-2)
@@ -378,7 +379,7 @@ def test_inserted_layers_begin_silent_and_learn(
     target: Path, corpus: list[Continuation], labels: list[Labels], vocabulary: object, tmp_path: Path
 ) -> None:
     shallow, chosen = make_student(target, vocabulary), torch.from_numpy(vocabulary)
-    save_ssm(tmp_path / "start", shallow.tensors(), chosen, 1, target, str(target), {})
+    save_ssm(tmp_path / "start", shallow.tensors(), chosen, shallow.config, target, str(target), {})
     start = load_ssm(tmp_path / "start", target)
     deeper = Student.from_draft(start, SafetensorsWeights(target), [1, 0])
     assert deeper.layers == 3
@@ -391,7 +392,7 @@ def test_inserted_layers_begin_silent_and_learn(
     options = DistilOptions(minutes=0.01, learning_rate=5e-3, tokens_per_batch=256)
     distil(deeper, Examples(corpus, labels), options, tmp_path / "state.pt", lambda *_: None)
     assert deeper.tensors()["model.layers.0.mlp.down_proj.weight"].any()
-    save_ssm(tmp_path / "deep", deeper.tensors(), chosen, deeper.layers, target, str(target), {})
+    save_ssm(tmp_path / "deep", deeper.tensors(), chosen, deeper.config, target, str(target), {})
     assert load_ssm(tmp_path / "deep", target).config.layers == 3
 
 

@@ -1,0 +1,145 @@
+"""Cuts a model down: some of its layers, and of each some key-value heads and some neurons of the MLP.
+
+A key-value head is cut with the query heads that read it, which are as many for each. What is left is a model
+of the same family: rows of q, k, v, gate and up go, and the columns of o and down that would read them.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.beside import copy_beside
+from specinfer.model.weights.config import ModelConfig, load_config, shape_fields
+
+_OTHER_NAMES = ("opt", "gpt_neox")
+"""Families whose layers are not named like Llama's."""
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_QUERY, _KEY_VALUE = re.compile(r"\.q_proj\.(weight|bias)$"), re.compile(r"\.[kv]_proj\.(weight|bias)$")
+_INTO_MLP = re.compile(r"\.(gate|up)_proj\.weight$")
+
+_MARK = "pruned"
+"""The field of `config.json` that says how a model was pruned."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCut:
+    """What stays of a layer."""
+
+    layer: int
+    """Its number in the original."""
+    kv_heads: tuple[int, ...]
+    """All layers keep as many."""
+    neurons: tuple[int, ...]
+    """Of the MLP; all layers keep as many."""
+
+
+def check_prunable(config: ModelConfig) -> None:
+    """Says whether a model can be cut.
+
+    Raises:
+        IncompatibleError: if its layers are not named like Llama's.
+    """
+    if config.family in _OTHER_NAMES:
+        raise IncompatibleError(f"model_type = {config.family!r}: only Llama and its kin are pruned")
+
+
+def is_pruned(directory: Path) -> bool:
+    """Whether a directory holds a pruned model."""
+    path = directory / "config.json"
+    return path.is_file() and _MARK in json.loads(path.read_text())
+
+
+def whole_layers(config: ModelConfig, layers: Sequence[int]) -> list[LayerCut]:
+    """Some layers with all that is in them."""
+    heads, neurons = tuple(range(config.kv_heads)), tuple(range(config.intermediate_size))
+    return [LayerCut(layer, heads, neurons) for layer in layers]
+
+
+def pruned_config(config: ModelConfig, cuts: Sequence[LayerCut]) -> ModelConfig:
+    """The shape of what is left."""
+    kv_heads = len(cuts[0].kv_heads)
+    return replace(
+        config,
+        layers=len(cuts),
+        heads=kv_heads * (config.heads // config.kv_heads),
+        kv_heads=kv_heads,
+        intermediate_size=len(cuts[0].neurons),
+    )
+
+
+def pruned_tensors(
+    weights: Mapping[str, torch.Tensor], config: ModelConfig, cuts: Sequence[LayerCut]
+) -> dict[str, torch.Tensor]:
+    """The tensors of what is left, of those of the model with this `config`."""
+    places = {cut.layer: place for place, cut in enumerate(cuts)}
+    tensors = {}
+    for name in weights:
+        found = _IN_LAYER.fullmatch(name)
+        if found is None:
+            tensors[name] = weights[name]
+        elif int(found[1]) in places:
+            place = places[int(found[1])]
+            kept = _cut(name, weights[name], config, cuts[place])
+            tensors[f"model.layers.{place}.{found[2]}"] = kept.contiguous()
+    return tensors
+
+
+def save_pruned(
+    source: Path,
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: ModelConfig,
+    cuts: Sequence[LayerCut],
+    record: Mapping[str, Any],
+) -> None:
+    """Writes a model into an empty directory, in bfloat16.
+
+    Args:
+        source: directory of the original.
+        config: of what is left.
+        record: what `config.json` tells of how it was made.
+
+    Raises:
+        OSError: if the result cannot be written.
+    """
+    stored = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    try:
+        save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    fields = json.loads((source / "config.json").read_text())
+    shape = shape_fields(config, load_config(source))
+    fields |= {**shape, "dtype": "bfloat16", _MARK: dict(record)}
+    if fields.get("layer_types"):  # of some families one for each layer
+        fields["layer_types"] = [fields["layer_types"][cut.layer] for cut in cuts]
+    copy_beside(source, directory)
+    (directory / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def _cut(name: str, tensor: torch.Tensor, config: ModelConfig, cut: LayerCut) -> torch.Tensor:
+    """What stays of a tensor of a layer."""
+    of_query = config.heads // config.kv_heads * config.head_dim
+    if _QUERY.search(name):
+        return tensor[_rows(cut.kv_heads, of_query)]
+    if _KEY_VALUE.search(name):
+        return tensor[_rows(cut.kv_heads, config.head_dim)]
+    if name.endswith(".o_proj.weight"):
+        return tensor[:, _rows(cut.kv_heads, of_query)]
+    if _INTO_MLP.search(name):
+        return tensor[list(cut.neurons)]
+    if name.endswith(".down_proj.weight"):
+        return tensor[:, list(cut.neurons)]
+    return tensor
+
+
+def _rows(parts: Sequence[int], width: int) -> torch.Tensor:
+    """The rows of some parts, of `width` rows each."""
+    return (torch.tensor(parts)[:, None] * width + torch.arange(width)).flatten()

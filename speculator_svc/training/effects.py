@@ -1,0 +1,207 @@
+"""How much the parts of a model matter, measured on text of its own.
+
+Layers: what the model says without one is compared with what it says whole, by the mean Kullback-Leibler
+divergence KL(whole || without) over the output tokens of the text. Draws of the model that is left are
+accepted with probability sum(min(P, Q)) >= 1 - sqrt(KL / 2) (Pinsker): a speculator wants it small. Greedy
+removal with all measured anew is that of SLEB (arXiv 2402.09025).
+
+Heads and neurons: the mean square of what one adds to its layer's output, E |W_g x_g|^2 for the inputs x_g of
+the output projection that are its own. One pass measures all of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from specinfer.model.layers.linear import Linear
+from specinfer.model.layers.parts import Weights
+from specinfer.model.layers.surgery import Surgery
+from specinfer.model.layers.transformer import Transformer
+from speculator_svc.training.causal import causal_attention
+from speculator_svc.training.corpus import Continuation
+
+LENGTH = 160
+"""Tokens of a continuation, its prompt included, that are read."""
+_LEAST_OUTPUT = 32
+"""Tokens of it that are left for the output, at least."""
+
+
+class Text(NamedTuple):
+    """Continuations by the model."""
+
+    token_ids: torch.Tensor
+    """[B, T], padded on the right."""
+    rows: torch.Tensor
+    """[R] flat positions at which the model says an output token."""
+
+    @classmethod
+    def of(cls, corpus: Sequence[Continuation], tokens: int) -> "Text":
+        """Continuations spread over the corpus, about so many tokens. None where all prompts are long."""
+        fitting = [item for item in corpus if len(item.prompt) <= LENGTH - _LEAST_OUTPUT]
+        chosen = fitting[:: max(1, len(fitting) * LENGTH // tokens)][: max(1, tokens // LENGTH)]
+        read = [(item.prompt + item.output)[: LENGTH + 1][:-1] for item in chosen]  # nothing follows the last
+        width = max(map(len, read), default=0)
+        padded = [[*line, *[0] * (width - len(line))] for line in read]
+        rows = [
+            number * width + position
+            for number, (item, line) in enumerate(zip(chosen, read, strict=True))
+            for position in range(len(item.prompt) - 1, len(line))
+        ]
+        return cls(torch.tensor(padded), torch.tensor(rows))
+
+
+class Verdict(NamedTuple):
+    """How a model's predictions compare with those of the whole model."""
+
+    divergence: float
+    """Mean KL(whole || this), nats."""
+    agreement: float
+    """Share of the tokens of which both think the same one most probable."""
+
+
+class Whole:
+    """What the whole model says at the rows of a text."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._p, self._first = logits.softmax(-1), logits.argmax(-1)
+        self._entropy = -(self._p * logits.log_softmax(-1)).sum(-1).mean()
+
+    def compare(self, logits: torch.Tensor) -> Verdict:
+        """With what another says there: logits [R, V]."""
+        cross_entropy = logits.logsumexp(-1).mean() - self._p.flatten() @ logits.flatten() / len(logits)
+        same = (logits.argmax(-1) == self._first).float().mean()
+        return Verdict(float(cross_entropy - self._entropy), float(same))
+
+
+class Reader:
+    """A model that reads a text, all of its layers or some."""
+
+    def __init__(self, model: Transformer, text: Text) -> None:
+        self._model, self._rows = model, text.rows.to(model.device)
+        batch, length = text.token_ids.shape
+        positions = torch.arange(length, device=model.device).repeat(batch)
+        self.start = model.embed(text.token_ids.flatten().to(model.device), positions)
+        """[T, hidden] before the first layer."""
+        self._angles, self._attend = model.angles(positions), causal_attention(batch, length)
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return len(self._model.layers)
+
+    def through(self, x: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        """Hidden states [T, hidden] behind some layers, of those before them."""
+        for layer in layers:
+            x = self._model.layers[layer](x, self._angles, self._attend)
+        return x
+
+    def logits(self, x: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        """[R, V] behind some layers that are the last, of the hidden states before them."""
+        return self._model.logits(self.through(x, layers)[self._rows])
+
+
+class Removal(NamedTuple):
+    """A layer that was taken out."""
+
+    layer: int
+    verdict: Verdict
+    """Of what was left then."""
+
+
+def remove_layers(reader: Reader, whole: Whole, keep: int, tick: Callable[[], None]) -> Iterator[Removal]:
+    """One layer after another until so many are left: each time that without which the divergence is least.
+
+    All that are left are measured anew each time, since layers stand in for each other. `tick` is called
+    after each of the `measurements(layers, keep)`.
+    """
+    kept = list(range(reader.layers))
+    while len(kept) > keep:
+        removal = _least(reader, whole, kept, tick)
+        kept.remove(removal.layer)
+        yield removal
+
+
+def measurements(layers: int, keep: int) -> int:
+    """How often `remove_layers` compares."""
+    return sum(range(keep + 1, layers + 1))
+
+
+@torch.inference_mode()
+def _least(reader: Reader, whole: Whole, kept: Sequence[int], tick: Callable[[], None]) -> Removal:
+    """What of these layers to take out."""
+    found, x = [], reader.start
+    for place, layer in enumerate(kept):
+        found.append(Removal(layer, whole.compare(reader.logits(x, kept[place + 1 :]))))
+        x = reader.through(x, [layer])
+        tick()
+    return min(found, key=lambda removal: removal.verdict.divergence)
+
+
+class PartEffects(NamedTuple):
+    """Of one layer."""
+
+    kv_heads: torch.Tensor
+    """[KV heads] mean square of what each adds to the layer's output, with its query heads."""
+    neurons: torch.Tensor
+    """[neurons] of the MLP, the same."""
+
+
+@torch.inference_mode()
+def part_effects(weights: Weights, text: Text, make: Callable[[Surgery], Transformer]) -> list[PartEffects]:
+    """Of every layer of the model of these weights, which `make` makes."""
+    watch = _Watch()
+    model = make(watch)
+    reader = Reader(model, text)
+    reader.through(reader.start, range(reader.layers))
+    rows, effects = text.rows.to(model.device), []
+    for layer in range(reader.layers):
+        attention, mlp = (linear.inputs[rows] for linear in watch.outputs[2 * layer : 2 * layer + 2])
+        names = (f"model.layers.{layer}.{name}.weight" for name in ("self_attn.o_proj", "mlp.down_proj"))
+        out, down = (weights[name].to(model.device) for name in names)
+        of_heads = group_effects(attention, out, out.shape[1] // model.config.kv_heads)
+        effects.append(PartEffects(of_heads, group_effects(mlp, down, 1)))
+    return effects
+
+
+def group_effects(inputs: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
+    """[in / width] mean of |W_g x_g|^2 over inputs [R, in] of a weight [out, in], for each `width` of them.
+
+    |W_g x_g|^2 = sum over i and j of (x_i x_j) (W_i . W_j), so means of products of inputs are enough.
+    """
+    x = inputs.float().view(len(inputs), -1, width)
+    w = weight.float().view(len(weight), -1, width)
+    products = torch.einsum("rgi,rgj->gij", x, x) / len(x)
+    return (products * torch.einsum("ogi,ogj->gij", w, w)).sum((1, 2))
+
+
+class _Watched:
+    """A linear layer that remembers its inputs."""
+
+    def __init__(self, inner: Linear) -> None:
+        self._inner = inner
+        self.inputs = torch.empty(0)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.inputs = x
+        return self._inner(x)
+
+
+class _Watch(Surgery):
+    """Keeps what the output projections read: of each layer that of attention, then that of the MLP."""
+
+    def __init__(self) -> None:
+        self.outputs: list[_Watched] = []
+
+    def embedding(self, lookup: Linear) -> Linear:
+        """See `Surgery.embedding`: as it is."""
+        return lookup
+
+    def output(self, linear: Linear) -> Linear:
+        """See `Surgery.output`."""
+        self.outputs.append(_Watched(linear))
+        return self.outputs[-1]
+
+    def head(self, linear: Linear) -> Linear:
+        """See `Surgery.head`: as it is."""
+        return linear
