@@ -149,7 +149,7 @@ def draw(results: dict[str, Result], latency: dict[int, dict[int, float]]) -> No
             {k: results[f"{kind} best-first, {8 * k} nodes"].distribution() for k in WIDTHS},
             f"Best-first trees of 8 x width nodes, {kind}",
         )
-    plot_latency(RESULTS / "latency-by-width.png", latency, "Trees <k,1,1,1,1,1,1,1>, greedy")
+    plot_latency(RESULTS / "latency-by-width.png", latency, "Figure 10: trees <k,1,1,1,1,1,1,1>, greedy")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 _SIZE = (5.2, 3.4)
+PAPER_BEST_WIDTHS = {1: (5,), 2: (5,), 4: (2, 3), 8: (2, 3), 16: (2, 3)}
+"""Figure 10 of the paper, by batch: the tree widths that were fastest (LLaMA-7B with LLaMA-68M on a GPU)."""
 
 
 def plot_distribution(path: Path, per_width: Mapping[int, Sequence[float]], title: str) -> None:
@@ -23,10 +25,14 @@ def plot_distribution(path: Path, per_width: Mapping[int, Sequence[float]], titl
 
 
 def plot_latency(path: Path, by_batch: Mapping[int, Mapping[int, float]], title: str) -> None:
-    """Milliseconds per token of a request by tree width, one line per batch size."""
+    """Milliseconds per token of a request by tree width, one line per batch size; stars mark the widths that
+    were fastest in the paper."""
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
     for batch, by_width in by_batch.items():
-        axes.plot(list(by_width), list(by_width.values()), marker="o", label=f"batch {batch}")
+        (curve,) = axes.plot(list(by_width), list(by_width.values()), marker=".", label=f"batch {batch}")
+        best = [width for width in PAPER_BEST_WIDTHS.get(batch, ()) if width in by_width]
+        axes.plot(best, [by_width[width] for width in best], "*", markersize=13, color=curve.get_color())
+    axes.plot([], [], "*", color="grey", label="best in the paper")
     axes.set(xlabel="tree width", ylabel="ms per token of a request", title=title, ylim=(0, None))
     axes.set_xticks(sorted({width for by_width in by_batch.values() for width in by_width}))
     _finish(figure, axes, path)
