@@ -123,9 +123,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         """The answer in parts, if that is asked for and the question fits."""
         if message.decomposition != generation_pb2.DECOMPOSITION_SKELETON:
             return None
+        arrived = time.monotonic()
         parts = SkeletonOfThought(self._desk, self._decoder, self._tokenizer, message, caller)
         points = await parts.points()
-        return _told(parts, points, context) if points else None
+        return _told(parts, points, arrived, context) if points else None
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -165,17 +166,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 async def _told(
-    parts: SkeletonOfThought, points: Sequence[str], context: Context
+    parts: SkeletonOfThought, points: Sequence[str], arrived: float, context: Context
 ) -> AsyncIterator[generation_pb2.GenerateReply]:
     """The points as they come, in order. They are text only: no sequence of the model has these tokens."""
-    started = first = time.monotonic()
+    first = None
     try:
         async with aclosing(parts.tell(points)) as told:
             async for part in told:
-                first = first if first > started else time.monotonic()
+                first = time.monotonic() if first is None else first
                 summary = None
                 if part.endings:
-                    summary = _summary(together(part.endings, started, first, time.monotonic()))
+                    summary = _summary(together(part.endings, arrived, first, time.monotonic()))
                     summary.points = len(points)
                 yield generation_pb2.GenerateReply(
                     request_id=parts.request_id, text=part.text, summary=summary

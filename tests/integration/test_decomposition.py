@@ -1,9 +1,13 @@
 """Skeleton-of-thought through the services. The tiny model makes no sense, so what it means is set here."""
 
+import asyncio
+import time
+
 import grpc
 import pytest
 
 from gateway.decomposition import skeleton
+from gateway.decomposition.expansion import SkeletonOfThought
 from specinfer import AsyncClient
 from specinfer.client.request import RequestOptions
 from specinfer.v1 import common_pb2, generation_pb2
@@ -57,6 +61,23 @@ async def test_the_python_client_reads_an_answer_in_parts(redis_url: str) -> Non
         found = await client.generate([{"role": "user", "content": "hm?"}], **options)
         assert found.text == (await answer(system, question(max_new_tokens=12)))[0]
         assert found.summary.points == 3
+
+
+async def test_what_naming_the_points_takes_is_part_of_the_answers_time(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    async def points(_: SkeletonOfThought) -> list[str]:
+        started = time.monotonic()
+        await asyncio.sleep(0.02)
+        taken.append(time.monotonic() - started)
+        return POINTS
+
+    monkeypatch.setattr(SkeletonOfThought, "points", points)
+    async with running_system(redis_url, {}) as system:
+        _, summary = await answer(system, question(max_new_tokens=6))
+    assert taken[0] <= summary.ttft_seconds <= summary.total_seconds
 
 
 @pytest.mark.usefixtures("fitting")
