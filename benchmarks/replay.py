@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -27,8 +27,11 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
 from speculator_svc.drafters import Drafter, DraftJob
 from speculator_svc.drafters.ngram import NgramDrafter
+from speculator_svc.drafters.references import References
 from speculator_svc.drafters.suffix import SuffixDrafter
 
+Row: TypeAlias = tuple[list[int], list[int]]
+"""A prompt and the target's answer to it."""
 DEPTH = 10
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram, 2 to 4 tokens (default)": NgramDrafter,
@@ -38,14 +41,22 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-def replay(drafter: Drafter, rows: Sequence[tuple[list[int], list[int]]], nodes: int) -> Result:
-    """Every answer token by token: a step brings what a tree has of it, and one token more."""
+def replay(
+    drafter: Drafter, rows: Sequence[Row], nodes: int, references: Sequence[References | None] | None = None
+) -> Result:
+    """Every answer token by token: a step brings what a tree has of it, and one token more.
+
+    Args:
+        references: of each answer; None: none has any.
+    """
     result, limits = Result(), TreeLimits(nodes, DEPTH)
     for number, (prompt, answer) in enumerate(rows):
+        own = references[number] if references else None
         context, name, steps = [*prompt, answer[0]], f"r{number}", 0  # the prompt's pass says the first token
         while len(context) < len(prompt) + len(answer):
             started = time.perf_counter()
-            (tree,) = drafter.draft([DraftJob(name, context, limits, GREEDY)])
+            job = DraftJob(name, context, limits, GREEDY, references=own)
+            (tree,) = drafter.draft([job])
             result.seconds += time.perf_counter() - started
             if isinstance(tree, SpecInferError):
                 raise tree
@@ -57,14 +68,14 @@ def replay(drafter: Drafter, rows: Sequence[tuple[list[int], list[int]]], nodes:
     return result
 
 
-def load(corpus: Path, count: int) -> list[tuple[list[int], list[int]]]:
+def load(corpus: Path, count: int) -> list[Row]:
     """Prompts and answers, drawn at random with a fixed seed."""
     with gzip.open(corpus, "rt") if corpus.suffix == ".gz" else corpus.open() as lines:
         rows = [(row["p"], row["o"]) for row in map(json.loads, lines) if len(row["o"]) > 1]
     return random.Random(1).sample(rows, min(count, len(rows)))
 
 
-def measure(rows: Sequence[tuple[list[int], list[int]]], budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
+def measure(rows: Sequence[Row], budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One entry for every drafter and budget; each begins with nothing learnt."""
     for name, make in DRAFTERS.items():
         for nodes in budgets:
