@@ -35,7 +35,7 @@ from specinfer.tree import TreeLimits
 from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
-DEPTH, BEAM, KV_TOKENS = 7, 4, 16384
+DEPTH, BEAM, BATCH, KV_TOKENS = 7, 4, 10, 16384
 BITS = {"converted": 16.0, "w8a8": 8.0, "int8": 8.5, "int4": 5.0}
 """Of a weight, as it is held."""
 CONTEXT = 128
@@ -124,7 +124,7 @@ class Bench:
             "standard_error": {},
         }
         for nodes in budgets:
-            plan = Plan(nodes, DEPTH, 0.0, self._new_tokens, calibrated=True)
+            plan = Plan(nodes, DEPTH, 0.0, self._new_tokens, BATCH, calibrated=True)
             result = Decoding(self._runner, [drafter], plan).run(self._prompts)
             report["tokens_per_step"][nodes] = round(result.tokens_per_step(), 3)
             report["standard_error"][nodes] = round(result.standard_error(), 3)
@@ -185,6 +185,9 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Most tokens per prompt.")] = 48,
     nodes: Annotated[str, typer.Option(help="Verified nodes of a tree, with commas between.")] = "4,16",
     rounds: Annotated[int, typer.Option(help="Times that each draft is timed.")] = 20,
+    note: Annotated[
+        list[str] | None, typer.Option(help="For the report: how a kind was made; several times.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The report, without its suffixes.")] = RESULTS / "ssm-kinds",
 ) -> None:
     """Measure kinds of SSM for the default model."""
@@ -204,7 +207,7 @@ def main(
         drafts, passes = bench.times(budgets, rounds)
     rows = [with_speed(reports[each], drafts[each], passes) for each in kinds]
     report = {"about": about_this_run(), "prompts": len(found), "new_tokens": new_tokens}
-    report |= {"pass_ms": passes, "kinds": rows}
+    report |= {"notes": note or [], "pass_ms": passes, "kinds": rows}
     publish(out, report, kinds_markdown(report, DEPTH, BEAM))
 
 

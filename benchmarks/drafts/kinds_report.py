@@ -21,7 +21,8 @@ def kinds_markdown(report: dict[str, Any], depth: int, beam: int) -> str:
     for nodes in budgets:
         columns += [f"tokens a step, {nodes} nodes", f"ms a draft, {nodes}", f"speed, {nodes}"]
     lines = [*opening("Kinds of SSM", report, rest), *head(columns)]
-    return "\n".join([*lines, *(line(kind["name"], _cells(kind, budgets)) for kind in kinds), ""])
+    lines += [*(line(kind["name"], _cells(kind, budgets)) for kind in kinds), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in report["notes"]), ""])
 
 
 def _cells(kind: dict[str, Any], budgets: Sequence[int]) -> list[str]:

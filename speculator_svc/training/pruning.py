@@ -87,7 +87,9 @@ class Pruning:
         return Pruned(config, tensors, cuts, removed, verdict)
 
     def _layers(self, reader: Reader, whole: Whole, keep: int) -> list[Removal]:
-        removed = []
+        removed: list[Removal] = []
+        if keep == reader.layers:
+            return removed
         with progress_bar() as bar:
             task = bar.add_task("measuring layers", total=measurements(reader.layers, keep))
             for removal in remove_layers(reader, whole, keep, lambda: bar.advance(task)):

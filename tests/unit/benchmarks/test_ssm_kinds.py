@@ -49,8 +49,10 @@ def test_speed_is_of_a_whole_step() -> None:
     assert row["speed"] == {4: 1.25}
     about = {"command": "c", "commit": "d", "time": "t", "cores": 2, "cpu": "x"}
     whole = {"about": about, "prompts": 3, "new_tokens": 4, "pass_ms": passes, "kinds": [row]}
+    whole["notes"] = ["x: made so"]
     text = kinds_markdown(whole, 7, 4)
     assert "| x | 2 | int4 | 3.0 | 2.0 | 50.0 | 2.00 ± 0.10 | 4.0 (2.0 to 5.0) | 1.25x |" in text
+    assert text.endswith("\n- x: made so\n")
     assert "plain decoding takes 10.0 ms, a pass of the target 12.0 with 4 nodes" in text
 
 
