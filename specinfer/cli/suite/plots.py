@@ -103,7 +103,8 @@ def node_cost(axes: "Axes", report: Report) -> bool:
         xlabel="tokens and nodes in a pass", ylabel="ms", title="Cost of a pass of the target", ylim=(0, None)
     )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(tokens, [str(each) for each in tokens], fontsize="small")
+    powers = [each for each in tokens if each & (each - 1) == 0]
+    axes.set_xticks(powers, [str(each) for each in powers])
     return True
 
 

@@ -57,7 +57,9 @@ def _opening(report: Mapping[str, Any]) -> list[str]:
 
 
 def _batch_table(batch: int, runs: Runs) -> list[str]:
-    lines = [f"## Batch {batch}", "", _line("pool", COLUMNS), "|---" * (len(COLUMNS) + 1) + "|"]
+    turns = max(run["turns"] for run in runs)
+    lines = [f"## Batch {batch}, {turns} turns", ""]
+    lines += [_line("pool", COLUMNS), "|---" * (len(COLUMNS) + 1) + "|"]
     for pool in _pools(runs):
         modes = {run["mode"]: run for run in runs if run["pool"] == pool}
         cells = [_cell(modes.get(mode), write) for mode, write in COLUMNS.values()]
