@@ -9,6 +9,8 @@ import pytest
 
 from gateway.store.keys import request_key
 from specinfer import AsyncClient
+from specinfer.service.channel import open_channel
+from specinfer.speculators.contract.examined import Examined
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2
@@ -21,6 +23,7 @@ from speculator_svc.drafters.suffix import SuffixDrafter
 from tests.forgetting import forget_once
 from tests.http_service import CHAT, http_service
 from tests.oracle import first, greedy
+from tests.services import speculator_service
 from tests.system import (
     VOCABULARY,
     ScriptedDrafter,
@@ -116,6 +119,21 @@ async def test_a_request_sees_its_own_references_only(redis_url: str) -> None:
         assert beside == alone
     end = -1
     assert drafter.texts == {"alone": {()}, "with": {(*answer, end)}, "beside": {()}}
+
+
+async def test_clients_with_requests_of_one_name_see_their_own() -> None:
+    drafter = Reader()
+    async with speculator_service({"reader": drafter}) as (address, _), open_channel(address) as channel:
+        it = Examined(address, channel, 5.0)
+        await it.describe()
+        own = {"a": [[5, 6]], "b": [], "c": [[7]]}
+        for base in (0, 3):
+            for client, texts in own.items():
+                told = [speculator_pb2.Reference(token_ids=text) for text in texts] if base == 0 else []
+                await it.served(it.entry("r", [3, 4, 9], base, references=told), client)
+        await it.close()
+    found = [job.references._tokens if job.references else [] for job in drafter.jobs]
+    assert found == [[5, 6, -1], [], [7, -1]] * 2
 
 
 async def test_they_are_sent_once_and_again_to_a_service_that_lost_them(

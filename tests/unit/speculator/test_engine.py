@@ -71,6 +71,7 @@ def test_references_come_with_the_start_and_stay_until_release() -> None:
     assert seen(entry("a", 1, [6]), entry("b", 1, [6])) == [True, False]
     assert seen(entry("a", 0, [5])) == [False], "it starts over"
     assert seen(with_them) == [True]
+    assert seen(entry("b", 2, [7])) == [False], "those of another request"
     engine.release(["a"])
     assert seen(entry("a", 0, [5])) == [False]
 
