@@ -17,16 +17,19 @@ from gateway.decoding import RequestDecoder
 from gateway.desk import Desk
 from gateway.gauges import Gauges
 from gateway.journal import Journal
-from gateway.lane import Shared, longest_request
+from gateway.lane import Shared
+from gateway.lane_limits import longest_request
 from gateway.metrics import GatewayMetrics
 from gateway.ownership.follower import Follower
 from gateway.ownership.handovers import Handovers
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
+from gateway.planning.weights import load_weights
 from gateway.requests.feeds import Feeds
 from gateway.servicer import GenerationServicer
 from gateway.settings import GatewaySettings
 from gateway.status import StatusReporter
+from gateway.step_recorder import StepRecorder
 from gateway.store.connection import RedisConnection
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
@@ -96,11 +99,14 @@ async def build_gateway(
     journal, feeds = Journal(GatewayMetrics(registry), RequestTraces(tracer) if tracer else None), Feeds()
     system, watches = journal.metrics.system, Watches()
     callers = Callers.load(settings.key_file)
+    weights, recorder = settings.weights_file, StepRecorder.open(settings.recording)
+    trained = load_weights("planner_weights", weights) if weights is not None else {}
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)
     leases = LeaseStore(connection, gateway_id, settings.lease_seconds)
     constraints = Constraints(tokenizer)
-    lanes = Lanes(Shared(settings, tokenizer, journal, store, feeds, constraints, watches), leases)
+    shared = Shared(settings, tokenizer, journal, store, feeds, constraints, watches, recorder, trained)
+    lanes = Lanes(shared, leases)
     keeper = Keeper(settings, leases, lanes, Handovers(settings, store, lanes, feeds), system)
     desk = Desk(settings, store, feeds, lanes, keeper, journal)
     try:
@@ -130,6 +136,7 @@ async def build_gateway(
         await constraints.close()
         await keeper.leave()
         await connection.close()
+        recorder.close()
 
 
 @asynccontextmanager

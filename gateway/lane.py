@@ -7,11 +7,12 @@ When it ends, for whatever reason, its requests lose their owner in Redis and go
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
 
+from gateway.acceptance_models import acceptance_model
 from gateway.clients.pool_policy import PoolPolicy
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.clients.verifier import VerifierClient, pass_curve
@@ -19,18 +20,17 @@ from gateway.clients.verifier_link import VerifierLink
 from gateway.constraints import Constraints
 from gateway.delivery import Deliveries
 from gateway.journal import Journal
+from gateway.lane_limits import node_budget, scheduler_limits
 from gateway.loop import GenerationLoop
-from gateway.planning.budget import derive_budget
 from gateway.planning.feedback import FinishedStep
-from gateway.planning.pass_times import PassCurve
+from gateway.planning.linear import LinearModel
 from gateway.planning.planner import Planner
-from gateway.requests.budget import NodeBudget
 from gateway.requests.feeds import Feeds
-from gateway.requests.limits import SchedulerLimits
 from gateway.requests.prefixes import PrefixIndex
 from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.settings import GatewaySettings
+from gateway.step_recorder import StepRecorder
 from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
@@ -55,6 +55,9 @@ class Shared:
     feeds: Feeds
     constraints: Constraints
     watches: Watches
+    recorder: StepRecorder
+    trained: Mapping[str, LinearModel]
+    """Weights of the learned planner by speculator set; see `gateway.planning.weights`."""
 
 
 class Lane:
@@ -217,47 +220,11 @@ class Lane:
         channel = MeteredChannel(self.link.channel, shared.journal.metrics.system.meter("verifier"))
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
-        planner = Planner(curve, budget, settings.adaptive)
+        acceptance = acceptance_model(settings.planner, shared.trained, pool.names, scheduler.states)
+        planner = Planner(curve, budget, settings.adaptive, acceptance)
         return GenerationLoop(
             *(scheduler, pool, verifier, shared.journal, planner, deliveries),
             shared.constraints,
             settings.lease_seconds,
+            shared.recorder,
         )
-
-
-def scheduler_limits(
-    settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
-) -> SchedulerLimits:
-    """The gateway's own limits within those of the verifier."""
-    return SchedulerLimits(
-        max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
-        max_waiting=settings.max_waiting,
-        prefill_chunk=min(settings.prefill_chunk, verifier.max_step_tokens),
-        tree_depth=settings.tree_depth or verifier.max_nodes,
-        sequence_length=settings.sequence_length,
-        max_step_tokens=verifier.max_step_tokens,
-        kv_capacity_tokens=verifier.kv_capacity_tokens,
-        kv_block_tokens=verifier.kv_block_tokens,
-        kv_window_tokens=verifier.kv_window_tokens,
-        max_tree_nodes=verifier.max_nodes - 1,
-    )
-
-
-def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
-    """Most tokens of a request, prompt included, that a verifier has room for, whatever trees it gets."""
-    if verifier.kv_window_tokens:
-        return verifier.max_context_len
-    whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
-    return min(verifier.max_context_len, whole_blocks - verifier.max_nodes)
-
-
-def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
-    """The operator's, or what the verifier's passes allow."""
-    return derive_budget(
-        curve,
-        limits.max_batch,
-        limits.max_tree_nodes,
-        limits.max_step_tokens,
-        settings.tree_nodes,
-        settings.step_nodes,
-    )

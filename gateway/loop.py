@@ -25,6 +25,7 @@ from gateway.requests.request import GenerationRequest, RequestState
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
 from gateway.step_planner import Step, StepPlanner
+from gateway.step_recorder import NO_RECORDER, StepRecorder
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.speculators.calibration import Calibration
 
@@ -45,11 +46,13 @@ class GenerationLoop:
         deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
+        recorder: StepRecorder = NO_RECORDER,
     ) -> None:
         """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
-        requests; after `verifier_patience_seconds` without an answer the loop ends."""
+        requests; after `verifier_patience_seconds` without an answer the loop ends. `recorder` is told every
+        finished step."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
-        self._constraints = constraints
+        self._constraints, self._recorder = constraints, recorder
         self._journal, self._planner, self._calibration = journal, planner, Calibration()
         self._step_planner = StepPlanner(scheduler, pool, planner, journal)
         self._metrics = journal.metrics.steps
@@ -232,6 +235,7 @@ class GenerationLoop:
     def _learn(self, step: FinishedStep) -> None:
         self._journal.step(step, self.pool)
         learn(step, self._planner, self._calibration)
+        self._recorder.write(step, self.pool.names)
 
     async def _bear_with_verifier(self, error: UnavailableError) -> None:
         """Waits a little for the verifier; after its patience this loop gives it up.

@@ -1,13 +1,17 @@
 """Settings of the gateway (environment prefix SPECINFER_GATEWAY_)."""
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from gateway.clients.addresses import service_addresses
 from gateway.requests.limits import SchedulerLimits
 from gateway.security import SecuritySettings
+from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.addresses import split_targets
+from specinfer.service.settings import as_path
 
 _LIMITS = SchedulerLimits()
 
@@ -94,6 +98,22 @@ class GatewaySettings(SecuritySettings):
     adaptive: bool = Field(
         True, description="Choose speculators and nodes by measured gain and cost; off uses all always."
     )
+    planner: str = Field(
+        "measured",
+        pattern="^(measured|learned)$",
+        description="How accepted tokens are expected: measured, from what each request accepted so far; "
+        "learned, by a linear model of its text and its steps, refined while serving.",
+    )
+    planner_weights: str = Field(
+        "",
+        description="File of the learned planner's weights, from `specinfer train scheduler`; without it the "
+        "learned planner begins as the measured one.",
+    )
+    record_steps: str = Field(
+        "",
+        description="File to which a line is appended for every step, without text and tokens, for "
+        "`specinfer train scheduler`.",
+    )
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     def check(self) -> None:
@@ -101,6 +121,18 @@ class GatewaySettings(SecuritySettings):
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
+        if self.planner_weights and self.planner != "learned":
+            raise SettingError("planner_weights", self.planner_weights, "only for --planner learned")
+
+    @property
+    def weights_file(self) -> Path | None:
+        """Where the learned planner's weights are, if any were trained."""
+        return as_path(self.planner_weights)
+
+    @property
+    def recording(self) -> Path | None:
+        """Where steps are recorded, if they are."""
+        return as_path(self.record_steps)
 
     @property
     def verifier_addresses(self) -> list[str]:

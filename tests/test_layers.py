@@ -224,6 +224,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
+    "gateway.training": ({"gateway.planning", "specinfer.errors"}, {"numpy", "typer"}),
     "gateway.requests.caller": (set(), set()),
     "gateway.requests.ranking": (set(), set()),
     "gateway.requests.held": (

@@ -92,7 +92,7 @@ def end_to_end(
         }
         flags = {"max-batch": str(max(batches)), "sequence-length": str(length)}
         with LocalSystem(LocalOptions(gateway=flags, verifier={"weights": weights})) as system:
-            asyncio.run(_warm_up(system.address, prompts, max(batches)))
+            asyncio.run(warm_up(system.address, prompts, max(batches)))
             for batch in batches:
                 say(f"{', '.join(modes)}, batch {batch}")
                 load = Load(batch, modes[PLAIN], new_tokens, temperature, ignore_eos=False)
@@ -109,11 +109,11 @@ async def _in_turns(
     for turn in range(TURNS):
         part = part_of(prompts, turn, load.batch)
         for mode in list(modes)[:: -1 if turn % 2 else 1]:
-            await _run(address, part, replace(load, speculation=modes[mode]), measured[mode])
+            await run_turn(address, part, replace(load, speculation=modes[mode]), measured[mode])
     return {mode: own.beside(measured[PLAIN]) for mode, own in measured.items()}
 
 
-def part_of(prompts: Sequence[Prompt], turn: int, batch: int) -> list[Prompt]:
+def part_of(prompts: Sequence[Prompt], turn: int, batch: int, turns: int = TURNS) -> list[Prompt]:
     """The prompts of a turn: a share of all at batch 1, more where the batch must stay full.
 
     Sources alternate, so every part has all of them.
@@ -123,12 +123,12 @@ def part_of(prompts: Sequence[Prompt], turn: int, batch: int) -> list[Prompt]:
         by_source[prompt.source].append(prompt)
     rounds = [[of[i] for of in by_source.values() if i < len(of)] for i in range(len(prompts))]
     mixed = [prompt for some in rounds for prompt in some]
-    size = min(len(mixed), max(-(-len(mixed) // TURNS), 3 * batch))
-    first = turn * len(mixed) // TURNS
+    size = min(len(mixed), max(-(-len(mixed) // turns), 3 * batch))
+    first = turn * len(mixed) // turns
     return [mixed[(first + i) % len(mixed)] for i in range(size)]
 
 
-async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
+async def warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
     """Reads all prompts once, so that every mode finds them in the verifier's cache."""
     client = AsyncClient(address)
     try:
@@ -138,7 +138,7 @@ async def _warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
         await client.close()
 
 
-async def _run(address: str, prompts: Sequence[Prompt], load: Load, measured: Measured) -> None:
+async def run_turn(address: str, prompts: Sequence[Prompt], load: Load, measured: Measured) -> None:
     """One mode's turn."""
     client = AsyncClient(address)
     tokens = [prompt.tokens for prompt in prompts]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import exp
 
 from gateway.clients.draft_round import tokens_read
+from gateway.planning.acceptance import AcceptanceModel
 from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
@@ -57,9 +58,12 @@ class Text:
 class World:
     """Time, texts and machine, all of one seed."""
 
-    def __init__(self, seed: int, batch: int, speculates: bool = True) -> None:
+    def __init__(
+        self, seed: int, batch: int, speculates: bool = True, acceptance: AcceptanceModel | None = None
+    ) -> None:
+        """`acceptance`: the planner's policy; None: the measured one."""
         self._rng, self._machine, self._batch = random.Random(seed), random.Random(seed + 1), batch
-        self._planner = Planner(CURVE, derive_budget(CURVE, 16, 127, 2048))
+        self._planner = Planner(CURVE, derive_budget(CURVE, 16, 127, 2048), True, acceptance)
         self._planner.enrol([BOTH] if speculates else [])
         self._calibration = Calibration()
         self._texts = [self._begin(i) for i in range(batch)]
@@ -78,9 +82,8 @@ class World:
         return Text(f"r{number}", self._rng.choice((0.25, 0.5, 0.7, 0.9)))
 
     def _step(self) -> tuple[int, float]:
-        choice = self._planner.choose(
-            self._batch, {text.name: PROMPT + TOKENS - text.left for text in self._texts}
-        )
+        contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
+        choice = self._planner.choose(self._batch, contexts)
         drafts = [self._drafts(text, choice) for text in self._texts]
         corrected = [[(s, self._calibration.correct(s, tree)) for s, tree in found] for found in drafts]
         merged = [merge_trees(found) if found else TokenTree.root_only(ROOT) for found in corrected]
@@ -93,7 +96,11 @@ class World:
         pass_s, drafted = self._pass_s(in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
         seconds = pass_s + draft_s + OVERHEAD_S
-        self._planner.observe(StepReport(choice, self._batch, in_pass, pass_s, drafted, OVERHEAD_S, outcomes))
+        self._planner.observe(
+            StepReport(
+                *(choice, self._batch, in_pass, pass_s, drafted, OVERHEAD_S, outcomes), contexts=contexts
+            )
+        )
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
             told = [int(tree.token_ids[node]) for node in accepted] + [-1]
             for speculator, draft in found:

@@ -10,9 +10,14 @@ what the whole pool did: of every accepted token it is known who proposed it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gateway.planning.latency import SpeculatorSet
 from specinfer.tree import TokenTree
@@ -25,6 +30,8 @@ _PRIOR = 8 * log2(1 + 8)
 """Doublings that what is usual counts for in a request's ratio: eight steps of eight nodes."""
 _RECORDS = 256
 """Trees of the whole pool from which shares are counted, anew whenever an eighth of them is new."""
+
+NO_CONTEXTS: Mapping[str, int] = MappingProxyType({})
 
 Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """By request: its tree and the accepted nodes."""
@@ -68,12 +75,27 @@ class AcceptanceModel:
         self.everybody = everybody
         self._count_shares()
 
-    def follow(self, names: Iterable[str]) -> None:
-        """From now on these requests want drafts; others are forgotten."""
+    def follow(self, contexts: Mapping[str, int]) -> None:
+        """From now on these requests, with so many tokens each, want drafts; others are forgotten."""
         known, usual = self._requests, self._usual.value
-        self._requests = {name: known.get(name) or _Ratio(usual * _PRIOR) for name in names}
+        self._requests = {name: known.get(name) or _Ratio(usual * _PRIOR) for name in contexts}
 
-    def observe(self, asked: SpeculatorSet, nodes: float, outcomes: Outcomes, merged: bool = True) -> None:
+    @property
+    def usual(self) -> float:
+        """Accepted tokens per doubling, of all requests."""
+        return self._usual.value
+
+    def chosen(self, asked: SpeculatorSet, nodes: float) -> None:
+        """These are asked in the step that begins, for so many nodes for each followed request."""
+
+    def observe(
+        self,
+        asked: SpeculatorSet,
+        nodes: float,
+        outcomes: Outcomes,
+        merged: bool = True,
+        contexts: Mapping[str, int] = NO_CONTEXTS,
+    ) -> None:
         """Counts one step.
 
         Args:
@@ -81,6 +103,7 @@ class AcceptanceModel:
             the outcome.
             merged: whether trees hold what everybody asked proposed, so that they tell of shares; chains do
             not.
+            contexts: tokens of the requests when the step began.
         """
         doublings = log2(1 + nodes) * (self.share(asked) if merged else 1.0)
         for name, (tree, path) in outcomes.items():
@@ -94,9 +117,19 @@ class AcceptanceModel:
             if merged and asked == self.everybody and accepted:
                 self._record(tree, accepted)
 
+    def by_nodes(self, most: int) -> NDArray[np.float64]:
+        """[sets, 1 + most] accepted tokens to expect of a step of all followed requests, by speculator set
+        and with 0, 1, ... nodes in all."""
+        per_doubling = [self.per_doubling(asked) for asked in self.sets]
+        return np.outer(per_doubling, doublings(most, len(self._requests)))
+
     def per_doubling(self, asked: SpeculatorSet) -> float:
         """Accepted tokens of a step of all followed requests for every doubling of their trees."""
         return self.share(asked) * sum([request.value for request in self._requests.values()])
+
+    def per_doubling_of(self, name: str) -> float:
+        """The same of one followed request, if the whole pool drafts."""
+        return self._requests[name].value
 
     def share(self, asked: SpeculatorSet) -> float:
         """What a speculator set brings of what the whole pool does: of the recorded paths, the tokens up to
@@ -128,6 +161,12 @@ class AcceptanceModel:
             grown.append(pool)
         singles = [frozenset({speculator}) for speculator in sorted(self.everybody)]
         self.sets = list(dict.fromkeys([*singles, *grown]))
+
+
+@lru_cache(maxsize=256)
+def doublings(most: int, requests: int) -> NDArray[np.float64]:
+    """[1 + most] log2(1 + nodes / requests) for 0, 1, ... nodes in all."""
+    return np.log2(1 + np.arange(most + 1) / requests)
 
 
 def _prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:

@@ -95,14 +95,24 @@ def report_of(step: FinishedStep) -> StepReport | None:
         overhead_s=step.overhead_s,
         outcomes=_outcomes(step, Speculation.TREE),
         chains=_outcomes(step, Speculation.SEQUENCE),
+        contexts=contexts_of(step),
     )
 
 
+def contexts_of(step: FinishedStep) -> dict[str, int]:
+    """Tokens of the requests when the step began."""
+    return {entry.request_id: entry.base_len + len(entry.delta) for entry in step.entries}
+
+
 def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
+    """By request. An entry that was refused tells nothing: nothing of it was verified, and its tree will be
+    drafted again from the same root, with the same draws, so that no choice may depend on it."""
     return {
-        entry.request_id: (step.trees[entry.request_id], step.verdicts[entry.request_id].accepted)
+        entry.request_id: (step.trees[entry.request_id], verdict.accepted)
         for entry in step.entries
-        if entry.state.request.speculation is speculation and entry.request_id in step.verdicts
+        if entry.state.request.speculation is speculation
+        and (verdict := step.verdicts.get(entry.request_id)) is not None
+        and verdict.status is EntryStatus.OK
     }
 
 

@@ -1,6 +1,6 @@
 """The planner: per step, which speculators are asked and how many nodes are verified. Pure: told, never asks.
 
-    tokens(S, n)  = batch + accepted(S, n)                          the acceptance model (`acceptance`)
+    tokens(S, n)  = batch + accepted(S, n)          the acceptance model: measured (`acceptance`) or learned
     seconds(S, n) = overhead + slowest service of S + pass(n)       the latency model (`latency`)
     choice        = the speculator set S and the n with the most tokens per second
 
@@ -13,12 +13,11 @@ node, in passes that grow in stairs, brings nothing: docs/findings.md#flat-price
 nothing, so now and then a step probes the whole pool or plain decoding, as often as that costs one per cent
 of the time; speculators that were not asked for a while have to read what they missed first.
 
-What is chosen depends on earlier steps and on time only, so it never biases the output.
+What is chosen depends on committed tokens, earlier steps and time only, so it never biases the output.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,14 +90,23 @@ class StepReport:
     """Of the requests that had merged trees."""
     chains: Outcomes = field(default_factory=dict)
     """Of the requests that had one speculator's chain."""
+    contexts: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the requests when the step began."""
 
 
 class Planner:
     """Chooses, and learns from what came of it."""
 
-    def __init__(self, curve: PassCurve, budget: NodeBudget, adaptive: bool = True) -> None:
+    def __init__(
+        self,
+        curve: PassCurve,
+        budget: NodeBudget,
+        adaptive: bool = True,
+        acceptance: AcceptanceModel | None = None,
+    ) -> None:
+        """`acceptance`: what predicts accepted tokens; None: the measured policy."""
         self._budget, self._adaptive = budget, adaptive
-        self.latency, self.acceptance = LatencyModel(curve), AcceptanceModel()
+        self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
         self._left_out_s = {"probe all": 0.0, "probe plain": 0.0}
         """Time in which the whole pool, and plain decoding, were not tried."""
@@ -124,6 +132,7 @@ class Planner:
         self.acceptance.follow(wanting)
         self.latency.reading.follow(wanting)
         choice = self._choose(batch, len(wanting))
+        self.acceptance.chosen(choice.speculators, choice.step_nodes / len(wanting))
         if choice.speculators:
             self.latency.reading.asked()
         return choice
@@ -139,16 +148,19 @@ class Planner:
         drafted = len(report.outcomes) + len(report.chains)
         if report.choice.speculators and drafted:
             asked, nodes = report.choice.speculators, report.choice.step_nodes / drafted
-            self.acceptance.observe(asked, nodes, report.outcomes)
+            self.acceptance.observe(asked, nodes, report.outcomes, contexts=report.contexts)
             self.acceptance.observe(asked, nodes, report.chains, merged=False)
 
     def _choose(self, batch: int, requests: int) -> Choice:
         """What promises most, or a probe."""
         most = self._budget.of_step(batch, requests)
-        accepted = self.acceptance.per_doubling(self.acceptance.everybody) * _doublings(most, requests)
+        accepted = self.acceptance.by_nodes(most)
         passes = self.latency.passes.seconds_by_nodes(batch, most)
         plain = self._plain(batch, float(passes[0]))
-        sets = [self._expect(batch, requests, asked, accepted, passes) for asked in self.acceptance.sets]
+        sets = [
+            self._expect(batch, requests, asked, own, passes)
+            for asked, own in zip(self.acceptance.sets, accepted, strict=True)
+        ]
         if self.acceptance.outcomes < _FIRST_OUTCOMES:
             return replace(sets[-1], plain_speed=plain.speed, reason="first trees")
         best = max(sets, key=lambda choice: choice.speed)
@@ -177,10 +189,10 @@ class Planner:
         """The best number of nodes for a speculator set, with the tokens and seconds to expect of it.
 
         Args:
-            accepted: [1 + most nodes] tokens with 0, 1, ... nodes in all, if the whole pool drafts.
+            accepted: [1 + most nodes] tokens with 0, 1, ... nodes in all.
             passes: [1 + most nodes] seconds.
         """
-        tokens = batch + self.acceptance.share(asked) * accepted
+        tokens = batch + accepted
         seconds = passes + self.latency.seconds_before_pass(batch, asked, self._services)
         total = int((tokens[1:] / seconds[1:]).argmax()) + 1 if len(passes) > 1 else 0
         # a batch shares its nodes unevenly: a predictable text gets up to twice its share
@@ -215,9 +227,3 @@ class Planner:
         behind = bool(probe.speculators) and not best.speculators
         catching_up = self.latency.seconds_to_catch_up(self._services) if behind else 0.0
         return probe.seconds + catching_up - probe.tokens / best.speed
-
-
-@lru_cache(maxsize=256)
-def _doublings(most: int, requests: int) -> NDArray[np.float64]:
-    """[1 + most] log2(1 + nodes / requests) for 0, 1, ... nodes in all."""
-    return np.log2(1 + np.arange(most + 1) / requests)

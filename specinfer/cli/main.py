@@ -86,6 +86,12 @@ def up(
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
+    planner: Annotated[
+        str | None, typer.Option(help="How the gateway expects accepted tokens: measured or learned.")
+    ] = None,
+    planner_weights: Annotated[
+        str | None, typer.Option(help="Weights of the learned planner, from `specinfer train scheduler`.")
+    ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, help="Processes, each with a device, that share the verifier's model.")
     ] = 1,
@@ -100,6 +106,11 @@ def up(
         device=device,
         listen=listen,
         verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
+        gateway={
+            flag: value
+            for flag, value in (("planner", planner), ("planner-weights", planner_weights))
+            if value is not None
+        },
         speculators=read_speculators(speculator),
         metrics=True,
         http=None if http_listen == "none" else http_listen,
@@ -121,8 +132,12 @@ def up(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def train(context: typer.Context) -> None:
-    """Train speculators for a target: `corpus`, `prune`, `ssm` (its own --help lists them)."""
-    command = [sys.executable, "-m", "speculator_svc.training", *context.args]
+    """Train speculators for a target: `corpus`, `prune`, `ssm` (its own --help lists them); or the gateway's
+    learned planner: `scheduler`."""
+    module, arguments = "speculator_svc.training", context.args
+    if arguments[:1] == ["scheduler"]:
+        module, arguments = "gateway.training", arguments[1:]
+    command = [sys.executable, "-m", module, *arguments]
     os.execv(sys.executable, command)  # in our place, so that it gets our signals
 
 

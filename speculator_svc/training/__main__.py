@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train speculators for a target.",
+    help="Train speculators for a target. `specinfer train scheduler` trains the gateway's learned planner.",
 )
 app.command("corpus")(make_corpus)
 app.command("prune")(prune)

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from gateway.clients.verifier import VerifierClient, pass_curve
-from gateway.lane import node_budget, scheduler_limits
+from gateway.lane_limits import node_budget, scheduler_limits
 from gateway.requests.scheduler import Scheduler
 from gateway.settings import GatewaySettings
 from specinfer.errors import SpecInferError

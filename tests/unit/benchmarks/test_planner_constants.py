@@ -1,5 +1,6 @@
 """The simulated system in which the planner's constants are measured, and what the planner achieves in it."""
 
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -7,15 +8,25 @@ import pytest
 from benchmarks.planner_constants import CONSTANTS, as_markdown, changed, compared, variants
 from benchmarks.planning.world import World
 from gateway.planning import acceptance
+from gateway.planning.acceptance import AcceptanceModel
+from gateway.planning.learned import LearnedAcceptance
 
 
+def learned() -> LearnedAcceptance:
+    """The learned policy without weights, in texts that never repeat themselves."""
+    return LearnedAcceptance({}, ["good", "poor"], lambda contexts: [0] * len(contexts))
+
+
+@pytest.mark.parametrize("policy", [AcceptanceModel, learned])
 @pytest.mark.parametrize(("batch", "least"), [(1, 1.3), (4, 0.97), (16, 0.96)])
-def test_speculation_pays_soon_where_it_can_and_costs_little_where_not(batch: int, least: float) -> None:
+def test_speculation_pays_soon_where_it_can_and_costs_little_where_not(
+    batch: int, least: float, policy: Callable[[], AcceptanceModel]
+) -> None:
     """Texts of every kind, 600 steps from nothing, prompts that have to be read; that reading, not counted,
     made it 0.90 at batch 16. The bounds leave errors below long runs, the first probes included."""
     seeds = range(4)
     ours, plain = (
-        [World(seed, batch, speculates).run(600) for seed in seeds] for speculates in (True, False)
+        [World(seed, batch, speculates, policy()).run(600) for seed in seeds] for speculates in (True, False)
     )
     assert mean(a / b for a, b in zip(ours, plain, strict=True)) > least
 

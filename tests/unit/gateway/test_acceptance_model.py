@@ -15,7 +15,7 @@ FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 def model_of(speculators: int, *names: str) -> AcceptanceModel:
     model = AcceptanceModel()
     model.enrol(frozenset(range(speculators)))
-    model.follow(names)
+    model.follow(dict.fromkeys(names, 0))
     return model
 
 
@@ -52,11 +52,11 @@ def test_a_text_is_judged_by_its_own_trees_and_eight_usual_ones() -> None:
     usual = model.per_doubling(FIRST) / 2
     for _ in range(30):
         model.observe(FIRST, 7, {"good": (chain(ROOT, range(7)), range(1, 7))})
-    model.follow(["good"])
+    model.follow({"good": 0})
     assert model.per_doubling(FIRST) == pytest.approx(2.0, abs=0.35)
-    model.follow(["good", "other"])
+    model.follow({"good": 0, "other": 0})
     other = model.per_doubling(FIRST)
-    model.follow(["other"])
+    model.follow({"other": 0})
     assert usual < model.per_doubling(FIRST) < other
 
 
@@ -65,7 +65,7 @@ def test_what_is_forgotten_starts_as_usual() -> None:
     for _ in range(20):
         model.observe(FIRST, 7, {"a": (chain(ROOT, range(7)), [])})
     hopeless = model.per_doubling(FIRST)
-    model.follow(["b"])
+    model.follow({"b": 0})
     fresh = model.per_doubling(FIRST)
     assert hopeless < fresh, "a text of its own may be better than the last one was"
 

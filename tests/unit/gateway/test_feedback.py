@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -105,3 +106,13 @@ def test_drafts_are_counted_against_what_followed() -> None:
         learn(step([entry("a", [4, 5, 8])]), Listening(), calibration)
     assert calibration.correct(0, chain(ROOT, [4])).scores[1] > 0.7
     assert calibration.correct(1, chain(ROOT, [6])).scores[1] < 0.3
+
+
+def test_refused_entries_teach_nothing() -> None:
+    """Their trees are drafted again from the same root, with the same draws: a choice that knew what was
+    drawn would bias the output."""
+    planner, mixed = Listening(), step([entry("a", [4, 5, 8]), entry("b", [4, 5, 8])])
+    refused = VerdictEntry(EntryStatus.RESYNC)
+    learn(replace(mixed, verdicts={**mixed.verdicts, "b": refused}), planner, Calibration())
+    (report,) = planner.told
+    assert report.outcomes.keys() == {"a"}

@@ -46,6 +46,6 @@ def test_a_node_costs_its_part_of_what_all_chosen_ones_add_to_the_pass(stairs: b
 
 def predictable(model: AcceptanceModel) -> None:
     """Every doubling brings two tokens."""
-    model.follow(["r"])
+    model.follow({"r": 0})
     model.observe = lambda *_, **__: None  # type: ignore[method-assign]
     model.per_doubling = lambda asked: 2.0 * bool(asked)  # type: ignore[method-assign]

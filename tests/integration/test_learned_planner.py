@@ -1,0 +1,111 @@
+"""The learned planner through real servers: the same text, steps that are recorded, weights that are trained
+from them, and settings that cannot be used."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.planning.recorded_steps import read_steps
+from gateway.planning.weights import load_weights
+from gateway.training import main
+from specinfer.errors import SettingError
+from speculator_svc.drafters.ngram import NgramDrafter
+from tests.oracle import always, first, greedy, never
+from tests.system import ScriptedDrafter, running_system
+
+PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [33], [7] * 20, [90, 11, 52, 19, 64, 23, 8, 95, 14, 77, 31, 4] * 4]
+
+
+def drafters() -> dict[str, ScriptedDrafter | NgramDrafter]:
+    return {"half": ScriptedDrafter(first(2)), "wrong": ScriptedDrafter(never), "ngram": NgramDrafter(1)}
+
+
+async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
+    async with running_system(redis_url, drafters(), adaptive=True, planner="learned") as system:
+        for _ in range(2):  # what the first answers taught goes into the next ones
+            answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
+            assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
+        reasons = {lane.loop.choice.reason for lane in system.gateway.lanes}
+    assert reasons <= {"fastest", "plain is faster", "probe all", "probe plain"}
+
+
+async def test_recorded_steps_train_weights_that_a_gateway_takes(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded has no token of the text in it."""
+    steps, weights = tmp_path / "steps.jsonl", tmp_path / "weights.json"
+    async with running_system(redis_url, drafters(), record_steps=str(steps)) as system:
+        for length in range(20, 26):
+            prompts = [[*prompt, length] for prompt in PROMPTS]
+            await asyncio.gather(*(system.tokens(prompt, max_new_tokens=length) for prompt in prompts))
+    found, names = read_steps("recording", [steps])
+    assert names == ["half", "wrong", "ngram"]
+    assert any(
+        step.matches[name] >= 4 and path for step in found for name, (_, path) in step.outcomes.items()
+    )
+    assert "token" not in steps.read_text().replace('"tokens"', "")
+    monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(weights)])
+    main()
+    assert load_weights("planner_weights", weights).keys() >= {"half", "ngram", "half+ngram+wrong"}
+    learned = {"planner": "learned", "planner_weights": str(weights)}
+    async with running_system(redis_url, drafters(), adaptive=True, **learned) as system:
+        answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
+    assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
+
+
+async def test_the_verifier_may_forget_requests(redis_url: str) -> None:
+    """Refused entries are drafted again from the same root; texts stay right."""
+    drafter = {"always": ScriptedDrafter(always)}
+    async with running_system(redis_url, drafter, adaptive=True, planner="learned") as system:
+        system.forget_every(3)
+        answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
+    assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"planner": "learned", "planner_weights": "/none.json"},
+            r"planner_weights = '/none\.json': cannot",
+        ),
+        ({"record_steps": "/none/steps.jsonl"}, r"record_steps = '/none/steps\.jsonl': cannot be written"),
+    ],
+)
+async def test_files_that_cannot_be_used_end_the_start(
+    redis_url: str, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(SettingError, match=says):
+        async with running_system(redis_url, {}, **options):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2 is no recorded step"),
+        ('{"speculators": ["a"]}', "line 2 is no recorded step: KeyError"),
+        ('{"speculators": ["a"], "asked": [1], "nodes": 1, "requests": {}}', "line 2"),
+        ('{"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {}}', "nobody wanted drafts"),
+    ],
+)
+def test_what_is_wrong_in_a_recording_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    steps = tmp_path / "steps.jsonl"
+    request = {"context": 9, "match": 0, "parents": [-1], "scores": [1.0], "proposals": [], "accepted": []}
+    good = {"speculators": ["a"], "asked": [0], "nodes": 1, "requests": {"r": request}}
+    steps.write_text(f"{json.dumps(good)}\n{line}\n")
+    monkeypatch.setattr("sys.argv", ["train", "--recording", str(steps), "--out", str(tmp_path / "w.json")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "specinfer train scheduler: error: recording = " in error
+    assert says in error
+    steps.write_text(f"{json.dumps(good)}\n")
+    with pytest.raises(SystemExit):
+        main()
+    assert "1 steps are too few" in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""The learned policy: what it sees of a text, what it learns, that it recovers, and what it never reads."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.planning.features import NAMES
+from gateway.planning.latency import DraftTime
+from gateway.planning.learned import LearnedAcceptance
+from gateway.planning.linear import FUNCTIONS, LinearModel
+from gateway.planning.pass_times import PassCurve
+from gateway.planning.planner import Choice, Planner, StepReport
+from gateway.planning.repeats import MOST, Repeats
+from gateway.planning.subtrees import nodes_needed
+from gateway.planning.weights import load_weights, save_weights
+from gateway.requests.budget import NodeBudget
+from specinfer.errors import SettingError
+from specinfer.tree import TokenTree, TreeBuilder, merge_trees
+from tests.oracle import chain
+
+ROOT = 7
+ALONE = frozenset({0})
+NAME = "copies"
+DRAFT_S, NODE_S, PLAIN_S = 0.003, 0.0004, 0.005
+"""What a step takes: drafts that are only worth it if they are right."""
+
+
+class Copying:
+    """A text that copies itself in stretches of steps: while it does, its end stands in it before and chains
+    of eight are right; else nothing is. What is seen of it can be shuffled."""
+
+    def __init__(self, model: LinearModel | None, seed: int = 0, shuffled: bool = False) -> None:
+        self.rng, self.shuffled, self.tokens, self.copies = random.Random(seed), shuffled, 100, False
+        trained = {} if model is None else {NAME: model}
+        self.acceptance = LearnedAcceptance(trained, [NAME], self.seen)
+        self.planner = Planner(
+            PassCurve([(1, PLAIN_S), (101, PLAIN_S + 100 * NODE_S)]), NodeBudget(8, 8), True, self.acceptance
+        )
+        self.planner.enrol([ALONE])
+
+    def seen(self, contexts: Mapping[str, int]) -> list[int]:
+        copies = self.rng.random() < 0.5 if self.shuffled else self.copies
+        return [MOST if copies else 0 for _ in contexts]
+
+    def run(self, steps: int) -> tuple[float, dict[bool, float]]:
+        """Tokens per second, and how often drafts were asked for, by whether the text copied."""
+        came, seconds = 0, 0.0
+        asked: dict[bool, list[bool]] = {True: [], False: []}
+        before: StepReport | None = None
+        for step in range(steps):
+            if step % 4 == 0:
+                self.copies = self.rng.random() < 0.5
+            choice = self.planner.choose(1, {"r": self.tokens})
+            if before is not None:  # what a step teaches is learnt beside the next one
+                self.planner.observe(before)
+            asked[self.copies].append(bool(choice.speculators))
+            before, took = self.step(choice)
+            came += 1 + len(before.outcomes["r"][1])
+            seconds += took
+        return came / seconds, {kind: sum(each) / len(each) for kind, each in asked.items()}
+
+    def step(self, choice: Choice) -> tuple[StepReport, float]:
+        nodes = choice.nodes if choice.speculators else 0
+        tree = chain(ROOT, range(100, 100 + nodes)) if nodes else TokenTree.root_only(ROOT)
+        accepted = list(range(1, len(tree))) if self.copies else []
+        drafts = [DraftTime(ALONE, {0: DRAFT_S}, 0.0)] if choice.speculators else []
+        pass_s = PLAIN_S + NODE_S * nodes
+        report = StepReport(
+            choice, 1, len(tree), pass_s, drafts, 0.0, {"r": (tree, accepted)}, contexts={"r": self.tokens}
+        )
+        self.tokens += 1 + len(accepted)
+        return report, pass_s + DRAFT_S * bool(drafts)
+
+
+def test_it_speculates_while_a_text_repeats_itself_and_not_else() -> None:
+    """From nothing: the weights are those that serving taught. The control sees matches that mean nothing."""
+    world, control = Copying(None), Copying(None, shuffled=True)
+    world.run(600)
+    speed, asked = world.run(1000)
+    control.run(600)
+    blind_speed, _ = control.run(1000)
+    assert asked[True] > 0.9
+    assert asked[False] < 0.15
+    always = 0.5 * (9 + 1) / (PLAIN_S + DRAFT_S + 8 * NODE_S)
+    assert blind_speed < 1.05 * always, "without what it sees it is no better than its better constant choice"
+    assert speed > 1.15 * blind_speed
+
+
+def test_wrong_weights_are_outgrown() -> None:
+    """Weights that say the opposite: drafts are right where nothing repeats."""
+    wrong = LinearModel.usual()
+    wrong.weights[:] = 0.0
+    wrong.weights[NAMES.index("one"), 0], wrong.weights[NAMES.index(f"match {MOST}"), 0] = 2.0, -2.0
+    world = Copying(wrong)
+    world.run(16)  # the first trees are everybody's
+    _, misled = world.run(40)
+    assert misled[False] > misled[True], "they are believed"
+    world.run(2000)
+    speed, asked = world.run(1000)
+    right = Copying(None)
+    right.run(2000)
+    assert asked[True] > 0.9 > 0.2 > asked[False]
+    assert speed > 0.95 * right.run(1000)[0]
+
+
+def test_a_step_of_refinement_is_bounded_whatever_it_sees() -> None:
+    model = LinearModel.usual()
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = 1e6 * rng.standard_normal((40, len(NAMES) * FUNCTIONS))
+        before = model.weights.copy()
+        model.refine(rows, rng.uniform(0, 1e9, 40))
+        assert np.linalg.norm(model.weights - before) < 1.0
+
+
+def test_untrained_weights_choose_as_the_measured_policy_does() -> None:
+    curve, rng = PassCurve([(1, 0.005), (101, 0.045)]), random.Random(0)
+    both = frozenset({0, 1})
+    planners = [
+        Planner(curve, NodeBudget(16, 32), True, acceptance)
+        for acceptance in (None, LearnedAcceptance({}, ["a", "b"], lambda contexts: [0] * len(contexts)))
+    ]
+    for planner in planners:
+        planner.enrol([both])
+    for step in range(60):
+        measured, learned = (planner.choose(2, {"r": 10 + step, "s": 9 + step}) for planner in planners)
+        assert learned.speculators == measured.speculators
+        assert learned.step_nodes == measured.step_nodes
+        assert learned.tokens == pytest.approx(measured.tokens)
+        tree = merge_trees([(0, chain(ROOT, [1, 2, 3])), (1, chain(ROOT, [1, 5]))])
+        outcomes = {name: (tree, [1, 2][: rng.randint(0, 2)]) for name in ("r", "s")}
+        for planner in planners:  # without contexts nothing is refined
+            planner.observe(StepReport(measured, 2, 8, 0.008, [], 0.001, outcomes))
+
+
+def test_features_are_of_committed_tokens() -> None:
+    repeats = Repeats()
+    tokens = [1, 2, 3, 4, 9, 1, 2, 3]
+    assert [repeats.match(tokens, n) for n in range(1, 9)] == [0, 0, 0, 0, 0, 0, 2, 3]
+    tokens += [4, 9, 1, 2, 3, 4, 9]
+    assert repeats.match(tokens, len(tokens)) == MOST
+    assert repeats.match([*tokens, 5], len(tokens) + 1) == 0
+    assert Repeats().match([7] * 3, 3) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matches_read_bit_by_bit_are_those_of_the_whole_text(seed: int) -> None:
+    rng = random.Random(seed)
+    tokens = [rng.randrange(4) for _ in range(200)]
+    repeats, length = Repeats(), 1
+    while length <= len(tokens):
+        assert repeats.match(tokens, length) == Repeats().match(tokens, length)
+        length += rng.randint(1, 4)
+
+
+def test_what_smaller_trees_would_have_brought() -> None:
+    """Speculator 0 says 1-2-3; speculator 1 says 9 and, less sure, 1."""
+    surer = TreeBuilder(ROOT)
+    surer.propose_points(0, [9, 1], [0.9, 0.4])
+    tree = merge_trees([(0, chain(ROOT, [1, 2, 3], 0.5)), (1, surer.build())])
+    path = [node for node in range(len(tree)) if tree.token_ids[node] in (1, 2, 3)]
+    assert nodes_needed(tree, path, frozenset({0})) == [1, 2, 3]
+    assert nodes_needed(tree, path, frozenset({1})) == [2], "9 comes first"
+    both = nodes_needed(tree, path, frozenset({0, 1}))
+    assert both[0] == 2
+    assert both == sorted(both)
+    assert nodes_needed(tree, [], frozenset({0})) == []
+
+
+def test_a_file_brings_back_what_was_saved(tmp_path: Path) -> None:
+    model = LinearModel.fitted(np.random.default_rng(0).random((500, len(NAMES) * FUNCTIONS)), np.ones(500))
+    save_weights(tmp_path / "w.json", {"a+b": model}, {"steps": 1})
+    (found,) = load_weights("planner_weights", tmp_path / "w.json").values()
+    np.testing.assert_allclose(found.weights, model.weights)
+    np.testing.assert_allclose(found.pace, model.pace)
+
+
+def broken(change: Callable[[dict[str, object]], object]) -> str:
+    size = len(NAMES) * FUNCTIONS
+    one = {"weights": np.zeros((len(NAMES), FUNCTIONS)).tolist(), "pace": np.eye(size).tolist()}
+    told: dict[str, object] = {"format": 1, "features": list(NAMES), "trained": {}, "sets": {"a": one}}
+    change(told)
+    return json.dumps(told)
+
+
+BAD: dict[str, str] = {
+    "no JSON": "{",
+    "a list": "[]",
+    "another format": broken(lambda told: told.update(format=2)),
+    "other features": broken(lambda told: told.update(features=["one"])),
+    "no sets": broken(lambda told: told.pop("sets")),
+    "sets of numbers": broken(lambda told: told.update(sets={"a": 3})),
+    "a short matrix": broken(lambda told: told["sets"]["a"].update(weights=[[1.0, 2.0]])),  # type: ignore[index]
+    "no number": broken(lambda told: told["sets"]["a"]["weights"][0].__setitem__(0, float("nan"))),  # type: ignore[index]
+    "errors that grow": broken(
+        lambda told: told["sets"]["a"].update(pace=(-np.eye(len(NAMES) * FUNCTIONS)).tolist())  # type: ignore[index]
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_what_is_wrong_in_a_file_is_said_with_setting_and_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "weights.json"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=r"planner_weights = .*weights\.json.*: not what"):
+        load_weights("planner_weights", path)
+    with pytest.raises(SettingError, match=r"planner_weights = .*none\.json.*: cannot be read"):
+        load_weights("planner_weights", tmp_path / "none.json")
