@@ -138,7 +138,7 @@ def main(
         "prompts": len(asked),
         "fitting": len(fitting),
         "new_tokens": new_tokens,
-        "modes": compare(fitting, found, Scorer(resolve_model(DEFAULT_MODEL), "bfloat16")),
+        "modes": compare(fitting, found, Scorer(resolve_model(DEFAULT_MODEL), "bfloat16", weights)),
     }
     publish(out, report, markdown(report))
 

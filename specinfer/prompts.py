@@ -29,7 +29,8 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
 
 
 def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
-    """So many of the same file's prompts, as many of each `source`, spread over its rows; sources take turns.
+    """So many of the same file's prompts, as many of each `source` if it has them, spread over its rows;
+    sources take turns.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -37,7 +38,9 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
     by_source: dict[str, list[Prompt]] = {}
     for prompt in _read_rows(path):
         by_source.setdefault(prompt.source, []).append(prompt)
-    each = -(-count // len(by_source))
+    longest = max(map(len, by_source.values()))
+    shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)
+    each = next(shares, longest)
     spread = [rows[:: max(1, len(rows) // each)][:each] for rows in by_source.values()]
     in_turns = [prompt for of_turn in zip_longest(*spread) for prompt in of_turn if prompt is not None]
     return tuple(in_turns[:count])
@@ -63,7 +66,7 @@ def _read_row(place: str, line: str) -> Prompt:
         raise InvalidInputError(place, line[:60], "needs `turns: [text]`") from error
     if not isinstance(turn, str):
         raise InvalidInputError(place, turn, "turns[0] must be text")
-    return Prompt(check_text(place, turn), str(row.get("source", "")))
+    return Prompt(check_text(place, turn), str(row.get("source") or ""))
 
 
 def read_prompt(path: Path | None) -> str:

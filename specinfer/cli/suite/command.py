@@ -9,7 +9,7 @@ import typer
 
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local import LocalOptions
-from specinfer.cli.options import Dtype, Model, Weights, check_writable
+from specinfer.cli.options import Dtype, Model, Raw, Weights, check_writable
 from specinfer.cli.show import console, output
 from specinfer.cli.speculators import trained_for
 from specinfer.cli.suite.measure import measure_pool
@@ -36,22 +36,25 @@ def suite(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "auto",
+    raw: Raw = False,
 ) -> None:
     """Measure every drafting method alone and merged, in turns with plain decoding and with sequences."""
     size = FULL if full else QUICK
-    plan = SuitePlan(read_prompts_by_source(prompts, size.prompts), size, temperature)
+    plan = SuitePlan(read_prompts_by_source(prompts, size.prompts), size, temperature, chat=not raw)
+    if out.suffix == ".md":
+        raise InvalidInputError("--out", str(out), "is where the tables go: name a file of JSON")
     check_writable("--out", out)
     report = load_report(out, {"model": model, "dtype": dtype, "weights": weights, "plan": plan.to_json()})
-    scorer = Scorer(resolve_model(model), dtype)
+    scorer = Scorer(resolve_model(model), dtype, weights, chat=plan.chat)
     for name, pool in suite_pools(model).items():
         if name not in _measured(report):
             _measure(report, name, pool, plan, scorer)
-            out.write_text(json.dumps(report, indent=2) + "\n")
+            _store(out, report)
     ssm = trained_for(model).get("ssm")
     if ssm is not None and temperature == 0 and ASSISTED not in _measured(report):
         with console.status(ASSISTED):
             report["runs"] += measure_assisted(model, ssm, plan, scorer)
-        out.write_text(json.dumps(report, indent=2) + "\n")
+        _store(out, report)
     pictures = draw_all(out, report)
     if not pictures:
         console.print("no pictures: matplotlib is not installed")
@@ -72,10 +75,19 @@ def load_report(out: Path, asked: Mapping[str, Any]) -> Report:
         report: Report = json.loads(out.read_text())
     except ValueError as error:
         raise InvalidInputError("out", str(out), "holds something else") from error
+    if not isinstance(report, dict) or not isinstance(report.get("runs"), list):
+        raise InvalidInputError("out", str(out), "holds something else")
     different = [key for key, value in asked.items() if report.get(key) != value]
     if different:
         raise InvalidInputError("out", str(out), f"holds a suite with another {', '.join(different)}")
     return report
+
+
+def _store(out: Path, report: Report) -> None:
+    """In the place of what is there at once, so that an interruption cannot cost what was measured."""
+    whole = out.with_name(f".{out.name}.new")
+    whole.write_text(json.dumps(report, indent=2) + "\n")
+    whole.replace(out)
 
 
 def _measured(report: Report) -> set[str]:

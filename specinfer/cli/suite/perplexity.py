@@ -6,6 +6,7 @@ that changes the text, a windowed cache.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ Sequences = tuple[tuple[int, ...], tuple[int, ...]]
 class Scorer:
     """Loads the target where there is something new to score, and lets it go: services need the memory."""
 
-    def __init__(self, directory: Path, dtype: str) -> None:
-        self._directory, self._dtype = directory, dtype
+    def __init__(self, directory: Path, dtype: str, weights: str, chat: bool = True) -> None:
+        """`weights` as the verifier holds them, whose target it is; `chat`: prompts are user turns."""
+        self._directory, self._dtype, self._weights, self._chat = directory, dtype, weights, chat
         self._tokenizer = Tokenizer.load(directory)
         self._known: dict[Sequences, float] = {}
         """Sum of the log probabilities of the answer's tokens."""
@@ -47,7 +49,9 @@ class Scorer:
         return math.exp(-total / sum(len(answer) for _, answer in pairs))
 
     def prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """As the gateway sends a user's turn to the model."""
+        """As the gateway sends them to the model."""
+        if not self._chat:
+            return tuple(self._tokenizer.encode(prompt.text))
         return tuple(self._tokenizer.encode_chat([{"role": "user", "content": prompt.text}]))
 
     def text_tokens(self, text: str) -> tuple[int, ...]:
@@ -55,10 +59,13 @@ class Scorer:
         return tuple(self._tokenizer.encode(text))
 
     def _load(self) -> "ModelRunner":
+        from specinfer.model.held_weights import held_weights
         from specinfer.model.options import RunnerOptions
         from specinfer.model.runner import ModelRunner
 
-        return ModelRunner.load(self._directory, RunnerOptions(dtype=self._dtype))
+        options = RunnerOptions(dtype=self._dtype, weights=self._weights)
+        held = held_weights(self._directory, options, shared=False)
+        return ModelRunner.load(self._directory, replace(options, weights=held))
 
 
 def _log_probability(runner: "ModelRunner", prompt: Sequence[int], answer: Sequence[int]) -> float:

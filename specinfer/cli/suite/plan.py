@@ -29,11 +29,14 @@ class SuitePlan:
     prompts: tuple[Prompt, ...]
     size: Size
     temperature: float
+    chat: bool = True
+    """Whether prompts are user turns; a base model has no template for them."""
 
     def bench(self, modes: tuple[str, ...]) -> BenchPlan:
         """The same for `specinfer bench`."""
         texts = tuple(prompt.text for prompt in self.prompts)
-        return BenchPlan(texts, modes, self.size.batches, self.size.new_tokens, self.temperature)
+        size = self.size
+        return BenchPlan(texts, modes, size.batches, size.new_tokens, self.temperature, chat=self.chat)
 
     def to_json(self) -> dict[str, Any]:
         """What two suites must have in common to be one; of the prompts their number and a hash."""
@@ -44,6 +47,7 @@ class SuitePlan:
             "new_tokens": self.size.new_tokens,
             "batches": list(self.size.batches),
             "temperature": self.temperature,
+            **({} if self.chat else {"raw": True}),
         }
 
 

@@ -1,24 +1,31 @@
 """`specinfer bench suite` and `bench compare`: what is measured, resumed, and called a difference."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from specinfer.cli.bench import Run, Turn
 from specinfer.cli.differences import compare, differences, read_runs
 from specinfer.cli.suite import command as under_test
 from specinfer.cli.suite.command import suite
+from specinfer.cli.suite.perplexity import Scorer
 from specinfer.cli.suite.plan import QUICK, SuitePlan, runs_of
 from specinfer.cli.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
 from specinfer.client import Answer, SpeculationStats, Summary
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
 from specinfer.prompts import Prompt, read_prompts_by_source
+from tests.chaos.model_directory import write_model
 
 
 def run(mode: str, batch: int, rate: float = 100.0, error: float | None = 2.0) -> Run:
@@ -90,7 +97,7 @@ def test_a_suite_that_was_interrupted_goes_on_and_another_plan_is_refused(
     prompts, out, machine = tmp_path / "prompts.jsonl", tmp_path / "suite.json", Machine("recycling")
     prompts.write_text("\n".join(json.dumps({"turns": [text], "source": text}) for text in "ab"))
     monkeypatch.setattr(under_test, "measure_pool", machine.measure)
-    monkeypatch.setattr(under_test, "Scorer", lambda *_: None)
+    monkeypatch.setattr(under_test, "Scorer", lambda *_, **__: None)
     monkeypatch.setattr(under_test, "resolve_model", Path)
     with pytest.raises(UnavailableError):
         suite(prompts, out, model="other")
@@ -106,9 +113,68 @@ def test_a_suite_that_was_interrupted_goes_on_and_another_plan_is_refused(
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     with pytest.raises(InvalidInputError, match="holds a suite with another plan"):
         suite(prompts, out, model="other", temperature=0.8)
-    out.write_text("not JSON")
-    with pytest.raises(InvalidInputError, match="holds something else"):
+    for other in ("not JSON", "[1]", json.dumps(json.loads(out.read_text()) | {"runs": None})):
+        out.write_text(other)
+        with pytest.raises(InvalidInputError, match="holds something else"):
+            suite(prompts, out, model="other")
+    with pytest.raises(InvalidInputError, match="is where the tables go"):
+        suite(prompts, tmp_path / "suite.md", model="other")
+
+
+def test_an_interruption_while_results_are_written_costs_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, text: str) -> None:
+        path.write_bytes(text[: len(text) // 2].encode())
+        raise KeyboardInterrupt
+
+    prompts, out, machine = tmp_path / "prompts.jsonl", tmp_path / "suite.json", Machine("suffix")
+    prompts.write_text(json.dumps({"turns": ["a"]}))
+    monkeypatch.setattr(under_test, "measure_pool", machine.measure)
+    monkeypatch.setattr(under_test, "Scorer", lambda *_, **__: None)
+    monkeypatch.setattr(under_test, "resolve_model", Path)
+    with pytest.raises(UnavailableError):
         suite(prompts, out, model="other")
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        suite(prompts, out, model="other")
+    assert {run["pool"] for run in json.loads(out.read_text())["runs"]} == {"ngram"}
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_perplexity_is_that_of_the_answers_behind_the_prompts_as_they_are_sent(
+    tmp_path: Path, raw: bool
+) -> None:
+    directory = write_model(tmp_path / "model")
+    scorer = Scorer(directory, "float32", "auto", chat=not raw)
+    prompts = [Prompt("hm?"), Prompt("why is it so?")]
+    answers = [[40, 41, 42], [50, 51]]
+    asked = ["hm?", "why is it so?"] if raw else ["u:hm?;a:", "u:why is it so?;a:"]
+    model, total = AutoModelForCausalLM.from_pretrained(directory), 0.0
+    for text, answer in zip(asked, answers, strict=True):
+        tokens = [2 + ord(character) - 32 for character in text]
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*tokens, *answer]])).logits[0, len(tokens) - 1 : -1]
+        total += float(logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum())
+    turns = [turn(answer, 1) for answer in answers]
+    assert scorer.perplexity(prompts, turns) == pytest.approx(math.exp(-total / 5), rel=1e-4)
+
+
+def test_the_target_that_scores_holds_its_weights_as_the_verifier_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(_: Path, options: RunnerOptions) -> None:
+        asked.append(options.weights)
+        raise UnavailableError("far enough")
+
+    monkeypatch.setattr(ModelRunner, "load", load)
+    directory = write_model(tmp_path / "model")
+    for weights in ("int4", "auto"):
+        with pytest.raises(UnavailableError):
+            Scorer(directory, "bfloat16", weights).of([((1, 2), (3,))])
+    assert asked == ["int4", "converted"]
 
 
 def test_prompts_are_spread_over_sources_and_rows(tmp_path: Path) -> None:
@@ -117,6 +183,11 @@ def test_prompts_are_spread_over_sources_and_rows(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
     assert [prompt.text for prompt in read_prompts_by_source(path, 5)] == ["a0", "b0", "a2", "b2", "a4"]
     assert len(read_prompts_by_source(path, 100)) == 12
+    path.write_text("\n".join(map(json.dumps, [*rows, {"turns": ["c"], "source": None}])))
+    found = read_prompts_by_source(path, 7)
+    assert [prompt.source for prompt in found] == ["a", "b", "", "a", "b", "a", "b"], (
+        "few of one: more of others"
+    )
     path.write_text("\n")
     with pytest.raises(InvalidInputError, match="no prompts in it"):
         read_prompts_by_source(path, 5)
@@ -139,6 +210,10 @@ def test_runs_are_told_by_source_where_a_turn_is_one_prompt() -> None:
     assert tree["by_source"]["a"]["acceptance_length"] == pytest.approx(1 + 5 / 3)
     assert tree["by_source"]["b"] == {"speedup": 1.0, "speedup_error": None, "acceptance_length": 1.0}
     assert "by_source" not in runs_of(plan, 4, turns)[1]
+    assert plan.bench(("tree",)).chat
+    raw = replace(plan, chat=False)
+    assert not raw.bench(("tree",)).chat
+    assert raw.to_json() != plan.to_json(), "raw prompts are another suite"
 
 
 def test_only_what_is_beyond_the_noise_is_called_a_difference(tmp_path: Path) -> None:
