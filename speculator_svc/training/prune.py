@@ -1,6 +1,8 @@
 """`specinfer train prune`: a smaller model of the parts of the target that matter most."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,15 +54,19 @@ def prune(
     text = Text.of([item for part in read_corpora(corpus)[0] for item in part], tokens)
     if not len(text.rows):
         raise SettingError("corpus", str(corpus[0]), "has no continuation of a short prompt")
-    try:
-        pruned = Pruning(SafetensorsWeights(directory), config, text, place).run(size)
-    except KeyboardInterrupt as error:
-        raise InterruptionError("nothing was written") from error
-    console.print(
-        f"of {len(text.rows)} tokens {100 * pruned.verdict.agreement:.1f} % are the target's first choice, "
-        f"KL {pruned.verdict.divergence:.3f}; layers {', '.join(str(cut.layer) for cut in pruned.cuts)}"
-    )
-    _save(out, directory, pruned, _record(model, size, len(text.rows), pruned))
+    with _result(out) as work:  # before the measuring, which takes minutes
+        try:
+            pruned = Pruning(SafetensorsWeights(directory), config, text, place).run(size)
+        except KeyboardInterrupt as error:
+            raise InterruptionError("nothing was written") from error
+        verdict, kept = pruned.verdict, ", ".join(str(cut.layer) for cut in pruned.cuts)
+        console.print(
+            f"of {len(text.rows)} tokens {100 * verdict.agreement:.1f} % are the target's first choice, "
+            f"KL {verdict.divergence:.3f}; layers {kept}"
+        )
+        record = _record(model, size, len(text.rows), pruned)
+        save_pruned(directory, work, pruned.tensors, pruned.config, pruned.cuts, record)
+    console.print(f"saved {out}")
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -89,12 +95,17 @@ def _record(model: str, size: Size, tokens: int, pruned: Pruned) -> dict[str, An
     }
 
 
-def _save(out: Path, directory: Path, pruned: Pruned, record: dict[str, Any]) -> None:
+@contextmanager
+def _result(out: Path) -> Iterator[Path]:
+    """A directory to fill, which then takes the place of `out`.
+
+    Raises:
+        UnavailableError: if it cannot be written.
+    """
     try:
         with atomic_directory(out) as work:
-            save_pruned(directory, work, pruned.tensors, pruned.config, pruned.cuts, record)
+            yield work
             if is_pruned(out):
                 shutil.rmtree(out)
     except OSError as error:
         raise UnavailableError(f"cannot store {out}: {error.strerror or error}") from error
-    console.print(f"saved {out}")

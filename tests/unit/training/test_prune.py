@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
@@ -236,9 +237,11 @@ def test_bad_input_is_named_and_nothing_else_is_replaced(
     with pytest.raises(IncompatibleError, match="model_type = 'opt': only Llama and its kin are pruned"):
         cut(lines, opt, out, layers=2)
     with monkeypatch.context() as patch:
-        patch.setattr(pruning, "pruned_tensors", interrupt)
+        patch.setattr(pruning, "pruned_tensors", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(InterruptionError, match="nothing was written"):
             cut(lines, target, out, layers=2)
+        with pytest.raises(UnavailableError, match=r"cannot store .*config.json/out: File exists"):
+            cut(lines, target, target / "config.json" / "out", layers=2)  # said before anything is measured
     assert not out.exists()
 
     assert len(cut(lines, target, out, layers=2)["layers"]) == 2
@@ -246,7 +249,3 @@ def test_bad_input_is_named_and_nothing_else_is_replaced(
         cut(lines, target, out, layers=1)
     assert len(cut(lines, target, out, layers=1, overwrite=True)["layers"]) == 1
     assert not list(tmp_path.glob(".out*"))
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
