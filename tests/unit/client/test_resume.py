@@ -179,6 +179,15 @@ def test_an_answer_in_parts_is_text_without_tokens_and_cannot_be_taken_up_again(
     assert machine.ended
 
 
+def test_an_answer_that_was_to_come_in_parts_but_came_in_tokens_goes_on_after_the_last_one() -> None:
+    machine = Resume("r", ("g0", "g1"), PATIENCE, lambda: 0.0, in_parts=True)
+    machine.replied(Reply(token_ids=[1, 2], text="ab"))
+    assert machine.failed(AWAY, 0.0).call == Call(1, 2)
+    (piece,) = machine.replied(Reply(position=2, token_ids=[3], text="c"))
+    assert isinstance(piece, Piece)
+    assert piece.text == "c"
+
+
 def test_generate_is_repeated_until_there_is_a_token_then_it_attaches() -> None:
     machine = resume()
     assert (machine.call.address, machine.call.attach_from) == (0, None)

@@ -50,6 +50,15 @@ def test_what_a_service_takes_alone_is_hoped_until_it_is_measured() -> None:
     assert latency.draft_seconds(1, OTHER, OTHER) == pytest.approx(0.003)
 
 
+def test_what_reading_took_is_beyond_drafts_beside_as_many_services() -> None:
+    latency = LatencyModel(CURVE)
+    side_by_side = [DraftTime(ONE, {0: 0.002}, 0.002), DraftTime(OTHER, {1: 0.006}, 0.0)]
+    latency.observe(1, 9, 0.010, side_by_side, 0.002)
+    latency.observe(1, 9, 0.010, [DraftTime(ONE, {0: 0.012}, 0.002, read=100), side_by_side[1]], 0.002)
+    latency.reading.follow({"a": 100})
+    assert latency.seconds_to_catch_up([ONE]) == pytest.approx(0.010), "of 14 ms, 4 are drafts beside another"
+
+
 def test_speculators_of_one_service_take_turns_and_share_the_wire() -> None:
     latency, both = LatencyModel(CURVE), ONE | OTHER
     latency.observe(1, 9, 0.010, [DraftTime(both, {0: 0.001, 1: 0.004}, 0.002)], 0.002)
