@@ -64,24 +64,26 @@ class SkeletonOfThought:
         limit = asked.max_new_tokens if asked.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         share = FILL_CONTEXT if limit == FILL_CONTEXT else max(1, limit // len(points))
         feeds: list[Feed] = []
+        endings: list[Ending] = []
         try:
             for index in range(len(points)):
                 prompt = skeleton.expand(self._question, points, index)
                 feeds.append(await self._submit(self._part(f"point-{index + 1}", prompt, share)))
             for index, (point, feed) in enumerate(zip(points, feeds, strict=True)):
                 yield Told(skeleton.heading(index, point))
-                async for text in self._text(feed):
+                async for text, ending in self._pieces(feed):
                     yield Told(text)
-            yield Told("", [feed.ending for feed in feeds if feed.ending is not None])
+                    endings += [ending] if ending is not None else []
+            yield Told("", endings)
         finally:
-            await self._stop(feed for feed in feeds if feed.ending is None)
+            await self._stop(feed for feed in feeds[len(endings) :] if feed.ending is None)
 
     async def _ask(self, part: str, prompt: str, tokens: int) -> str:
         """The answer to a question of ours: greedy and up to its end, whatever the request asks for."""
         message = self._part(part, prompt, tokens)
         message.sampling.CopyFrom(common_pb2.SamplingParams(temperature=0.0))
         message.ClearField("ignore_eos")
-        return "".join([text async for text in self._text(await self._submit(message))])
+        return "".join([text async for text, _ in self._pieces(await self._submit(message))])
 
     def _part(self, name: str, prompt: str, tokens: int) -> generation_pb2.GenerateRequest:
         """The request with another question in the place of the user's."""
@@ -96,13 +98,14 @@ class SkeletonOfThought:
         request = await self._decoder.decode(message, self._caller)
         return await self._desk.submit(request, digest_of(message, self._caller), self._caller)
 
-    async def _text(self, feed: Feed) -> AsyncIterator[str]:
+    async def _pieces(self, feed: Feed) -> AsyncIterator[tuple[str, Ending | None]]:
+        """Text as it comes, the last with how it ended: the desk may read another feed than this."""
         text = TextStream(self._tokenizer, feed.request.stop_strings)
         with self._desk.reading(feed) as feed:
             async for piece in feed.pieces(0):
                 if piece.ending is not None and piece.ending.failure is not None:
                     raise piece.ending.failure
-                yield text.push(piece.tokens, last=piece.ending is not None).text
+                yield text.push(piece.tokens, last=piece.ending is not None).text, piece.ending
 
     async def _stop(self, feeds: Iterable[Feed]) -> None:
         """The caller has left: nobody will read these."""
