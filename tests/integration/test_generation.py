@@ -12,6 +12,7 @@ from specinfer.v1 import generation_pb2
 from speculator_svc.drafters import DraftJob
 from speculator_svc.drafters.ngram import NgramDrafter
 from tests.oracle import always, default_target, first, greedy, never
+from tests.scrape import Scrape
 from tests.system import EOS, ScriptedDrafter, ascii_tokenizer, running_system, text_of, until
 from tests.tiny_models import tiny_transformers
 from verifier_svc.engine import EngineLimits
@@ -344,6 +345,9 @@ async def test_a_windowed_cache_goes_beyond_the_models_positions_and_says_it_is_
             *(system.tokens(p, speculation=mode, **fields) for p in prompts for mode in modes)
         )
         status = await system.stub.Status(generation_pb2.StatusRequest())
-        assert system.verifier.evicted_tokens > 4 * 400
+        dropped = system.verifier.evicted_tokens
+        counter = "verifier_window_dropped_tokens_total"
+        await until(lambda: Scrape.of(system.registries["verifier"]).value(counter) == dropped)
+        assert dropped > 4 * 400
     assert [len(answer) for answer in answers] == [600] * 4
     assert status.lossy

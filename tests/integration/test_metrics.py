@@ -77,6 +77,7 @@ VERIFIER = [
     "kv_cache_tokens",
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
+    "verifier_window_dropped_tokens_total",
     "verifier_requests",
     "verifier_failed_steps_total",
     "verifier_fenced_steps_total",
