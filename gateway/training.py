@@ -20,10 +20,9 @@ from gateway.planning.linear import LinearModel
 from gateway.planning.recorded_steps import RecordedStep, read_steps
 from gateway.planning.weights import save_weights, set_name
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer train scheduler"
-# typer may carry its own copy of click, so the class is found through typer
-USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 LEAST_ROWS = 200
 """Of a speculator set, below which it keeps the measured policy's weights."""
 _BLOCK, _BLOCKS = 50, 10
@@ -111,8 +110,7 @@ def main() -> None:
     try:
         app(prog_name=PROGRAM, standalone_mode=False)
     except (USAGE_ERROR, SpecInferError) as error:
-        message = str(getattr(error, "format_message", error.__str__)())
-        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+        print(f"{PROGRAM}: error: {usage_message(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -35,15 +35,30 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
     Raises:
         InvalidInputError: naming file and line.
     """
-    by_source: dict[str, list[Prompt]] = {}
-    for prompt in _read_rows(path):
-        by_source.setdefault(prompt.source, []).append(prompt)
+    by_source = group_prompts(path)
     longest = max(map(len, by_source.values()))
     shares = (n for n in range(1, longest) if sum(min(n, len(rows)) for rows in by_source.values()) >= count)
     each = next(shares, longest)
-    spread = [rows[:: max(1, len(rows) // each)][:each] for rows in by_source.values()]
-    in_turns = [prompt for of_turn in zip_longest(*spread) for prompt in of_turn if prompt is not None]
+    chosen = [spread(rows, each) for rows in by_source.values()]
+    in_turns = [prompt for of_turn in zip_longest(*chosen) for prompt in of_turn if prompt is not None]
     return tuple(in_turns[:count])
+
+
+def group_prompts(path: Path) -> dict[str, list[Prompt]]:
+    """All of the same file's prompts by source.
+
+    Raises:
+        InvalidInputError: naming file and line.
+    """
+    by_source: dict[str, list[Prompt]] = {}
+    for prompt in _read_rows(path):
+        by_source.setdefault(prompt.source, []).append(prompt)
+    return by_source
+
+
+def spread(rows: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """So many of them at most, at even distances."""
+    return rows[:: max(1, len(rows) // count)][:count]
 
 
 def _read_rows(path: Path) -> Iterator[Prompt]:

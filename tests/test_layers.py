@@ -32,6 +32,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.parent_process": (set(), set()),
     "specinfer.processor": (set(), set()),
     "specinfer.prompts": ({"specinfer.errors"}, set()),
+    "specinfer.usage": (set(), {"typer"}),
     "specinfer.tree": ({"specinfer.errors", "specinfer.tree"}, {"numpy"}),
     "specinfer.constraints": (
         {"specinfer.constraints", "specinfer.errors", "specinfer.parent_process"},
@@ -169,7 +170,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.cli.suite.assisted": ({"specinfer.hub", "specinfer.model"}, {"torch", "transformers"}),
     "specinfer.cli.suite.measure": ({"specinfer"}, {"prometheus_client"}),
     "specinfer.cli.suite.perplexity": ({"specinfer"}, {"numpy"}),
-    "specinfer.cli.suite.plots": ({"specinfer.cli.suite.pools"}, {"matplotlib"}),
+    "specinfer.cli.suite.plots": (
+        {"specinfer.cli.suite.paper", "specinfer.cli.suite.pools"},
+        {"matplotlib"},
+    ),
     "verifier_svc.acceptance": (
         {
             "specinfer.tree",
@@ -224,7 +228,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
-    "gateway.training": ({"gateway.planning", "specinfer.errors"}, {"numpy", "typer"}),
+    "gateway.training": ({"gateway.planning", "specinfer.errors", "specinfer.usage"}, {"numpy", "typer"}),
     "gateway.requests.caller": (set(), set()),
     "gateway.requests.ranking": (set(), set()),
     "gateway.requests.held": (
@@ -304,7 +308,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "speculator_svc.feature_buffer": ({"speculator_svc.drafters"}, {"numpy"}),
     "speculator_svc.training": (
         {
-            *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer", "prompts")),
+            *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer", "prompts", "usage")),
             "speculator_svc.training",
         },
         {"numpy", "torch", "typer", "rich"},

@@ -3,31 +3,16 @@
 from typing import Any
 
 from benchmarks.tables import head, line, opening, row
+from specinfer.cli.suite.paper import TOKENS_PER_STEP
 
 WIDTHS = (1, 2, 3, 4, 5)
-# SpecInfer, tables 1 to 3 (LLaMA-7B with LLaMA-68M)
+# SpecInfer, tables 1 and 3 (LLaMA-7B with LLaMA-68M)
 PAPER_SUCCESS = {
     "Alpaca": (68, 77, 81, 84, 85),
     "CP": (69, 79, 83, 86, 87),
     "WebQA": (62, 72, 77, 80, 82),
     "CIP": (70, 81, 85, 88, 89),
     "PIQA": (63, 75, 79, 83, 85),
-}
-PAPER_WIDTHS = {
-    "greedy": {
-        "Alpaca": (2.95, 3.07, 3.21, 3.33, 3.43),
-        "CP": (2.58, 3.24, 3.46, 3.59, 3.69),
-        "WebQA": (2.27, 2.69, 2.86, 2.98, 3.07),
-        "CIP": (2.73, 3.40, 3.62, 3.79, 3.91),
-        "PIQA": (2.18, 2.80, 2.97, 3.10, 3.21),
-    },
-    "stochastic": {
-        "Alpaca": (1.79, 2.11, 2.26, 2.32, 2.38),
-        "CP": (1.69, 1.99, 2.15, 2.23, 2.28),
-        "WebQA": (1.64, 1.93, 2.08, 2.15, 2.21),
-        "CIP": (1.72, 2.05, 2.19, 2.28, 2.29),
-        "PIQA": (1.67, 1.93, 2.08, 2.15, 2.21),
-    },
 }
 PAPER_SAMPLING = {
     "Alpaca": (1.87, 2.38),
@@ -73,7 +58,7 @@ def width_table(report: dict[str, Any]) -> list[str]:
     """Table 2: the mean over all prompts, and every source."""
     lines = ["## Tokens per step by tree width (Table 2)", ""]
     lines += ["The paper states <1,1,k,1,...>, but its width 5 fits <k,1,1,...>. ±: standard error.", ""]
-    for kind, paper in PAPER_WIDTHS.items():
+    for kind, paper in TOKENS_PER_STEP.items():
         lines += [*head([str(k) for k in WIDTHS], kind)]
         lines += [row(f"paper, {name}", values) for name, values in paper.items()]
         for source in _sources(report):

@@ -39,10 +39,9 @@ from specinfer.cli.verifiers import describe_verifier
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer"
-# typer may carry its own copy of click, so the class is found through typer
-USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(name=PROGRAM, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(models_app, name="models")
@@ -168,7 +167,7 @@ def main() -> None:
 
 def _usage_message(error: Exception) -> str:
     """Typer's message, and the value it complains about, which it leaves out."""
-    message = str(getattr(error, "format_message", error.__str__)())
+    message = usage_message(error)
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[:-1]:
             message += f" (got {sys.argv[sys.argv.index(name) + 1]!r})"

@@ -6,6 +6,7 @@ import sys
 import typer
 
 from specinfer.errors import SpecInferError
+from specinfer.usage import USAGE_ERROR, usage_message
 from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.prune import prune
@@ -15,8 +16,6 @@ from speculator_svc.training.train_ssm import train_ssm
 
 PROGRAM = "specinfer train"
 INTERRUPTED = 130
-# typer may carry its own copy of click, so the class is found through typer
-USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -43,7 +42,7 @@ def main() -> None:
     except InterruptionError as error:
         _exit(f"interrupted: {error}", INTERRUPTED)
     except USAGE_ERROR as error:
-        message = str(getattr(error, "format_message", error.__str__)())
+        message = usage_message(error)
         _exit(f"error: {message}" if message else "", 2)
     except SpecInferError as error:
         _exit(f"error: {error}", 2)

@@ -31,7 +31,6 @@ def measure_pool(
 ) -> tuple[list[Entry], list[tuple[int, int]]]:
     """Its runs, and (tokens, microseconds) of its verifier's passes."""
     bench = plan.bench(pool.modes)
-    batches: dict[int, tuple[Turns, Entry]] = {}
     (port,) = free_ports(1)
     with local_system(_with_metrics(options, port)) as system, progress_bar() as bar:
         task = bar.add_task(name, total=len(bench.prompts) * len(bench.modes) * len(bench.batches))
@@ -39,7 +38,7 @@ def measure_pool(
         def advance(label: str) -> None:
             bar.update(task, advance=1, description=f"{name}: {label}")
 
-        asyncio.run(_all_batches(system, port, bench, batches, advance))
+        batches = asyncio.run(_all_batches(system, port, bench, advance))
         passes = [(cost.tokens, cost.microseconds) for cost in describe_verifier(system.verifier).pass_costs]
     found = []
     for batch, (turns, held) in batches.items():
@@ -50,19 +49,17 @@ def measure_pool(
 
 
 async def _all_batches(
-    system: LocalSystem,
-    port: int,
-    plan: BenchPlan,
-    batches: dict[int, tuple[Turns, Entry]],
-    advance: Callable[[str], None],
-) -> None:
+    system: LocalSystem, port: int, plan: BenchPlan, advance: Callable[[str], None]
+) -> dict[int, tuple[Turns, Entry]]:
+    """By batch size the turns, and what the services hold after them."""
+    found: dict[int, tuple[Turns, Entry]] = {}
     async with Connection(system.address).client() as client:
         await warm_up(client, plan)
         for batch in plan.batches:
             before = _resident_mib(system), _dropped_tokens(port)
             turns = await take_turns(client, plan, batch, advance)
             after = _resident_mib(system), _dropped_tokens(port)
-            batches[batch] = (
+            found[batch] = (
                 turns,
                 {
                     "memory_mib": round(after[0], 1),
@@ -70,6 +67,7 @@ async def _all_batches(
                     "dropped_tokens": after[1] - before[1],
                 },
             )
+    return found
 
 
 def _with_metrics(options: LocalOptions, port: int) -> LocalOptions:

@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from specinfer.cli.bench import BenchPlan, Turn, summarise
+from specinfer.client import acceptance_length
 from specinfer.prompts import Prompt
 
 
@@ -87,6 +88,6 @@ def _by_source(
 
 
 def _tokens_per_step(turn: Turn) -> float:
-    """Mean over the steps of all its answers."""
+    """Over all its answers."""
     stats = [answer.stats for answer in turn.answers]
-    return 1 + sum(each.accepted for each in stats) / max(1, sum(each.steps for each in stats))
+    return acceptance_length(sum(each.steps for each in stats), sum(each.accepted for each in stats))

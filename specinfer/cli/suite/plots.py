@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specinfer.cli.suite.paper import TOKENS_PER_STEP
 from specinfer.cli.suite.pools import DEFAULT, MERGED
 
 if TYPE_CHECKING:
@@ -13,11 +14,8 @@ Run = Mapping[str, Any]
 Runs = Sequence[Run]
 Report = Mapping[str, Any]
 
-PAPER_TOKENS_PER_STEP = {
-    "greedy": {1: (2.95, 2.58, 2.27, 2.73, 2.18), 5: (3.43, 3.69, 3.07, 3.91, 3.21)},
-    "stochastic": {1: (1.79, 1.69, 1.64, 1.72, 1.67), 5: (2.38, 2.28, 2.21, 2.29, 2.21)},
-}
-"""Table 2: LLaMA-7B with LLaMA-68M, by tree width, on Alpaca, CP, WebQA, CIP and PIQA."""
+PAPER_WIDTHS = (1, 5)
+"""Of trees, whose means the paper's table 2 tells."""
 
 
 def draw_all(out: Path, report: Report) -> list[str]:
@@ -133,7 +131,8 @@ def distribution(axes: "Axes", report: Report) -> bool:
         ordered = sorted(run["tokens_per_step"])
         shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
         axes.step(ordered, shares, where="post", label=run["pool"])
-    for width, means in PAPER_TOKENS_PER_STEP[kind].items():
+    for width in PAPER_WIDTHS:
+        means = [by_width[width - 1] for by_width in TOKENS_PER_STEP[kind].values()]
         axes.axvspan(
             min(means), max(means), alpha=0.12, color=f"C{width}", label=f"paper, width {width}: means"
         )

@@ -1,12 +1,11 @@
 """The suite's report in Markdown: a table per batch size, by source, and whether merging keeps its rule."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from specinfer.cli.suite.pools import ASSISTED, MERGED, UNTRAINED, WINDOW_TOKENS
+from specinfer.cli.differences import NOISE
+from specinfer.cli.suite.pools import ASSISTED, MERGED, WINDOW_TOKENS, methods
 
-NOISE = 2.0
-"""Standard errors by which a merged pool may stay behind its best member."""
 Run = Mapping[str, Any]
 Runs = Sequence[Run]
 
@@ -32,7 +31,7 @@ def suite_markdown(report: Mapping[str, Any], pictures: Sequence[str] = ()) -> s
         lines += [*_batch_table(batch, [run for run in runs if run["batch"] == batch]), ""]
     alone = [run for run in runs if run["batch"] == 1 and run["mode"] == "tree"]
     if any(len(run["by_source"]) > 1 for run in alone):
-        lines += [*_by_source(alone), "", *_budget_rule(alone), ""]
+        lines += [*_by_source(alone), "", *_budget_rule(alone, methods(report["model"])), ""]
     lines += _memory(runs)
     return "\n".join([*lines, *(f"![{name}]({name})" for name in pictures), ""])
 
@@ -82,18 +81,18 @@ def _by_source(runs: Runs) -> list[str]:
     return lines
 
 
-def _budget_rule(runs: Runs) -> list[str]:
+def _budget_rule(runs: Runs, members: Collection[str]) -> list[str]:
     """Whether the merged pool is as fast as its best member, within noise, on every source."""
     by_pool = {run["pool"]: run["by_source"] for run in runs}
     merged = by_pool.get(MERGED)
     if merged is None:
         return []
-    members = {pool: of for pool, of in by_pool.items() if pool in (*UNTRAINED, "ssm", "eagle", "medusa")}
     lines = ["## All merged against its best member, batch 1", ""]
     lines += ["| source | best member | its gain | merged | kept |", "|---|---|---|---|---|"]
     for source, own in merged.items():
-        best = max(members, key=lambda pool: members[pool][source]["speedup"])
-        other = members[best][source]
+        known = (pool for pool in by_pool if pool in members)
+        best = max(known, key=lambda pool: by_pool[pool][source]["speedup"])
+        other = by_pool[best][source]
         lines.append(f"| {source} | {best} | {_gain(other)} | {_gain(own)} | {_kept(own, other)} |")
     return [*lines, "", f"Kept: behind by no more than {NOISE:g} standard errors of the difference."]
 

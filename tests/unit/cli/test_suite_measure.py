@@ -34,9 +34,8 @@ async def test_memory_and_dropped_tokens_are_told_for_each_batch_size(
     here, gone = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=2**22 + 1)
     system: Any = SimpleNamespace(address="127.0.0.1:1", children={"here": here, "gone": gone})
     plan = SuitePlan((Prompt("a"),), Size(1, 4, (1, 4)), 0.0).bench(("tree",))
-    batches: dict[int, Any] = {}
     try:
-        await under_test._all_batches(system, port, plan, batches, lambda _: None)
+        batches = await under_test._all_batches(system, port, plan, lambda _: None)
     finally:
         server.shutdown()
         server.server_close()
