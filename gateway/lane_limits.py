@@ -19,6 +19,7 @@ def scheduler_limits(
         tree_depth=settings.tree_depth or verifier.max_nodes,
         sequence_length=settings.sequence_length,
         max_step_tokens=verifier.max_step_tokens,
+        max_context_len=verifier.max_context_len,
         kv_capacity_tokens=verifier.kv_capacity_tokens,
         kv_block_tokens=verifier.kv_block_tokens,
         kv_window_tokens=verifier.kv_window_tokens,

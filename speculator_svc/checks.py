@@ -32,9 +32,6 @@ def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: i
     unknown = [s for s in entry.speculators if s >= drafters]
     if unknown:
         raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}")
-    longest = entry.base_len + len(entry.delta) + max(entry.limits.depth, 0)
-    if description.max_context_len and longest > description.max_context_len:
-        raise InvalidInputError("context", longest, f"longer than the {description.max_context_len} served")
 
 
 def _check_limits(limits: TreeLimits, max_nodes: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.sampling import draft_seed
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, most_depth
 from speculator_svc.checks import check_entry
 from speculator_svc.contexts import Contexts
 from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
@@ -92,16 +92,26 @@ class SpeculatorEngine:
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            own = [
-                self._with_target(_own_draws(jobs[i], speculator), speculator, entries[i].target_top_k)
-                for i in asked
-            ]
-            results = self._run(speculator, own)
-            for index, result in zip(asked, results, strict=True):
+            own = {i: job for i in asked if (job := self._own(jobs[i], speculator, entries[i].target_top_k))}
+            results = self._run(speculator, list(own.values()))
+            for index, result in zip(own, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
                     drafts[index].append((speculator, result))
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
+
+    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | None:
+        """The job of one drafter, no deeper than it has positions; None where the context alone is too long
+        for it: it then forgets the request, which others go on drafting for."""
+        job = self._with_target(_own_draws(job, speculator), speculator, top_k)
+        most = self.drafters[speculator].description.max_context_len
+        if not most:
+            return job
+        if len(job.context) > most:
+            self.drafters[speculator].release(job.request_id)
+            return None
+        depth = min(job.limits.depth, most_depth(0, len(job.context), most))
+        return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
         """The job with what this drafter reads of the target: predictions, and the hidden states that it was
@@ -141,7 +151,7 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """What a service of several drafters can do: the least of what they can.
+    """What a service of several drafters can do: the vocabulary that all know, the inputs that any reads.
 
     Raises:
         IncompatibleError: if they have different tokenizers.
@@ -155,12 +165,17 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
     return DrafterDescription(
         vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
         tokenizer_fingerprint=min(fingerprints, default=""),
-        max_context_len=min((d.max_context_len for d in descriptions if d.max_context_len), default=0),
+        max_context_len=_longest([d.max_context_len for d in descriptions]),
         feature_layers=tuple(sorted({layer for d in descriptions for layer in d.feature_layers})),
         feature_size=min(sizes, default=0),
         target_top_k=max((d.target_top_k for d in descriptions), default=0),
         reads_references=any(d.reads_references for d in descriptions),
     )
+
+
+def _longest(contexts: Sequence[int]) -> int:
+    """The longest context that any drafts for; 0 is no limit."""
+    return max(contexts, default=0) if all(contexts) else 0
 
 
 def _own_draws(job: DraftJob, speculator: int) -> DraftJob:

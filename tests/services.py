@@ -89,4 +89,4 @@ def step_entry(
     """A request that holds these committed tokens and wants a tree."""
     request = GenerationRequest(request_id, tuple(tokens), 100, sampling)
     state = RequestState.new(request, 0.0, 0, draws)
-    return StepEntry(state, base_len, tuple(tokens[base_len:]), True, TreeLimits(nodes, nodes))
+    return StepEntry(state, base_len, tuple(tokens[base_len:]), True, TreeLimits(nodes, nodes), nodes)

@@ -1,7 +1,8 @@
 """Whether a job may take part in a pass: its numbers are in range and it stays within the limits. Pure."""
 
 from specinfer.errors import InvalidInputError
-from specinfer.tree import check_tree
+from specinfer.tree import TokenTree, check_tree, most_depth
+from specinfer.tree.topology import depths
 from verifier_svc.jobs import VerifyJob
 from verifier_svc.limits import EngineLimits
 
@@ -20,23 +21,32 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
         MalformedTreeError: naming the broken invariant of its tree.
     """
     _check_tokens(job, vocab_size)
-    nodes = 0
-    if job.tree is not None:
-        check_tree(job.tree, vocab_size, limits.max_nodes)
-        nodes = len(job.tree) - 1
-        if job.tree.root_token_id != job.delta[-1]:
-            raise InvalidInputError(
-                "tree.token_ids[0]", job.tree.root_token_id, "must repeat the last delta token"
-            )
-    total = job.base_len + len(job.delta) + nodes
+    total = job.base_len + len(job.delta)
     if total > limits.max_context_len:
         raise InvalidInputError(
             "context", total, f"longer than the {limits.max_context_len} positions served"
         )
+    nodes = 0
+    if job.tree is not None:
+        nodes = len(job.tree) - 1
+        _check_tree(job, job.tree, vocab_size, limits)
     if len(job.delta) + nodes > room:
         raise InvalidInputError(
             "delta_token_ids", len(job.delta), f"step exceeds {limits.max_step_tokens} tokens"
         )
+
+
+def _check_tree(job: VerifyJob, tree: TokenTree, vocab_size: int, limits: EngineLimits) -> None:
+    check_tree(tree, vocab_size, limits.max_nodes)
+    if tree.root_token_id != job.delta[-1]:
+        raise InvalidInputError("tree.token_ids[0]", tree.root_token_id, "must repeat the last delta token")
+    if len(tree) == 1:
+        return
+    depth = int(depths(tree.parents).max())
+    most = most_depth(job.base_len, len(job.delta), limits.max_context_len)
+    if depth > most:
+        served = limits.max_context_len
+        raise InvalidInputError("tree.depth", depth, f"{most} of the {served} positions served are left")
 
 
 def _check_tokens(job: VerifyJob, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ It runs one speculator or several; the pool numbers them. Knows messages, not co
 pool's. Invariant: `held` never claims more than the service said.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.sampling import draft_seed
 from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream
-from specinfer.tree import TokenTree
+from specinfer.tree import TokenTree, most_depth
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
@@ -92,7 +93,7 @@ class SpeculatorService:
                 if not entry.state.drawn_for:
                     wanted -= self.drawing  # it began before they came: its noise has been shown
             willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)
-            if entry.drafts and willing:
+            if entry.drafts and willing and len(entry.state.tokens) <= self.longest_context:
                 found[entry.request_id] = Asked(entry, willing)
         return found
 
@@ -104,6 +105,18 @@ class SpeculatorService:
             and self.held.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
             for entry, speculators in asked
         )
+
+    @property
+    def longest_context(self) -> float:
+        """Most context tokens that it takes."""
+        return (self.description.max_context_len if self.description else 0) or math.inf
+
+    def _most_depth(self, entry: StepEntry) -> int:
+        """Of the tree that it is asked for: it may have fewer positions than the target."""
+        depth, longest = entry.limits.depth, self.longest_context
+        if longest == math.inf:
+            return depth
+        return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -139,7 +152,7 @@ class SpeculatorService:
             base_len=held,
             delta_token_ids=delta,
             node_budget=min(entry.limits.nodes, most) if complete else 0,
-            max_depth=entry.limits.depth,
+            max_depth=self._most_depth(entry),
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
             speculators=[place for place, s in enumerate(self.members) if s in speculators],

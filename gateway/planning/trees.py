@@ -63,7 +63,7 @@ def _reserved(entry: StepEntry) -> int:
     """Nodes that drafts leave to what is forced behind the root, which is likelier than they are. It hangs on
     committed tokens alone, not on what was drawn."""
     forced = _with_matcher(entry, lambda matcher: len(matcher.forced()), 0)
-    return min(forced, entry.limits.nodes, entry.state.remaining - 1)
+    return min(forced, entry.limits.nodes, entry.reach)
 
 
 def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
@@ -82,6 +82,6 @@ def _adding_forced(entry: StepEntry) -> Callable[[TokenTree, TokenMatcher], Toke
     whole = entry.limits.nodes + entry.forced
 
     def add(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
-        return with_forced(tree, matcher, whole + 1 - len(tree), entry.state.remaining - 1, chain)
+        return with_forced(tree, matcher, whole + 1 - len(tree), entry.reach, chain)
 
     return add

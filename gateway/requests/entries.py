@@ -32,7 +32,7 @@ def plan_entries(
         final = length == state.pending
         nodes = min(share, free) if final else 0
         free -= nodes
-        entries.append(_entry(state, length, final, _tree_limits(state, nodes, limits, min_path_probability)))
+        entries.append(_entry(state, length, final, nodes, room, min_path_probability))
     return _with_forced(entries, room, free)
 
 
@@ -40,7 +40,7 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
     """Gives requests with constraints what step and cache have left."""
     for index, entry in enumerate(entries):
         request = entry.state.request
-        if request.constraint is not None and entry.final:
+        if request.constraint is not None and entry.final and entry.reach:
             forced = min(room.most_nodes(request) - entry.limits.nodes, free)
             entries[index] = replace(entry, forced=forced)
             free -= forced
@@ -90,19 +90,15 @@ def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState])
 
 
 def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:
-    """A drafted token is only of use if it and the bonus token may still be generated."""
-    nodes = room.most_nodes(state.request) if state.remaining > 1 else 0
+    nodes = room.most_nodes(state.request) if room.most_depth(state) else 0
     return nodes if most_nodes is None else min(nodes, most_nodes)
 
 
-def _tree_limits(
-    state: RequestState, nodes: int, limits: SchedulerLimits, min_path_probability: float
-) -> TreeLimits:
+def _entry(
+    state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, min_path_probability: float
+) -> StepEntry:
+    base, reach = state.verifier_len, room.most_depth(state)
     sequence = state.request.speculation is Speculation.SEQUENCE
-    depth = limits.sequence_length if sequence else limits.tree_depth
-    return TreeLimits(nodes, min(depth, state.remaining - 1), 1 if sequence else None, min_path_probability)
-
-
-def _entry(state: RequestState, length: int, final: bool, limits: TreeLimits) -> StepEntry:
-    base = state.verifier_len
-    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits)
+    depth = min(room.limits.sequence_length if sequence else room.limits.tree_depth, reach)
+    limits = TreeLimits(nodes, depth, 1 if sequence else None, min_path_probability)
+    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits, reach)

@@ -15,6 +15,8 @@ class SchedulerLimits:
     sequence_length: int = 5
     """Nodes of a chain in sequence speculation."""
     max_step_tokens: int = 2048
+    max_context_len: int = 8192
+    """Positions of a request, prompt included."""
     kv_capacity_tokens: int = 32768
     kv_block_tokens: int = 16
     kv_window_tokens: int = 0

@@ -1,10 +1,11 @@
-"""How much of the verifier's cache requests need: tokens in whole blocks. Pure arithmetic."""
+"""How much of the verifier's cache and of its positions requests need. Pure arithmetic."""
 
 from dataclasses import dataclass
 
 from gateway.requests.budget import NodeBudget
 from gateway.requests.limits import SchedulerLimits
 from gateway.requests.request import GenerationRequest, RequestState, Speculation
+from specinfer.tree import most_depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class CacheRoom:
             return min(self.limits.sequence_length, most)
         return most
 
+    def most_depth(self, state: RequestState) -> int:
+        """Most depth of a tree of the request: its nodes need positions, and a drafted token is only of use
+        if it and the bonus token may still be generated."""
+        positions = most_depth(state.verifier_len, state.pending, self.limits.max_context_len)
+        return min(positions, max(0, state.remaining - 1))
+
     def of(self, state: RequestState) -> int:
         """Cache tokens that a request needs in its next step."""
         return self.at(state.request, len(state.tokens))
@@ -40,6 +47,7 @@ class CacheRoom:
         return -(-(tokens + self.most_nodes(request)) // block) * block
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Whether the whole cache is enough for the request at its longest."""
+        """Whether positions and the whole cache are enough for the request at its longest."""
         longest = len(request.prompt) + request.max_new_tokens
-        return self.at(request, longest) <= self.limits.kv_capacity_tokens
+        fits = self.at(request, longest) <= self.limits.kv_capacity_tokens
+        return fits and longest <= self.limits.max_context_len

@@ -81,7 +81,7 @@ class Scheduler:
         Raises:
             AlreadyExistsError: if a request of this id is waiting or running.
             ExhaustedError: if the queue is full, or the caller's share of it.
-            InvalidInputError: if the request could never fit into the cache.
+            InvalidInputError: if the request could never fit into the cache or the context.
         """
         self._held.check_new(request.request_id)
         drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
@@ -95,7 +95,7 @@ class Scheduler:
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Whether the verifier's whole cache is enough for a request."""
+        """Whether the verifier has positions and, all in all, cache enough for a request."""
         return self._room.could_hold(request)
 
     def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
@@ -222,7 +222,8 @@ class Scheduler:
 
     def _check_room(self, request: GenerationRequest, now: float) -> None:
         if not self.could_hold(request):
-            raise request.too_long(f"over the cache of {self._limits.kv_capacity_tokens} tokens")
+            cache, context = self._limits.kv_capacity_tokens, self._limits.max_context_len
+            raise request.too_long(f"over the cache of {cache} tokens or the context of {context}")
         full = self._batch.queue.full_for(request.caller, self._limits.max_waiting)
         if full:
             raise ExhaustedError(full, self._rate.hint(now))

@@ -20,6 +20,8 @@ class StepEntry:
     final: bool
     """Whether the delta reaches the end of the committed tokens, so that a tree can follow."""
     limits: TreeLimits
+    reach: int
+    """Most depth of any node, whoever proposes it."""
     forced: int = 0
     """Most nodes beside those for tokens that the request's constraint forces."""
 

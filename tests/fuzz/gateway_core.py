@@ -59,7 +59,12 @@ class GatewayCore:
         self._ended: list[str] = []
         """Requests that the services may forget."""
         limits = SchedulerLimits(
-            max_batch=4, tree_depth=5, sequence_length=4, max_tree_nodes=63, prefill_chunk=24
+            max_batch=4,
+            tree_depth=5,
+            sequence_length=4,
+            max_tree_nodes=63,
+            prefill_chunk=24,
+            max_context_len=512,
         )
         self.scheduler, self.calibration = Scheduler(limits, _BUDGET), Calibration()
 

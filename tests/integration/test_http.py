@@ -15,6 +15,8 @@ import pytest
 from gateway.decomposition import skeleton
 from specinfer import AsyncClient
 from specinfer.service.api_keys import make_key, write_keys
+from specinfer.tree import TokenTree, TreeBuilder
+from speculator_svc.drafters import DraftJob
 from tests.http_service import CHAT, HttpService, http_service
 from tests.oracle import first
 from tests.system import ScriptedDrafter, System, running_system, until
@@ -28,9 +30,16 @@ LONG = {**ASKED, "max_tokens": 400, "stream": True}
 @asynccontextmanager
 async def served(redis_url: str, **options: Any) -> AsyncIterator[tuple[System, HttpService]]:
     """A system and its HTTP service."""
-    drafters = {"a": ScriptedDrafter(first(1))}
+    drafters = {"a": ScriptedDrafter(first(1))} | options.pop("drafters", {})
     async with running_system(redis_url, drafters, **options) as system, http_service(system.address) as http:
         yield system, http
+
+
+def wide(job: DraftJob) -> TokenTree:
+    """All nodes that are allowed, side by side."""
+    builder, nodes = TreeBuilder(job.context[-1]), job.limits.nodes
+    builder.propose_points(0, list(range(3, 3 + nodes)), [0.1] * nodes)
+    return builder.build()
 
 
 async def over_grpc(system: System, **options: Any) -> str:
@@ -154,11 +163,13 @@ async def test_an_answer_can_be_put_together_of_points(
 
 
 async def test_the_answer_fills_the_context_unless_it_is_limited(redis_url: str) -> None:
-    """The limit goes by either name."""
-    async with served(redis_url, engine_limits=EngineLimits(max_context_len=64)) as (_, http):
+    """The limit goes by either name. Trees are wide to the end."""
+    limits, drafters = EngineLimits(max_context_len=64), {"b": ScriptedDrafter(wide)}
+    async with served(redis_url, engine_limits=limits, drafters=drafters) as (_, http):
         body = {key: value for key, value in ASKED.items() if key != "max_tokens"}
-        usage = (await http.plain.post(CHAT, json=body)).json()["usage"]
-        assert usage["total_tokens"] == 64
+        whole = (await http.plain.post(CHAT, json=body)).json()
+        assert whole["usage"]["total_tokens"] == 64
+        assert whole["choices"][0]["finish_reason"] == "length"
         short = (await http.plain.post(CHAT, json={**body, "max_completion_tokens": 2})).json()
         assert short["usage"]["completion_tokens"] == 2
 

@@ -33,7 +33,8 @@ class GrowthMemory:
     def of(cls, levels: Levels, model: GrowthModel) -> "GrowthMemory":
         """Zeros, enough for every growth of these sizes."""
         requests = levels.bucket.requests
-        blocks = requests * blocks_for(model.max_positions)
+        nodes = levels.levels * levels.beam  # behind a context that may have all positions but the deepest's
+        blocks = requests * blocks_for(model.max_positions + nodes)
         return cls(
             Inputs(levels.pass_numbers + blocks, model.device),
             Inputs(levels.parameter_numbers, model.device),

@@ -55,7 +55,8 @@ class DeviceExecutor:
         grid = bucket_grid(self._group)
         # rows that belong to no request keep what they have: numbers, so that nothing overflows behind them
         self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
-        blocks = blocks_for(self._positions) * max(bucket.requests for bucket in grid)
+        # of a tree only the deepest node needs a position, but all of them lie in the cache
+        blocks = blocks_for(self._positions + MOST_ROWS) * max(bucket.requests for bucket in grid)
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
         self._graphs = self._graphs_of(self._replayed)
         model = GrowthModel(device, self._group, config.vocab_size, self._positions)

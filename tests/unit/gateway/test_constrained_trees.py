@@ -30,7 +30,7 @@ def tree_of(allowed: Allowed, nodes: int, forced: int = 0, **fields: Any) -> Tok
     state.matcher = TableMatcher(10, allowed)
     builder = TreeBuilder(ROOT)
     builder.propose_points(0, [2, 3, 4, 5], [0.4, 0.3, 0.2, 0.1])
-    entry = StepEntry(state, 1, (ROOT,), True, TreeLimits(nodes, 4), forced)
+    entry = StepEntry(state, 1, (ROOT,), True, TreeLimits(nodes, 4), state.remaining - 1, forced)
     drafts = MappingProxyType({"r": [(0, builder.build())]})
     (tree,) = trees_to_verify([entry], drafts, Calibration(), lambda kept, chance: True).values()
     return tree

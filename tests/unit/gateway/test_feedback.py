@@ -39,7 +39,7 @@ def entry(
 ) -> StepEntry:
     request = GenerationRequest(name, (3, ROOT), 8, SamplingParams(temperature=0), speculation=speculation)
     state = RequestState(request, 0.0, 0, request.sampling, [3, ROOT, *after])
-    return StepEntry(state, 2 - delta, (3, ROOT)[-delta:], True, TreeLimits(4, 4))
+    return StepEntry(state, 2 - delta, (3, ROOT)[-delta:], True, TreeLimits(4, 4), 4)
 
 
 def step(entries: Sequence[StepEntry], times: Sequence[DraftTime] = ()) -> FinishedStep:

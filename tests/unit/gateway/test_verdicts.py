@@ -21,7 +21,7 @@ PATH = [1, 2]
 def entry(name: str, logprobs: bool = False, top: int = 0) -> StepEntry:
     request = GenerationRequest(name, (CAT, RAN, THE), 8, GREEDY, logprobs=logprobs, top_logprobs=top)
     state = RequestState.new(request, 0.0, 0, False)
-    return StepEntry(state, 1, (RAN, THE), True, TreeLimits(8, 4))
+    return StepEntry(state, 1, (RAN, THE), True, TreeLimits(8, 4), 4)
 
 
 def answer(name: str, **fields: object) -> verifier_pb2.Verdict:

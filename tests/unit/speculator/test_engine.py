@@ -1,5 +1,6 @@
 """The speculator engine: contexts follow the invariant, failures concern one entry."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 
@@ -7,13 +8,16 @@ import pytest
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.drafters import DrafterDescription, DraftJob
+from speculator_svc.drafters.ssm import SsmDrafter
 from speculator_svc.engine import SpeculatorEngine, combined
 from speculator_svc.entries import DraftEntry
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
+from tests.tiny_models import runner_of, tiny_transformers
 
 
 def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:
@@ -34,25 +38,23 @@ def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
 
 def test_bad_entries_fail_alone() -> None:
     drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
-    drafter.description = DrafterDescription(vocab_size=10, max_context_len=6)
+    drafter.description = DrafterDescription(vocab_size=10)
     engine = SpeculatorEngine([drafter], max_nodes=4)
     limits = [TreeLimits(3, 3, min_path_probability=least) for least in (-0.1, 1.5, nan)]
     entries = [
         entry("empty", 0, []),
         entry("foreign", 0, [5, 11]),
         entry("greedy", 0, [5], nodes=5),
-        entry("long", 0, [1] * 6),
         *(replace(entry(f"sure {i}", 0, [5]), limits=own) for i, own in enumerate(limits)),
         entry("good", 0, [5]),
     ]
     outcomes = engine.draft(entries)
-    assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 7 + [EntryStatus.OK]
+    assert [o.status for o in outcomes] == [EntryStatus.ERROR] * 6 + [EntryStatus.OK]
     assert "delta_token_ids: not in the vocabulary of 10" in outcomes[1].message
     assert "node_budget = 5: at most 4" in outcomes[2].message
-    assert "context = 8: longer than the 6 served" in outcomes[3].message
-    for outcome, value in zip(outcomes[4:7], ("-0.1", "1.5", "nan"), strict=True):
+    for outcome, value in zip(outcomes[3:6], ("-0.1", "1.5", "nan"), strict=True):
         assert f"min_path_probability = {value}: must be between 0 and 1" in outcome.message
-    ((speculator, tree),) = outcomes[7].drafts
+    ((speculator, tree),) = outcomes[6].drafts
     assert speculator == 0
     assert isinstance(tree, TokenTree)
 
@@ -153,9 +155,49 @@ def test_a_service_can_do_what_all_its_drafters_can() -> None:
             DrafterDescription(tokenizer_fingerprint="a", max_context_len=9),
         ]
     )
-    assert (found.vocab_size, found.tokenizer_fingerprint, found.max_context_len) == (8, "a", 6)
+    assert (found.vocab_size, found.tokenizer_fingerprint) == (8, "a")
     with pytest.raises(IncompatibleError, match="a, b"):
         combined([DrafterDescription(tokenizer_fingerprint=name) for name in ("b", "a")])
+
+
+def test_nobody_drafts_further_than_it_has_positions() -> None:
+    """One that has too few for the context is left out; others of its service draft on."""
+    drafters = [ScriptedDrafter(lambda job: chain(job.context[-1], [1] * job.limits.depth)) for _ in range(3)]
+    for drafter, positions in zip(drafters, (6, 0, 9), strict=True):
+        drafter.description = DrafterDescription(max_context_len=positions)
+    engine = SpeculatorEngine(drafters)
+    asked = DraftEntry("r", 0, [3] * 4, TreeLimits(8, 4), SamplingParams(temperature=0))
+    depths = []
+    for held in range(4, 11):
+        (outcome,) = engine.draft([asked])
+        assert outcome.status is EntryStatus.OK
+        depths.append({s: len(tree) - 1 for s, tree in outcome.drafts if isinstance(tree, TokenTree)})
+        asked = replace(asked, base_len=held, delta=[3])
+    whole = [{0: 2, 1: 4, 2: 4}, {0: 1, 1: 4, 2: 4}, {1: 4, 2: 3}, {1: 4, 2: 2}, {1: 4, 2: 1}, {1: 4}, {1: 4}]
+    assert depths == whole
+    assert drafters[0].released == ["r"] * 4, "what it holds of a context too long for it is of no use"
+
+
+def test_an_ssm_drafts_up_to_its_last_position() -> None:
+    model = tiny_transformers("opt", max_position_embeddings=12)
+    drafter = SsmDrafter(runner_of(model), DrafterDescription("tiny", 97, "", 12), GrowthShape())
+    engine = SpeculatorEngine([drafter])
+    for length in range(4, 16):
+        asked = DraftEntry(
+            "r", 0, list(range(5, 5 + length)), TreeLimits(6, 4), SamplingParams(temperature=0)
+        )
+        (outcome,) = engine.draft([asked])
+        assert outcome.status is EntryStatus.OK
+        assert [type(draft) for _, draft in outcome.drafts] == [TokenTree] * (length < 12), length
+    assert drafter._runner.cache.free_tokens == drafter._runner.cache.capacity_tokens
+
+
+@pytest.mark.parametrize(("positions", "longest"), [((6, 9), 9), ((6, 0), 0), ((), 0)])
+def test_a_service_takes_the_longest_context_that_any_drafts_for(
+    positions: Sequence[int], longest: int
+) -> None:
+    descriptions = [DrafterDescription(max_context_len=each) for each in positions]
+    assert combined(descriptions).max_context_len == longest
 
 
 def test_idle_requests_are_forgotten() -> None:

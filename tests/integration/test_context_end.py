@@ -1,0 +1,97 @@
+"""Requests that fill the context get the tokens of plain decoding, however wide trees are at its end."""
+
+import asyncio
+import random
+
+import pytest
+
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.v1 import common_pb2, generation_pb2
+from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
+from speculator_svc.drafters.ngram import NgramDrafter
+from speculator_svc.drafters.ssm import SsmDrafter
+from tests.system import VOCABULARY, ScriptedDrafter, System, running_system
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.limits import EngineLimits
+
+OFF, SEQUENCE, TREE = (
+    generation_pb2.SPECULATION_OFF,
+    generation_pb2.SPECULATION_SEQUENCE,
+    generation_pb2.SPECULATION_TREE,
+)
+CONSTRAINTS = (
+    None,
+    common_pb2.Constraint(regex="(abcdefghijklmnop){9}"),
+    common_pb2.Constraint(regex="([ab]cde){40}"),
+)
+"""Of the second everything is forced, of the third most."""
+
+
+def wide(job: DraftJob) -> TokenTree:
+    builder = TreeBuilder(job.context[-1])
+    tokens = [3 + (sum(job.context) + i) % (VOCABULARY - 3) for i in range(job.limits.nodes)]
+    builder.propose_points(0, tokens[: job.limits.width], [0.5] * len(tokens[: job.limits.width]))
+    return builder.build()
+
+
+def deep(job: DraftJob) -> TokenTree:
+    """As deep as is allowed."""
+    builder, node = TreeBuilder(job.context[-1]), 0
+    for token in range(min(job.limits.depth, job.limits.nodes)):
+        (node,) = builder.propose_points(node, [3 + (job.context[-1] + token) % 90], [0.9])
+    return builder.build()
+
+
+def ssm(family: str, positions: int) -> SsmDrafter:
+    """A real SSM that agrees with the target now and then, and has fewer positions or more."""
+    runner = runner_of(tiny_transformers(family, max_position_embeddings=positions), kv_tokens=4096)
+    return SsmDrafter(runner, DrafterDescription("tiny", VOCABULARY, "", positions), GrowthShape())
+
+
+async def answer(
+    system: System, prompt: list[int], new: int, speculation: int, constraint: common_pb2.Constraint | None
+) -> tuple[list[int], int]:
+    """Tokens and why they ended."""
+    fields = {} if constraint is None else {"constraint": constraint}
+    replies = await system.generate(prompt, max_new_tokens=new, speculation=speculation, **fields)
+    return [token for reply in replies for token in reply.token_ids], replies[-1].summary.finish_reason
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("context", [19, 64])
+async def test_the_end_of_the_context_is_like_plain_decoding(
+    redis_url: str, family: str, context: int
+) -> None:
+    """Of rotary positions and of learnt ones; with an SSM that has fewer positions than the target."""
+    draw = random.Random(f"{family} {context}")
+    drafters: dict[str, Drafter] = {
+        "wide": ScriptedDrafter(wide),
+        "deep": ScriptedDrafter(deep),
+        "short": ssm(family, context - 7),
+        "even": ssm(family, context),
+        "ngram": NgramDrafter(),
+    }
+    async with running_system(
+        redis_url,
+        drafters,
+        model=tiny_transformers(family, max_position_embeddings=context),
+        engine_limits=EngineLimits(max_context_len=context),
+        one_service=draw.random() < 0.5,
+        tree_nodes=24,
+        step_nodes=256,
+        max_batch=16,
+        tree_depth=draw.choice([0, 3, 8]),
+        prefill_chunk=draw.choice([5, 512]),
+        kv_tokens=4096,
+    ) as system:
+        lengths = [1, context - 1, context - 2, *(draw.randrange(1, context) for _ in range(7))]
+        for length in lengths:
+            prompt, left = [draw.randrange(3, VOCABULARY) for _ in range(length)], context - length
+            new, constraint = draw.choice([left, left, draw.randint(1, left)]), draw.choice(CONSTRAINTS)
+            found = await asyncio.gather(
+                *(answer(system, prompt, new, mode, constraint) for mode in (OFF, SEQUENCE, TREE))
+            )
+            assert found[0] == found[1] == found[2], (length, new, constraint)
+            assert len(found[0][0]) == new
+            assert found[0][1] == generation_pb2.FINISH_REASON_LENGTH

@@ -1,0 +1,98 @@
+"""Whoever plans trees and whoever checks them agree how deep they may reach, however wide they are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.requests.budget import NodeBudget
+from gateway.requests.entries import plan_entries
+from gateway.requests.limits import SchedulerLimits
+from gateway.requests.request import GenerationRequest, RequestState, Speculation
+from gateway.requests.room import CacheRoom
+from gateway.requests.step import StepEntry
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import InvalidInputError
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeBuilder, most_depth
+from verifier_svc.checks import check_job
+from verifier_svc.jobs import VerifyJob
+from verifier_svc.limits import EngineLimits
+
+VOCABULARY = 97
+
+
+def comb(root: int, depth: int, width: int) -> TokenTree:
+    """A chain of this depth whose every node has so many siblings."""
+    builder, node = TreeBuilder(root), 0
+    for level in range(depth):
+        tokens = [(level + i) % VOCABULARY for i in range(width + 1)]
+        node = builder.propose_points(node, tokens, [0.1] * len(tokens))[0]
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("base", "delta", "limit", "depth"),
+    [(0, 4, 6, 2), (3, 1, 6, 2), (0, 6, 6, 0), (0, 7, 6, 0), (5, 1, 8, 2)],
+)
+def test_a_tree_may_reach_the_last_position(base: int, delta: int, limit: int, depth: int) -> None:
+    assert most_depth(base, delta, limit) == depth
+
+
+@given(
+    base=st.integers(0, 30),
+    delta=st.integers(1, 30),
+    left=st.integers(0, 12),
+    depth=st.integers(1, 13),
+    width=st.integers(0, 6),
+)
+def test_the_verifier_takes_a_tree_if_its_deepest_node_has_a_position(
+    base: int, delta: int, left: int, depth: int, width: int
+) -> None:
+    limits = EngineLimits(max_context_len=base + delta + left)
+    job = VerifyJob("r", base, [5] * delta, comb(5, depth, width), GREEDY)
+    if depth <= left:
+        check_job(job, 2048, VOCABULARY, limits)
+    else:
+        with pytest.raises(InvalidInputError, match=r"tree\.depth"):
+            check_job(job, 2048, VOCABULARY, limits)
+
+
+@given(
+    prompt=st.integers(1, 40),
+    new=st.integers(1, 40),
+    spare=st.integers(-4, 20),
+    generated=st.integers(0, 39),
+    held=st.integers(0, 80),
+    speculation=st.sampled_from(Speculation),
+    constrained=st.booleans(),
+)
+def test_the_verifier_takes_whatever_is_planned(
+    prompt: int, new: int, spare: int, generated: int, held: int, speculation: Speculation, constrained: bool
+) -> None:
+    """Of drafts and of what a constraint forces; also where a request is longer than the context."""
+    generated = min(generated, new - 1)
+    request = GenerationRequest(
+        "r",
+        (5,) * prompt,
+        new,
+        GREEDY,
+        speculation=speculation,
+        constraint=Constraint.choice(["a"]) if constrained else None,
+    )
+    state = RequestState.new(request, 0.0, 0, False, [6] * generated)
+    state.verifier_len = min(held, len(state.tokens) - 1)
+    context = max(prompt + new + spare, len(state.tokens))
+    limits = SchedulerLimits(max_context_len=context)
+    (entry,) = plan_entries([state], CacheRoom(limits, NodeBudget(16, 64)), None, 0.0)
+    assert entry.final
+    for depth in reaches(entry):
+        tree = comb(entry.delta[-1], depth, 3)
+        job = VerifyJob("r", entry.base_len, entry.delta, tree, GREEDY)
+        check_job(job, 2048, VOCABULARY, EngineLimits(max_context_len=context))
+        assert depth < state.remaining, "the bonus token must be wanted, too"
+
+
+def reaches(entry: StepEntry) -> list[int]:
+    """The depth of drafts and that of forced tokens, if there may be any."""
+    drafted = [] if entry.limits.empty else [entry.limits.depth]
+    return drafted + ([entry.reach] if entry.forced else [])
