@@ -13,4 +13,4 @@ class EntryStatus(IntEnum):
     ERROR = 3
     """The entry is wrong or failed; it must not be sent again as it is."""
     EXHAUSTED = 4
-    """No room at present."""
+    """Not now: no room, something is being prepared, or a fault that is not its own. It may come again."""

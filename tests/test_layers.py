@@ -239,7 +239,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "gateway.requests.finish_rate": (set(), set()),
     "gateway.requests.queue": ({"gateway.requests.ranking", "gateway.requests.request"}, set()),
     "gateway.requests.room": (
-        {f"gateway.requests.{name}" for name in ("budget", "limits", "request")},
+        {*(f"gateway.requests.{name}" for name in ("budget", "limits", "request")), "specinfer.tree"},
         set(),
     ),
     "gateway.requests.batch": ({f"gateway.requests.{name}" for name in ("queue", "request", "room")}, set()),

@@ -1,7 +1,8 @@
 """The verifier's domain: context deltas and trees in, verdicts out. No gRPC here.
 
 One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the
-cache. A wrong or failing entry gets its own error; the rest of the batch is served.
+cache. A wrong or failing entry gets its own error; the rest of the batch is served. A pass that fails for
+want of a layer is nobody's fault: its entries are EXHAUSTED and come again.
 """
 
 import logging
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.matcher import Matcher
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import ExhaustedError, SpecInferError
+from specinfer.errors import ExhaustedError, FaultError, SpecInferError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
@@ -63,6 +64,8 @@ class VerifierEngine:
         """Context tokens dropped from windowed caches, since the start."""
         self.passes: list[tuple[int, float]] = []
         """Tokens and nodes of each pass of the last step, and the seconds it took."""
+        self.faults = 0
+        """What failed that nobody foresaw, since the start."""
         self._clock, self._compiler = clock, compiler
 
     def admit(self, fence: int) -> bool:
@@ -94,6 +97,9 @@ class VerifierEngine:
             except SpecInferError as error:
                 outcomes[index] = self._refused(job, error)
                 continue
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+                outcomes[index] = self._faulty(job, error)
+                continue
             room -= len(job.delta) + len(segments[index].nodes)
             ready.append(index)
         asking = sum([job.features_from is not None for job in jobs])
@@ -102,8 +108,11 @@ class VerifierEngine:
         adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
         targets = self._targets([jobs[index] for index in ready], logits, adjustments)
         for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
-            verified = self._trees.verify(jobs[index], rows, target, adjustment)
-            outcomes[index] = self._conclude(jobs[index], verified, most)
+            try:
+                verified = self._trees.verify(jobs[index], rows, target, adjustment)
+                outcomes[index] = self._conclude(jobs[index], verified, most)
+            except Exception as error:  # noqa: BLE001  # as above
+                outcomes[index] = self._faulty(jobs[index], error)
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
@@ -113,8 +122,13 @@ class VerifierEngine:
         """
         unsettled, self._unsettled = self._unsettled, []
         for sequence, kept in unsettled:
-            self.runner.cache.commit(sequence, kept)
-            self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
+            try:
+                self.runner.cache.commit(sequence, kept)
+                self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
+            except Exception:  # this request resynchronises, the others go on
+                self.faults += 1
+                log.exception("could not keep what a step accepted")
+                self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forgets requests; returns how many were known."""
@@ -183,7 +197,8 @@ class VerifierEngine:
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
 
     def _forward(self, segments: list[Segment]) -> list[Rows]:
-        """One pass over all segments; if it fails, one pass each, so that only the culprit fails."""
+        """One pass over all segments; if it fails, one pass each, so that only the culprit fails. A layer
+        that cannot be read is missing to all of them alike."""
         if not segments:
             return []
         started = time.perf_counter()
@@ -192,7 +207,11 @@ class VerifierEngine:
             tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
             self.passes.append((tokens, time.perf_counter() - started))
             return logits
-        except RuntimeError as error:
+        except UnavailableError as error:
+            log.error("a pass of %d entries failed, they come again: %s", len(segments), error)
+            return [error] * len(segments)
+        except Exception as error:
+            self.faults += 1
             if len(segments) == 1:
                 log.exception("a pass failed")
                 return [error]
@@ -204,7 +223,7 @@ class VerifierEngine:
         jobs: Sequence[VerifyJob],
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
-    ) -> list[Target | RuntimeError | None]:
+    ) -> list[Target | Exception | None]:
         """What the rules ask. A pass on a device is waited for here, which counts as its time."""
         started = time.perf_counter()
         targets = self._trees.targets(jobs, logits, adjustments)
@@ -218,7 +237,9 @@ class VerifierEngine:
     ) -> VerifyOutcome:
         if isinstance(verified, SpecInferError):
             self.release([job.request_id])
-            return VerifyOutcome(job.request_id, EntryStatus.ERROR, verified.for_logs)
+            again = isinstance(verified, UnavailableError)
+            status = EntryStatus.EXHAUSTED if again else EntryStatus.ERROR
+            return VerifyOutcome(job.request_id, status, verified.for_logs)
         held = self._held[job.request_id]
         sequence = held.sequence
         accepted = verified.verdict.accepted if verified.verdict is not None else ()
@@ -251,6 +272,14 @@ class VerifierEngine:
             self.release([job.request_id])  # opened for this very entry
         status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
         return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
+
+    def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
+        """The outcome of a job that meets a fault of ours; its cache, whatever state that is in, goes."""
+        self.faults += 1
+        log.exception("an entry failed", extra=about(job.request_id))
+        self.abandon([job.request_id])
+        why = FaultError("internal error", error).for_logs
+        return VerifyOutcome(job.request_id, EntryStatus.ERROR, why)
 
     def _forget_idle(self) -> None:
         limit = self._clock() - self.limits.idle_seconds

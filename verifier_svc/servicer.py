@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.service.engine_thread import EngineThread
+from specinfer.service.log_context import about
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import decode_constraint
@@ -50,6 +51,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
+        self._faults = 0
+        """Of the engine, counted so far."""
         metrics.describe(description)
         metrics.show_memory(engine.runner.memory)
         self._observe_cache()
@@ -84,7 +87,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         seconds = time.perf_counter() - started
         results = iter(served)
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
-        reply = self._reply(request.step_id, map(_encode, outcomes), round(seconds * 1e6))
+        reply = self._reply(request.step_id, map(self._encoded, outcomes), round(seconds * 1e6))
         return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs))
 
     def _keep_features(self, layers: Sequence[int]) -> SpecInferError | None:
@@ -95,12 +98,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return error
         return None
 
+    def _encoded(self, outcome: VerifyOutcome) -> verifier_pb2.Verdict:
+        """The message of an outcome; one that cannot be told ends its request."""
+        try:
+            return _encode(outcome)
+        except Exception as error:
+            log.exception("an answer could not be told", extra=about(outcome.request_id))
+            self._recover([outcome.request_id])
+            why = FaultError("internal error", error).for_logs
+            return _encode(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
+
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
-        """Forgets the requests of a step that failed; an error for each of its entries."""
+        """Forgets the requests of a step that failed as a whole. None of several is known to be the culprit,
+        so they come again, for as long as the gateway has patience; one alone has failed."""
         ids = [entry.request_id for entry in request.entries]
         self._recover(ids)
         message = f"internal error: {type(error).__name__}"
-        outcomes = [VerifyOutcome(request_id, EntryStatus.ERROR, message) for request_id in ids]
+        status = EntryStatus.ERROR if len(ids) == 1 else EntryStatus.EXHAUSTED
+        outcomes = [VerifyOutcome(request_id, status, message) for request_id in ids]
         return _Step(self._reply(request.step_id, map(_encode, outcomes)), (), (), 0.0)
 
     def _recover(self, request_ids: Sequence[str]) -> None:
@@ -132,6 +147,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception:
             log.exception("could not settle a step of %d requests", len(step.jobs))
             self._recover([job.request_id for job in step.jobs])
+        if self._engine.faults > self._faults:
+            self._faults = self._engine.faults
+            self._metrics.failed_steps.inc()
         if self._engine.runner.parallel is not None:
             self._metrics.observe_stages(self._engine.runner.parallel.stage_seconds)
         if step.jobs:
@@ -206,6 +224,10 @@ def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None)
         )
     except SpecInferError as error:
         return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
+    except Exception as error:
+        log.exception("an entry could not be read", extra=about(entry.request_id))
+        why = FaultError("internal error", error).for_logs
+        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, why)
 
 
 def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:

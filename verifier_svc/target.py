@@ -27,7 +27,7 @@ from verifier_svc.jobs import VerifyJob
 log = logging.getLogger(__name__)
 _NOT_FINITE = "the model produced non-finite logits"
 
-Rows: TypeAlias = "torch.Tensor | RuntimeError"
+Rows: TypeAlias = "torch.Tensor | Exception"
 """Logits [N, V] of a job, or why there are none."""
 
 
@@ -133,18 +133,35 @@ def targets_of(
     logits: Sequence[Rows],
     adjustments: Sequence[RequestAdjustment | None],
     chooser: Chooser | None,
-) -> list[Target | RuntimeError | None]:
+) -> list[Target | Exception | None]:
     """The target of each job; an error where its pass or choice failed, None where nothing is to be verified.
 
-    If choosing for all jobs fails, each is chosen for by itself, so that only the culprit fails.
+    If that fails for all jobs together, it is done for each by itself, so that only the culprit fails.
     """
+    try:
+        return _targets_of(jobs, logits, adjustments, chooser)
+    except Exception as error:
+        if len(jobs) == 1:
+            log.exception("choosing tokens failed")
+            return [error]
+        log.exception("choosing tokens failed; choosing for %d entries one by one", len(jobs))
+    each = zip(jobs, logits, adjustments, strict=True)
+    return [target for j, rows, a in each for target in targets_of([j], [rows], [a], chooser)]
+
+
+def _targets_of(
+    jobs: Sequence[VerifyJob],
+    logits: Sequence[Rows],
+    adjustments: Sequence[RequestAdjustment | None],
+    chooser: Chooser | None,
+) -> list[Target | Exception | None]:
     verified = [
         index
         for index, (job, rows) in enumerate(zip(jobs, logits, strict=True))
-        if job.tree is not None and not isinstance(rows, RuntimeError)
+        if job.tree is not None and not isinstance(rows, Exception)
     ]
-    found: dict[int, Target | RuntimeError | None] = {
-        index: rows for index, rows in enumerate(logits) if isinstance(rows, RuntimeError)
+    found: dict[int, Target | Exception | None] = {
+        index: rows for index, rows in enumerate(logits) if isinstance(rows, Exception)
     }
     # what is not lossless looks at whole distributions, and adjustments change whole rows
     here = [
@@ -154,7 +171,7 @@ def targets_of(
     there = [i for i in verified if i not in here]
     if chooser is not None and there:
         tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
-        found |= dict(zip(there, _chosen(chooser, tasks), strict=True))
+        found |= {i: ChosenTarget(choices) for i, choices in zip(there, chooser.choose(tasks), strict=True)}
     return [found.get(index) for index in range(len(jobs))]
 
 
@@ -162,17 +179,6 @@ def _target_here(job: VerifyJob, rows: torch.Tensor, adjustment: RequestAdjustme
     if adjustment is None or job.tree is None:
         return LogitsTarget(rows, job.sampling)
     return AdjustedTarget(rows, job.sampling, job.tree, adjustment)
-
-
-def _chosen(chooser: Chooser, tasks: Sequence[ChoiceTask]) -> Sequence[Target | RuntimeError]:
-    try:
-        return [ChosenTarget(choices) for choices in chooser.choose(tasks)]
-    except RuntimeError as error:
-        if len(tasks) == 1:
-            log.exception("choosing tokens failed")
-            return [error]
-        log.exception("choosing tokens failed; choosing for its %d entries one by one", len(tasks))
-    return [target for task in tasks for target in _chosen(chooser, [task])]
 
 
 def _tensor(rows: Rows) -> torch.Tensor:

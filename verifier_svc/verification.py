@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specinfer.errors import ConstraintError, FaultError, SpecInferError
+from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
@@ -43,7 +43,7 @@ class TreeVerifier:
         jobs: Sequence[VerifyJob],
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
-    ) -> list[Target | RuntimeError | None]:
+    ) -> list[Target | Exception | None]:
         """What the rules ask, one per job; waits for logits on a device."""
         return targets_of(jobs, logits, adjustments, self._chooser)
 
@@ -51,13 +51,15 @@ class TreeVerifier:
         self,
         job: VerifyJob,
         rows: Rows,
-        target: Target | RuntimeError | None,
+        target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
         """Verifies one job by its logits; an error says why that was not possible. Changes nothing."""
-        if isinstance(target, RuntimeError):
+        if isinstance(target, UnavailableError):
+            return target
+        if isinstance(target, Exception):
             return BrokenModelError(FaultError("the model failed", target).for_logs)
-        if job.tree is None or target is None or isinstance(rows, RuntimeError):
+        if job.tree is None or target is None or isinstance(rows, Exception):
             return Verification()
         rule = self._rule(job.sampling)
         randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))

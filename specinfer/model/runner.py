@@ -99,7 +99,7 @@ class ModelRunner:
             `want_last`, then one per node.
 
         Raises:
-            ExhaustedError: if the cache is full. No sequence has then grown.
+            ExhaustedError: if the cache is full. No sequence has then grown, nor after any other error.
         """
         return self._run(segments, self.features.layers)[0]
 
@@ -149,10 +149,6 @@ class ModelRunner:
             shape = (len(batch.token_ids), len(layers), self.config.hidden_size)
             batch = replace(batch, features=Features(layers, np.empty(shape, np.float32)))
         logits = self._executor.run(batch)
-        for segment in segments:
-            if segment.delta:
-                self.cache.append(segment.sequence, segment.delta)
-            self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         features = []
         if batch.features is None:
             self.features.forget(batch.write_slots)
@@ -161,6 +157,10 @@ class ModelRunner:
             features = [states[part.start : part.stop] for part in batch.rows]
             if layers == self.features.layers:
                 self.features.write(batch.write_slots, states.view(torch.int16).numpy())
+        for segment in segments:  # last: whatever fails before, no sequence has grown
+            if segment.delta:
+                self.cache.append(segment.sequence, segment.delta)
+            self.cache.add_nodes(segment.sequence, segment.nodes, segment.parents)
         return [logits[start:stop] for start, stop in batch.logit_spans], features
 
     @torch.inference_mode()

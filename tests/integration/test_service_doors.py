@@ -26,7 +26,7 @@ from tests.services import speculator_service, step_entry, verifier_service
 from tests.system import ScriptedDrafter
 
 PROMPT = [5, 17, 3]
-OK, RESYNC, ERROR = 1, 2, 3
+OK, RESYNC, ERROR, EXHAUSTED = 1, 2, 3, 4
 HUGE = 2**32 - 1
 
 
@@ -163,7 +163,7 @@ async def test_features_of_another_size_cost_their_entry() -> None:
         assert job.features.states.shape == (2, 2, 3)
 
 
-async def test_a_fault_of_the_verifier_costs_its_step(
+async def test_a_fault_of_the_verifier_ends_the_request_that_meets_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with verifier_service() as (address, engine), open_channel(address) as channel:
@@ -183,7 +183,37 @@ async def test_a_fault_of_the_verifier_costs_its_step(
             request([verify_entry("a"), verify_entry("b", base_len=3)]),
         )
         assert not before.entries
-        assert [(v.status, v.message) for v in failed.entries] == [(ERROR, "internal error: IndexError")] * 2
+        assert [v.status for v in failed.entries] == [ERROR, OK]
+        assert failed.entries[0].message.startswith("internal error: IndexError at test_service_doors.py:")
+        assert [v.status for v in after.entries] == [OK, OK], "nothing is left of the one that failed"
+    told = [record for record in caplog.records if "an entry failed" in record.getMessage()]
+    assert [getattr(record, "request_id", "") for record in told] == ["a"]
+
+
+@pytest.mark.parametrize("where", ["_forget_idle", "verify"])
+async def test_a_fault_that_no_entry_is_to_blame_for_ends_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """They come again; one that meets it alone has failed."""
+    async with verifier_service() as (address, engine), open_channel(address) as channel:
+        stub = verifier_pb2_grpc.VerifierStub(channel)
+        original, faults = getattr(engine, where), [KeyError("a fault of ours"), KeyError("another one")]
+
+        def raises(*arguments: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return original(*arguments)
+
+        monkeypatch.setattr(engine, where, raises)
+        several, alone, after = await one_reply(
+            stub.Verify,
+            request([verify_entry("a"), verify_entry("b")]),
+            request([verify_entry("a")]),
+            request([verify_entry("a"), verify_entry("b", base_len=3)]),
+        )
+        why = "internal error: KeyError"
+        assert [(v.status, v.message) for v in several.entries] == [(EXHAUSTED, why)] * 2
+        assert [(v.status, v.message) for v in alone.entries] == [(ERROR, why)]
         assert [v.status for v in after.entries] == [OK, RESYNC], "nothing is left of the step"
     assert any("a step of 2 requests failed" in record.getMessage() for record in caplog.records)
 

@@ -10,20 +10,23 @@ instead of the sum of both, and its copies do not depend on how many tokens are 
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from queue import SimpleQueue
 
-from specinfer.errors import SpecInferError
+from specinfer.errors import UnavailableError
 from specinfer.model.offload.buffers import LayerBuffer
 from specinfer.model.offload.stores import LayerStore
 
 log = logging.getLogger(__name__)
 BUFFERS = 2
+RETRIES_S = (0.02, 0.2)
+"""Waits before a layer that could not be read is tried again; then the pass fails."""
 _Free = SimpleQueue[int | None]
-_Filled = SimpleQueue[tuple[int, int, SpecInferError | None]]
+_Filled = SimpleQueue[tuple[int, int, Exception | None]]
 """(layer, buffer, why it is not there)."""
 
 
@@ -51,7 +54,7 @@ class LayerStream:
         """The index of the buffer that holds a layer, for as long as its work is being asked for.
 
         Raises:
-            UnavailableError: if the layer cannot be read. The next pass tries again.
+            UnavailableError: if the layer cannot be read, however often that is tried. The next pass goes on.
         """
         index = self._take(layer)
         try:
@@ -77,9 +80,22 @@ def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled
         index = free.get()
         if index is None:
             return
+        filled.put((layer, index, _fill(buffers[index], store, layer)))
+
+
+def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | None:
+    """Copies a layer into a buffer; why it is not there in the end. The reader survives whatever happens, as
+    passes wait for it."""
+    for wait_s in (*RETRIES_S, None):
         try:
-            buffers[index].fill(store, layer)
-        except SpecInferError as error:
-            filled.put((layer, index, error))
+            buffer.fill(store, layer)
+        except UnavailableError as error:
+            if wait_s is None:
+                return error
+            log.warning("%s; trying again", error)
+            time.sleep(wait_s)
+        except Exception as error:  # noqa: BLE001  # the pass raises it
+            return error
         else:
-            filled.put((layer, index, None))
+            return None
+    raise AssertionError("the last try returns")

@@ -1,0 +1,244 @@
+"""A fault of ours ends the entry that meets it; what the others of its batch get is not touched by it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verifier_svc.engine
+import verifier_svc.target
+import verifier_svc.verification
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import UnavailableError
+from specinfer.model.cache.feature_store import FeatureStore
+from specinfer.model.offload import stream
+from specinfer.model.offload.stores import DiskStore
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeBuilder
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.adjustments import RequestAdjustment
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
+
+PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
+POISON = 96
+"""The token by which a fault knows the request that it hits."""
+
+
+class Requests:
+    """Some requests that are decoded step by step beside each other, with small trees."""
+
+    def __init__(self, engine: VerifierEngine, poisoned: int | None) -> None:
+        self._engine = engine
+        self.tokens = [list(prompt) for prompt in PROMPTS]
+        if poisoned is not None:
+            self.tokens[poisoned][0] = POISON
+        self._prompts = [len(tokens) for tokens in self.tokens]
+        self.held = [0] * len(PROMPTS)
+        self.ended: dict[int, str] = {}
+
+    def step(self) -> list[EntryStatus]:
+        """One step of all that go on."""
+        going = [i for i in range(len(PROMPTS)) if i not in self.ended]
+        outcomes = self._engine.verify([self._job(i) for i in going])
+        for index, outcome in zip(going, outcomes, strict=True):
+            self._take(index, outcome)
+        return [outcome.status for outcome in outcomes]
+
+    def _job(self, index: int) -> VerifyJob:
+        tokens, held = self.tokens[index], self.held[index]
+        builder = TreeBuilder(tokens[-1])
+        children = builder.propose_points(0, [(tokens[-1] + i) % 90 for i in range(3)], [0.3] * 3)
+        builder.propose_points(children[1], [7], [0.5])
+        # every second one samples, and all have an adjustment, which counts what was generated
+        temperature, bias = float(index % 2), {(5 + index): 2.0}
+        sampling = SamplingParams(
+            temperature=temperature, seed=index, frequency_penalty=0.5, logit_bias=tuple(bias.items())
+        )
+        return VerifyJob(
+            f"r{index}",
+            held,
+            tokens[held:],
+            builder.build(),
+            sampling,
+            logprobs=True,
+            features_from=0,
+            prompt_len=self._prompts[index],
+        )
+
+    def _take(self, index: int, outcome: VerifyOutcome) -> None:
+        if outcome.status is EntryStatus.OK:
+            assert outcome.verdict is not None
+            tree: TokenTree | None = self._job(index).tree
+            assert tree is not None
+            self.tokens[index] += [int(tree.token_ids[node]) for node in outcome.verdict.accepted]
+            self.held[index] = len(self.tokens[index])
+            self.tokens[index].append(outcome.verdict.bonus)
+        elif outcome.status is EntryStatus.RESYNC:
+            self.held[index] = 0
+        elif outcome.status is EntryStatus.ERROR:
+            self.ended[index] = outcome.message
+
+
+def make(**options: Any) -> VerifierEngine:
+    engine = VerifierEngine(runner_of(tiny_transformers("llama"), **options))
+    engine.runner.keep_features([1])
+    return engine
+
+
+def hits(original: Callable[..., Any], is_poison: Callable[..., bool]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if is_poison(*arguments):
+            raise IndexError("a fault of ours")
+        return original(*arguments, **named)
+
+    return wrapped
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, poisoned: int) -> None:
+    """From now on one part of the verifier cannot bear the poisoned request."""
+    name = f"r{poisoned}"
+
+    def its_sequence(sequence: Any) -> bool:
+        held = engine._held.get(name)
+        return held is not None and held.sequence is sequence
+
+    def its_adjustment(adjustment: Any) -> bool:
+        held = engine._held.get(name)
+        return held is not None and held.adjustment is adjustment
+
+    owner: Any
+    owner, attribute, is_poison = {
+        "check": (verifier_svc.engine, "check_job", lambda job, *_: job.request_id == name),
+        "acceptance": (engine._trees, "_rule", lambda sampling: sampling.seed == poisoned),
+        "logprobs": (verifier_svc.verification, "logprobs_of", lambda tree, *_: its_root(tree, engine, name)),
+        "features": (verifier_svc.engine, "features_of", lambda _s, _c, sequence, *_: its_sequence(sequence)),
+        "reading": (RequestAdjustment, "read", lambda adjustment, *_: its_adjustment(adjustment)),
+        "changing": (RequestAdjustment, "change", lambda adjustment, *_: its_adjustment(adjustment)),
+        "pass": (engine.runner, "forward", lambda segments: any(its_sequence(s.sequence) for s in segments)),
+    }[where]
+    monkeypatch.setattr(owner, attribute, hits(getattr(owner, attribute), is_poison))
+
+
+def its_root(tree: TokenTree, engine: VerifierEngine, name: str) -> bool:
+    held = engine._held.get(name)
+    return (
+        held is not None and tree.root_token_id == held.sequence.tokens[-1] and POISON in held.sequence.tokens
+    )
+
+
+PLACES = ["check", "acceptance", "logprobs", "features", "reading", "changing", "pass"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("poisoned", range(len(PROMPTS)))
+def test_a_fault_ends_the_entry_that_meets_it_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, where: str, poisoned: int
+) -> None:
+    calm, engine = Requests(make(), poisoned), make()
+    hit = Requests(engine, poisoned)
+    for _ in range(2):
+        assert hit.step() == calm.step()
+    inject(monkeypatch, engine, where, poisoned)
+    statuses = hit.step()
+    assert statuses.count(EntryStatus.OK) == len(PROMPTS) - 1
+    assert statuses[poisoned] is EntryStatus.ERROR
+    assert "IndexError" in hit.ended[poisoned]
+    calm.step()
+    for _ in range(4):
+        assert set(hit.step()) == {EntryStatus.OK}, "it is not met again, and nobody resynchronises"
+        calm.step()
+    others = [i for i in range(len(PROMPTS)) if i != poisoned]
+    assert [hit.tokens[i] for i in others] == [calm.tokens[i] for i in others]
+    engine.settle()
+    engine.runner.cache.check()
+    assert engine.held_requests == len(others)
+    assert engine.faults
+
+
+def test_a_fault_in_choosing_for_all_ends_the_entry_that_meets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device chooses for all entries at once; the culprit is found one by one."""
+    engine = make()
+    requests = Requests(engine, 2)
+    requests.step()
+    original = verifier_svc.target._target_here
+    broken = hits(original, lambda job, *_: job.request_id == "r2")
+    monkeypatch.setattr(verifier_svc.target, "_target_here", broken)
+    ok, error = EntryStatus.OK, EntryStatus.ERROR
+    assert requests.step() == [ok, ok, error, ok]
+    assert requests.step() == [ok] * 3
+
+
+def test_a_fault_in_keeping_what_was_accepted_costs_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, engine = Requests(make(), None), make()
+    hit = Requests(engine, None)
+    hit.step()
+    calm.step()
+    broken = engine._held["r1"].sequence
+    commit = hits(engine.runner.cache.commit, lambda sequence, _: sequence is broken)
+    monkeypatch.setattr(engine.runner.cache, "commit", commit)
+    assert [status.name for status in hit.step()] == ["OK", "RESYNC", "OK", "OK"]
+    for _ in range(4):
+        hit.step()
+        calm.step()
+    assert [tokens[: len(calm.tokens[i])] for i, tokens in enumerate(hit.tokens) if i != 1] == [
+        tokens for i, tokens in enumerate(calm.tokens) if i != 1
+    ]
+    calm.step()
+    assert hit.tokens[1] == calm.tokens[1][: len(hit.tokens[1])]
+    engine.settle()
+    engine.runner.cache.check()
+
+
+def test_a_fault_in_keeping_hidden_states_leaves_no_sequence_half_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make()
+    calm, hit = Requests(make(), None), Requests(engine, None)
+    write, faults = FeatureStore.write, [IndexError("a fault of ours")]
+
+    def raises_once(*arguments: Any) -> None:
+        if faults:
+            raise faults.pop()
+        write(*arguments)
+
+    monkeypatch.setattr(FeatureStore, "write", raises_once)
+    assert set(hit.step()) == {EntryStatus.OK}, "in passes of their own"
+    calm.step()
+    assert hit.tokens == calm.tokens
+
+
+@pytest.mark.parametrize("failures", [1, 2, 9])
+def test_a_layer_that_cannot_be_read_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failures: int
+) -> None:
+    """Also by the next step, if it takes so long."""
+    monkeypatch.setattr(stream, "RETRIES_S", (0.0, 0.0))
+    calm = Requests(make(), None)
+    engine = make(offload="disk", offload_directory=str(tmp_path))
+    hit = Requests(engine, None)
+    hit.step()
+    calm.step()
+    fetch, left = DiskStore.fetch, [failures]
+
+    def fails(*arguments: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise UnavailableError("offload: layer 1 not read")
+        return fetch(*arguments)
+
+    monkeypatch.setattr(DiskStore, "fetch", fails)
+    statuses = set()
+    for _ in range(12):
+        statuses.update(hit.step())
+        assert not hit.ended
+    for _ in range(12):
+        calm.step()
+    assert left == [0]
+    assert (EntryStatus.EXHAUSTED in statuses) == (failures == 9)
+    for got, expected in zip(hit.tokens, calm.tokens, strict=True):
+        assert got == expected[: len(got)]
+        assert len(got) > 8
+    engine.settle()
+    engine.runner.cache.check()
