@@ -11,6 +11,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.log_context import about
+from specinfer.service.metrics import Observing
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
@@ -39,6 +40,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
+        self._observing = Observing()
 
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
@@ -54,11 +56,13 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
                 outcomes = self._serve(request)
                 entries = [_encode(outcome) for outcome in outcomes]
-            self._metrics.observe(outcomes, time.perf_counter() - started, self._engine.seconds)
         except Exception as error:
             log.exception("a step of %d requests failed", len(request.entries))
             entries = [_encode(outcome) for outcome in self._recover(request, error)]
-        self._metrics.observe_held(self._engine.held_requests)
+        else:
+            seconds = time.perf_counter() - started
+            self._observing(lambda: self._metrics.observe(outcomes, seconds, self._engine.seconds))
+        self._observing(self._observe_held)
         return speculator_pb2.DraftReply(
             step_id=request.step_id,
             entries=entries,
@@ -78,7 +82,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
         """Forgets the requests of a step that failed; an error for each of its entries."""
-        self._metrics.failed_steps.inc()
+        self._observing(self._metrics.failed_steps.inc)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
             self._engine.release(ids)
@@ -96,11 +100,18 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
         """Forgets requests of the client that asks."""
         own_ids = [own_id(request.client, request_id) for request_id in request.request_ids]
-        released = await self._thread.call(self._engine.release, own_ids)
-        self._metrics.observe_held(self._engine.held_requests)
+        released = await self._thread.call(self._release, own_ids)
         for request_id in request.request_ids:
             log.debug("request %s is released", request_id, extra=about(request_id))
         return common_pb2.ReleaseReply(released=released)
+
+    def _release(self, own_ids: list[str]) -> int:
+        released = self._engine.release(own_ids)
+        self._observing(self._observe_held)
+        return released
+
+    def _observe_held(self) -> None:
+        self._metrics.observe_held(self._engine.held_requests)
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:

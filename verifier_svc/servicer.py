@@ -13,6 +13,7 @@ from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.log_context import about
+from specinfer.service.metrics import Observing
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import decode_constraint
@@ -51,6 +52,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
+        self._observing = Observing()
         self._faults = 0
         """Of the engine, counted so far."""
         metrics.describe(description)
@@ -70,7 +72,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         """A fault of ours costs the step, not the stream."""
         try:
             if not self._engine.admit(request.fence):
-                self._metrics.fenced_steps.inc()
+                self._observing(self._metrics.fenced_steps.inc)
                 return _Step(self._reply(request.step_id, fenced=True), (), (), 0.0)
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
                 return self._serve(request)
@@ -119,7 +121,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(self._reply(request.step_id, map(_encode, outcomes)), (), (), 0.0)
 
     def _recover(self, request_ids: Sequence[str]) -> None:
-        self._metrics.failed_steps.inc()
+        self._observing(self._metrics.failed_steps.inc)
         try:
             self._engine.abandon(request_ids)
         except Exception:  # the caches are in a state that is not understood: the stream is still of use
@@ -147,6 +149,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception:
             log.exception("could not settle a step of %d requests", len(step.jobs))
             self._recover([job.request_id for job in step.jobs])
+        self._observing(lambda: self._observe(step))
+
+    def _observe(self, step: _Step) -> None:
         if self._engine.faults > self._faults:
             self._faults = self._engine.faults
             self._metrics.failed_steps.inc()
@@ -167,11 +172,12 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
         """Forgets requests; none for a sender whose lease is over."""
         released = await self._thread.call(self._release, request.fence, list(request.request_ids))
-        self._observe_cache()
         return common_pb2.ReleaseReply(released=released)
 
     def _release(self, fence: int, request_ids: Sequence[str]) -> int:
-        return self._engine.release(request_ids) if self._engine.admit(fence) else 0
+        released = self._engine.release(request_ids) if self._engine.admit(fence) else 0
+        self._observing(self._observe_cache)
+        return released
 
     def _observe_cache(self) -> None:
         cache = self._engine.runner.cache

@@ -5,6 +5,9 @@
 """
 
 import errno
+import logging
+import time
+from collections.abc import Callable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +20,8 @@ from prometheus_client import (
 from specinfer import __version__
 from specinfer.errors import SettingError
 
+log = logging.getLogger(__name__)
+_LOG_EVERY_S = 5.0
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -41,6 +46,27 @@ def declare_model_info(registry: CollectorRegistry) -> Gauge:
         ["model", "dtype", "weights", "executor", "device"],
         registry=registry,
     )
+
+
+class Observing:
+    """Counts beside the work of a service: a fault in it costs a line in the log, and never what is counted.
+
+    Counters that hang on what was counted before belong to one thread: call it on the engine's.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: float | None = None
+
+    def __call__(self, count: Callable[[], None]) -> None:
+        """Counts."""
+        try:
+            count()
+        except Exception:
+            now = self._clock()
+            if self._told is None or now - self._told >= _LOG_EVERY_S:
+                self._told = now
+                log.exception("something could not be counted; metrics are wrong from now on")
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
