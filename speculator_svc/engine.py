@@ -43,36 +43,47 @@ class SpeculatorEngine:
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
         for index, entry in enumerate(entries):
-            if entry.base_len == 0 and self._contexts.held_len(entry.request_id):
-                self.release([entry.request_id])  # whatever was held, this starts over
-            held = self._contexts.held_len(entry.request_id)
             try:
-                check_entry(entry, self.description, self.max_nodes, len(self.drafters))
-            except InvalidInputError as error:
-                outcomes[index] = DraftOutcome(
-                    entry.request_id, EntryStatus.ERROR, error.for_logs, held_len=held
-                )
-                continue
-            if held != entry.base_len:
-                outcomes[index] = DraftOutcome(entry.request_id, EntryStatus.RESYNC, held_len=held)
+                taken = self._take(entry)
+            except Exception as error:  # whatever it is, the others are served
+                log.exception("an entry failed")
                 self.release([entry.request_id])
-                continue
-            context = self._contexts.append(entry.request_id, entry.delta)
-            if entry.features:
-                shape = len(self.description.feature_layers), self.description.feature_size
-                self._contexts.features(entry.request_id).add(entry.features_start, entry.features, shape)
-            if entry.references:
-                self._contexts.refer(entry.request_id, entry.references)
-            jobs[index] = DraftJob(
-                *(entry.request_id, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise),
-                references=self._contexts.references(entry.request_id),
-            )
+                why = FaultError("internal error", error).for_logs
+                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, why)
+            if isinstance(taken, DraftJob):
+                jobs[index] = taken
+            else:
+                outcomes[index] = taken
         for index, found in self._ask_all(entries, jobs).items():
             job = jobs[index]
             outcomes[index] = DraftOutcome(
                 job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
             )
         return [outcomes[index] for index in range(len(entries))]
+
+    def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
+        """Adds to what is held of a request; the job, or why there is none."""
+        name = entry.request_id
+        if entry.base_len == 0 and self._contexts.held_len(name):
+            self.release([name])  # whatever was held, this starts over
+        held = self._contexts.held_len(name)
+        try:
+            check_entry(entry, self.description, self.max_nodes, len(self.drafters))
+        except InvalidInputError as error:
+            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, held_len=held)
+        if held != entry.base_len:
+            self.release([name])
+            return DraftOutcome(name, EntryStatus.RESYNC, held_len=held)
+        context = self._contexts.append(name, entry.delta)
+        if entry.features:
+            shape = len(self.description.feature_layers), self.description.feature_size
+            self._contexts.features(name).add(entry.features_start, entry.features, shape)
+        if entry.references:
+            self._contexts.refer(name, entry.references)
+        return DraftJob(
+            *(name, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise),
+            references=self._contexts.references(name),
+        )
 
     def release(self, request_ids: Sequence[str]) -> int:
         """Forgets requests; returns how many were known."""
@@ -92,7 +103,13 @@ class SpeculatorEngine:
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
             started = time.perf_counter()
-            own = {i: job for i in asked if (job := self._own(jobs[i], speculator, entries[i].target_top_k))}
+            own: dict[int, DraftJob] = {}
+            for index in asked:
+                found = self._own(jobs[index], speculator, entries[index].target_top_k)
+                if isinstance(found, SpecInferError):
+                    drafts[index].append((speculator, found))
+                elif found is not None:
+                    own[index] = found
             results = self._run(speculator, list(own.values()))
             for index, result in zip(own, results, strict=True):
                 if isinstance(result, SpecInferError) or len(result) > 1:
@@ -100,10 +117,14 @@ class SpeculatorEngine:
             self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
         return drafts
 
-    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | None:
+    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
         """The job of one drafter, no deeper than it has positions; None where the context alone is too long
         for it: it then forgets the request, which others go on drafting for."""
-        job = self._with_target(_own_draws(job, speculator), speculator, top_k)
+        try:
+            job = self._with_target(_own_draws(job, speculator), speculator, top_k)
+        except Exception as error:  # its draft only
+            log.exception("what the target said could not be read")
+            return FaultError("internal error", error)
         most = self.drafters[speculator].description.max_context_len
         if not most:
             return job

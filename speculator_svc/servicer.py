@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.log_context import about
 from specinfer.service.metrics import Observing
@@ -81,7 +81,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
-        """Forgets the requests of a step that failed; an error for each of its entries."""
+        """Forgets the requests of a step that failed as a whole: they come again in a later one."""
         self._observing(self._metrics.failed_steps.inc)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
@@ -89,7 +89,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         except Exception:
             log.exception("could not forget the requests of a failed step")
         message = f"internal error: {type(error).__name__}"
-        return [DraftOutcome(own, EntryStatus.ERROR, message) for own in ids]
+        return [DraftOutcome(own, EntryStatus.EXHAUSTED, message) for own in ids]
 
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
@@ -145,6 +145,10 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
         )
     except SpecInferError as error:
         return DraftOutcome(own_id(client, entry.request_id), EntryStatus.ERROR, error.for_logs)
+    except Exception as error:
+        log.exception("an entry could not be read", extra=about(entry.request_id))
+        why = FaultError("internal error", error).for_logs
+        return DraftOutcome(own_id(client, entry.request_id), EntryStatus.EXHAUSTED, why)
 
 
 def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
@@ -172,8 +176,18 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
 
 
 def _encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
-    if isinstance(found, SpecInferError):
-        status = common_pb2.ENTRY_STATUS_ERROR
-        return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)
-    status = common_pb2.ENTRY_STATUS_OK
-    return speculator_pb2.Draft(speculator=speculator, status=status, tree=encode_tree(found))
+    if not isinstance(found, SpecInferError):
+        try:
+            tree = encode_tree(found)
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they call a tree costs their draft only
+            log.exception("a draft could not be told")
+            found = FaultError("the draft is no tree", error)
+        else:
+            status = common_pb2.ENTRY_STATUS_OK
+            return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
+    # a full cache or a fault may be over in the next step; what is refused on purpose is so for good
+    momentary = isinstance(found, (ExhaustedError, FaultError))
+    status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
+    return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)

@@ -21,6 +21,7 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.sampling import draft_seed
 from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream
+from specinfer.speculators.refusals import Refusals
 from specinfer.tree import TokenTree, most_depth
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
@@ -65,8 +66,7 @@ class SpeculatorService:
     """Context tokens it holds, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
     """Context positions up to which it got features, by request."""
-    refused: set[tuple[str, int]] = field(default_factory=set)
-    """Requests and speculators that do not go together: the answer was an error."""
+    refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
     """How often it was lost since it last answered."""
     busy: bool = False
@@ -92,8 +92,10 @@ class SpeculatorService:
                 wanted -= self.distrusted
                 if not entry.state.drawn_for:
                     wanted -= self.drawing  # it began before they came: its noise has been shown
-            willing = frozenset(s for s in wanted if (entry.request_id, s) not in self.refused)
-            if entry.drafts and willing and len(entry.state.tokens) <= self.longest_context:
+            if not entry.drafts or len(entry.state.tokens) > self.longest_context:
+                continue
+            willing = frozenset(self.refusals.willing(entry.request_id, wanted))
+            if willing:
                 found[entry.request_id] = Asked(entry, willing)
         return found
 
@@ -186,18 +188,21 @@ class SpeculatorService:
             return []
         entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
+            self.held[name] = min(self.held.get(name, 0), result.held_len)
             for speculator in speculators:
-                self._refuse(name, speculator, result.message)
+                self._failed(name, speculator, result.status, result.message)
             return []
         self.held[name] = result.held_len
         self.features_held[name] = features_until
         found: dict[int, TokenTree] = {}
         wrong: set[int] = set()
+        failed: set[int] = set()
         for draft in result.drafts:
             speculator = self._number(draft, speculators)
-            if draft.status == int(EntryStatus.ERROR):
+            if draft.status in (int(EntryStatus.ERROR), int(EntryStatus.EXHAUSTED)):
                 wrong.add(speculator)
-                self._refuse(name, speculator, draft.message)
+                failed.add(speculator)
+                self._failed(name, speculator, draft.status, draft.message)
                 continue
             try:
                 if speculator not in speculators or speculator in found:
@@ -211,6 +216,8 @@ class SpeculatorService:
             else:
                 self.faults.note_sound(speculator)
                 found[speculator] = tree
+        for speculator in speculators - failed:
+            self.refusals.served(name, speculator)
         self.books.count("ok" if in_time else "late", len(speculators - wrong))
         return list(found.items())
 
@@ -225,10 +232,13 @@ class SpeculatorService:
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
-    def _refuse(self, request_id: str, speculator: int, why: str) -> None:
+    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
         self.books.count("failed")
         self.faults.note(speculator, self._name(speculator), why, self.clock())
-        self.refused.add((request_id, speculator))
+        if status == int(EntryStatus.EXHAUSTED):
+            self.refusals.put_off(request_id, speculator)
+        else:
+            self.refusals.refuse(request_id, speculator)
 
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
         self.books.count("malformed")
@@ -251,11 +261,11 @@ class SpeculatorService:
         for request_id in request_ids:
             self.held.pop(request_id, None)
             self.features_held.pop(request_id, None)
-            self.refused.difference_update([(request_id, speculator) for speculator in self.members])
+        self.refusals.forget(request_ids)
 
     def replaced(self) -> None:
         """Another process answers at the address: it holds nothing, and what the one before refused is open
         again."""
         self.held.clear()
         self.features_held.clear()
-        self.refused.clear()
+        self.refusals.clear()

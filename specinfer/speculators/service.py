@@ -14,7 +14,8 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.sampling import GREEDY
 from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, sound_draft
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.speculators.refusals import Refusals
+from specinfer.tree import TokenTree, TreeLimits, most_depth
 from specinfer.tree.token_tree import Int32
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
@@ -49,8 +50,8 @@ class SpeculatorService:
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
     """Context tokens it holds, by request."""
-    refused: set[tuple[str, int]] = field(default_factory=set)
-    """Requests, and places in Describe, that do not go together: the answer was an error."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """By place in Describe."""
     busy: bool = False
     """Whether it still works on a question."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -60,13 +61,16 @@ class SpeculatorService:
         """It was described: from now on it takes part, and holds nothing."""
         self.description, self.numbers = description, numbers
         self.held.clear()
-        self.refused.clear()
+        self.refusals.clear()
 
     def encode(self, question: Question) -> speculator_pb2.DraftEntry | None:
         """The message that asks it; None where none of its speculators takes the request."""
         assert self.description is not None
         name, tokens, limits = question
-        willing = [place for place in range(len(self.numbers)) if (name, place) not in self.refused]
+        positions = self.description.max_context_len
+        if positions and len(tokens) > positions:
+            return None
+        willing = self.refusals.willing(name, range(len(self.numbers)))
         if not willing:
             return None
         held = self.held.get(name, 0)
@@ -79,7 +83,7 @@ class SpeculatorService:
             base_len=held,
             delta_token_ids=delta,
             node_budget=min(limits.nodes, self.description.max_nodes) if complete else 0,
-            max_depth=limits.depth,
+            max_depth=min(limits.depth, most_depth(0, len(tokens), positions)) if positions else limits.depth,
             shape=speculator_pb2.TREE_SHAPE_SEQUENCE if limits.width == 1 else speculator_pb2.TREE_SHAPE_TREE,
             sampling=encode_sampling(GREEDY, with_seed=False),
             speculators=willing,
@@ -98,13 +102,18 @@ class SpeculatorService:
             self.outcomes["resync"] += 1
             return []
         if result.status != int(EntryStatus.OK):
-            self._refuse(name, range(len(self.numbers)), result.message)
+            self.held[name] = min(self.held.get(name, 0), result.held_len)
+            for place in range(len(self.numbers)):
+                self._failed(name, place, result.status, result.message)
             return []
         self.held[name] = result.held_len
         found: Drafts = []
+        failed = {draft.speculator for draft in result.drafts if draft.status != int(EntryStatus.OK)}
+        for place in set(range(len(self.numbers))) - failed:
+            self.refusals.served(name, place)
         for draft in result.drafts:
-            if draft.status != int(EntryStatus.OK):
-                self._refuse(name, (draft.speculator,), draft.message)
+            if draft.speculator in failed:
+                self._failed(name, draft.speculator, draft.status, draft.message)
             elif (tree := self._sound(draft, asked[name], vocab_size)) is not None:
                 found.append(tree)
         self.outcomes["ok"] += len(found)
@@ -123,15 +132,19 @@ class SpeculatorService:
             log.debug("%s: malformed tree: %s", self.address, error.for_logs)
             return None
 
-    def _refuse(self, name: str, places: "range | tuple[int, ...]", why: str) -> None:
-        """Does not ask again what was answered by an error; says so once per service."""
+    def _failed(self, name: str, place: int, status: int, why: str) -> None:
+        """Does not ask again what was answered by an error, and later what is only put off; says so once per
+        service."""
         if not self.outcomes["failed"]:
             log.warning("a draft of %s failed, later ones are only counted: %s", self.address, why[:200])
         self.outcomes["failed"] += 1
-        self.refused.update((name, place) for place in places)
+        if status == int(EntryStatus.EXHAUSTED):
+            self.refusals.put_off(name, place)
+        else:
+            self.refusals.refuse(name, place)
 
     def forget(self, request_ids: "list[str]") -> None:
         """Drops what is known of requests."""
         for name in request_ids:
             self.held.pop(name, None)
-            self.refused.difference_update([(name, place) for place in range(len(self.numbers))])
+        self.refusals.forget(request_ids)

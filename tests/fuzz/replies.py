@@ -91,7 +91,7 @@ class _Run:
         """Nothing is kept of requests that have ended, nor of speculators that do not exist."""
         for service in self._core.pool.services:
             assert not service.held, f"contexts of requests that have ended: {service.held}"
-            assert not service.refused, f"kept of requests that have ended: {service.refused}"
+            assert not service.refusals, f"kept of requests that have ended: {service.refusals}"
             unknown = set(service.faults.drafts) - set(service.members)
             assert not unknown, f"failures of speculators that do not exist: {unknown}"
 

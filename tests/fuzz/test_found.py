@@ -38,7 +38,7 @@ async def test_a_service_cannot_blame_speculators_that_it_does_not_have() -> Non
     (service,) = core.pool.services
     await core.close()
     assert set(service.faults.drafts) <= set(service.members)
-    assert not service.refused
+    assert not service.refusals
 
 
 async def test_no_pass_takes_longer_than_its_answer() -> None:

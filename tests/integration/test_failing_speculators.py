@@ -14,15 +14,19 @@ from rich.console import Console
 from gateway.clients.speculator_directory import SpeculatorDirectory
 from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.cli.show import status_table
-from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
+from specinfer.model.drafting.task import GrowthShape
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DraftJob
+from speculator_svc.drafters import DrafterDescription, DraftJob
+from speculator_svc.drafters.ssm import SsmDrafter
+from speculator_svc.engine import SpeculatorEngine
 from tests.oracle import always, first, greedy
 from tests.system import ScriptedDrafter, add_speculators, ascii_tokenizer, running_system, until
+from tests.tiny_models import runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41]
 
@@ -104,11 +108,12 @@ async def test_failed_drafts_are_counted_and_logged_by_name_but_not_each(
             assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         status = await system.stub.Status(generation_pb2.StatusRequest())
     failed = {speculator.name: speculator.failed for speculator in status.speculators}
-    assert (failed["good"], failed["bad"]) == (0, 3), "once per request, as it is not asked again"
+    assert failed["good"] == 0
+    assert 3 <= failed["bad"] <= 5 * 3, "ever more rarely in each request"
     assert failed["odd"] >= 7, "every tree"
     table = Console(width=200, record=True, file=io.StringIO())
     table.print(status_table("here", status))
-    assert "3 failed" in table.export_text()
+    assert f"{failed['bad']} failed" in table.export_text()
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("a draft of")]
     assert len(lines) == 2, lines
     assert "speculator bad at" in lines[0] + lines[1]
@@ -135,10 +140,78 @@ async def test_in_one_service_only_the_speculator_that_refuses_is_left_out(redis
         replies = await system.generate(PROMPT)
         assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 16)
         assert await system.tokens([1, 2, 3]) == greedy([1, 2, 3], 16)
-        await until(lambda: not system.loop.pool.services[0].refused)  # forgotten with its request
+        await until(lambda: not system.loop.pool.services[0].refusals)  # forgotten with its request
     assert {row.name for row in replies[-1].summary.stats.speculators} == {"good"}
     assert len(drafters["bad"].jobs) == 2, "once per request"
     assert len(drafters["good"].jobs) > 10
+
+
+@pytest.mark.parametrize("one_service", [False, True])
+@pytest.mark.parametrize("fault", ["full", "raises", "no tree", "step"])
+async def test_who_could_not_draft_in_one_step_drafts_in_the_next(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, fault: str, one_service: bool
+) -> None:
+    """For want of room in its cache, or by a fault of the drafter or of its service."""
+    jobs: list[DraftJob] = []
+
+    def now_and_then(job: DraftJob) -> TokenTree | SpecInferError:
+        jobs.append(job)
+        if len(jobs) % 3:
+            return first(1)(job)
+        if fault == "full":
+            return ExhaustedError("KV cache full")
+        if fault == "raises":
+            raise RuntimeError("out of luck")
+        return first(1)(job) if fault == "step" else NOT_A_TREE
+
+    if fault == "step":
+        ask = SpeculatorEngine._ask_all
+
+        def fails(engine: SpeculatorEngine, *arguments: Any) -> Any:
+            found = ask(engine, *arguments)
+            if jobs and not len(jobs) % 3:
+                raise KeyError("a fault of ours")
+            return found
+
+        monkeypatch.setattr(SpeculatorEngine, "_ask_all", fails)
+    drafters = {"odd": ScriptedDrafter(now_and_then), "none": ScriptedDrafter(nothing)}
+    async with running_system(redis_url, drafters, one_service=one_service) as system:
+        replies = await system.generate(PROMPT, max_new_tokens=48)
+        service = system.loop.pool.services[0]
+        assert [t for r in replies for t in r.token_ids] == greedy(PROMPT, 48)
+        assert service.faults.drafts[0] >= 5
+    (row,) = replies[-1].summary.stats.speculators
+    assert row.name == "odd"
+    assert row.accepted >= 10, "one step in three at most went without"
+
+
+def nothing(job: DraftJob) -> TokenTree:
+    return TokenTree.root_only(job.context[-1])
+
+
+class _NotATree:
+    def __len__(self) -> int:
+        return 2
+
+
+NOT_A_TREE: Any = _NotATree()
+
+
+async def test_an_ssm_whose_cache_is_full_drafts_again_when_there_is_room(redis_url: str) -> None:
+    """A real one, whose cache holds one of two requests."""
+    runner = runner_of(tiny_transformers("llama"), kv_tokens=192)
+    ssm = SsmDrafter(runner, DrafterDescription("tiny", 97), GrowthShape(beam=2))
+    async with running_system(redis_url, {"ssm": ssm}) as system:
+        long = asyncio.create_task(system.generate([7] * 100, max_new_tokens=30))
+        short = asyncio.create_task(system.generate(PROMPT + [9] * 60, max_new_tokens=200))
+        drafted = []
+        for asked in (long, short):
+            replies = await asked
+            (row,) = replies[-1].summary.stats.speculators
+            drafted.append(row.accepted)
+        (service,) = system.loop.pool.services
+        assert service.faults.drafts[0] > 0, "it was full"
+        assert min(drafted) > 5
 
 
 async def test_a_service_that_comes_later_joins_and_so_does_another_in_its_place(redis_url: str) -> None:

@@ -302,7 +302,7 @@ async def test_tokens_that_no_drafter_can_hold_cost_their_entry() -> None:
         stub = speculator_pb2_grpc.SpeculatorStub(channel)
         entries = [draft_entry("huge", delta_token_ids=[HUGE]), draft_entry("good")]
         (reply,) = await one_reply(stub.Draft, drafting(entries))
-    assert [[d.status for d in r.drafts] for r in reply.entries] == [[ERROR], [OK]]
+    assert [[d.status for d in r.drafts] for r in reply.entries] == [[EXHAUSTED], [OK]]
 
 
 @pytest.mark.parametrize("fault", ["raises what nobody expects", "returns too few"])
@@ -322,7 +322,7 @@ async def test_a_faulty_drafter_costs_its_drafts(fault: str) -> None:
         stub = speculator_pb2_grpc.SpeculatorStub(channel)
         (reply,) = await one_reply(stub.Draft, drafting([draft_entry("r"), draft_entry("s")]))
     assert [[(d.speculator, d.status) for d in r.drafts] for r in reply.entries] == [
-        [(0, ERROR), (1, OK)]
+        [(0, EXHAUSTED), (1, OK)]
     ] * 2
 
 
@@ -343,7 +343,7 @@ async def test_a_fault_of_the_speculator_service_costs_its_step(monkeypatch: pyt
                 drafting([draft_entry("a"), draft_entry("b")]),
                 drafting([draft_entry("a"), draft_entry("b", base_len=3)]),
             )
-    assert [(r.request_id, r.status) for r in failed.entries] == [("a", ERROR), ("b", ERROR)]
+    assert [(r.request_id, r.status) for r in failed.entries] == [("a", EXHAUSTED), ("b", EXHAUSTED)]
     assert failed.entries[0].message == "internal error: AttributeError"
     assert [r.status for r in after.entries] == [OK, RESYNC]
 

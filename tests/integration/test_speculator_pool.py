@@ -106,11 +106,11 @@ async def test_another_process_is_noticed_at_its_first_answer_and_described_agai
         assert service.held == {"r": 3}
         assert service.description is not None
         service.description.instance_id = "zero"
-        service.refused.add(("other", 0))
+        service.refusals.refuse("other", 0)
         entry = step_entry("r", [*PROMPT, 9])
         assert not (await draft(pool, [entry])).trees
         await until(lambda: ready(pool))
-        assert (service.held, service.refused, service.description.instance_id) == ({}, set(), "one")
+        assert (service.held, bool(service.refusals), service.description.instance_id) == ({}, False, "one")
         assert firsts(await draft(pool, [entry])) == {0: 1}
         assert list(drafter.jobs[-1].context) == [*PROMPT, 9]
 
