@@ -26,11 +26,14 @@ from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import Progress
 from gateway.step_planner import Step, StepPlanner
 from gateway.step_recorder import NO_RECORDER, StepRecorder
+from specinfer.entry_status import EntryStatus
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.speculators.calibration import Calibration
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
+_PUT_OFF_S = 0.01
+"""Pause after a step in which the verifier put off everything: the next one would come at once."""
 
 
 class GenerationLoop:
@@ -190,6 +193,9 @@ class GenerationLoop:
             if trace is not None:
                 trace.end(finished)
         await self.deliveries.put(progress, finished)
+        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
+            await asyncio.sleep(_PUT_OFF_S)
+            self._last_done = 0.0
 
     async def _do(self, step: Step, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
         """Draft, merge, verify, commit; `traceparent` is told to the services."""

@@ -31,8 +31,8 @@ from verifier_svc.verification import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""How long a step waits for a constraint to be compiled, beside other requests and for one alone. Most take a
-millisecond; for others the gateway comes again, up to 50 times."""
+"""How long a step waits for constraints to be compiled, beside other requests and for one alone. Most take a
+millisecond; for others the gateway comes again."""
 
 
 @dataclass(slots=True)
@@ -85,6 +85,7 @@ class VerifierEngine:
         ready: list[int] = []
         segments: dict[int, Segment] = {}
         room = self.limits.max_step_tokens
+        waits_until = self._clock() + (_COMPILING_ALONE_S if len(jobs) == 1 else _COMPILING_S)
         for index, job in enumerate(jobs):
             try:
                 if job.base_len == 0:
@@ -93,7 +94,7 @@ class VerifierEngine:
                 if held_len != job.base_len:
                     outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
                     continue
-                segments[index] = self._admit(job, room, self._matcher(job, alone=len(jobs) == 1))
+                segments[index] = self._admit(job, room, self._matcher(job, waits_until))
             except SpecInferError as error:
                 outcomes[index] = self._refused(job, error)
                 continue
@@ -156,7 +157,7 @@ class VerifierEngine:
         held = self._held.get(request_id)
         return held.sequence.length if held else 0
 
-    def _matcher(self, job: VerifyJob, alone: bool) -> Matcher | None:
+    def _matcher(self, job: VerifyJob, waits_until: float) -> Matcher | None:
         """That of a constraint with which a request starts over.
 
         Raises:
@@ -167,7 +168,7 @@ class VerifierEngine:
             return None
         if self._compiler is None:
             raise job.constraint.error("not supported by this verifier")
-        matcher = self._compiler.ready(job.constraint, _COMPILING_ALONE_S if alone else _COMPILING_S)
+        matcher = self._compiler.ready(job.constraint, max(0.0, waits_until - self._clock()))
         if matcher is None:
             raise ExhaustedError("its constraint is being compiled")
         return matcher

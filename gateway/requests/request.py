@@ -143,8 +143,8 @@ class RequestState:
     error: str = ""
     retryable: bool = True
     """Whether the same request may succeed later, if it ended with an error."""
-    retries: int = 0
-    """Consecutive steps in which the verifier had no room."""
+    put_off_since: float | None = None
+    """Since when the verifier puts it off in every step; None if it does not."""
     cancelled: bool = False
     preemptions: int = 0
     """How often it had to give its cache to others."""

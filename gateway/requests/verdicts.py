@@ -5,8 +5,9 @@ from gateway.requests.step import Progress, StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.tree import TokenTree
 
-MAX_RETRIES = 50
-"""Consecutive steps a request may find the verifier full before it fails."""
+MOST_PUT_OFF_S = 30.0
+"""Time for which the verifier may put a request off before it fails: it has no room, compiles constraints, of
+which each may take two seconds, or cannot read a layer. Steps are not counted: beside others they are short."""
 
 
 def apply_verdict(
@@ -18,15 +19,16 @@ def apply_verdict(
     if verdict.status is EntryStatus.RESYNC:
         state.verifier_len = 0
         return None
-    if verdict.status is EntryStatus.EXHAUSTED and state.retries < MAX_RETRIES:
-        state.retries += 1
-        return None
+    if verdict.status is EntryStatus.EXHAUSTED:
+        state.put_off_since = now if state.put_off_since is None else state.put_off_since
+        if now - state.put_off_since <= MOST_PUT_OFF_S:
+            return None
     if verdict.status is not EntryStatus.OK:
         return _fail(state, verdict.message, now, verdict.status is EntryStatus.EXHAUSTED)
     wrong = _contradiction(entry, tree, verdict)
     if wrong:
         return _fail(state, wrong, now, retryable=False)
-    state.retries = 0
+    state.put_off_since = None
     state.verifier_len = verdict.held_len
     return None if tree is None else _accept(state, tree, verdict, now)
 

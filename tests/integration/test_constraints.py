@@ -21,8 +21,9 @@ from speculator_svc.drafters import DraftJob
 from speculator_svc.drafters.ngram import NgramDrafter
 from tests.oracle import chain, default_target, greedy
 from tests.schemas import SCHEMAS, TEXTS
-from tests.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system
-from tests.tiny_models import reference_logits
+from tests.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
+from tests.tiny_models import reference_logits, tiny_transformers
+from verifier_svc.limits import EngineLimits
 
 OFF, SEQUENCE, TREE = (
     generation_pb2.SPECULATION_OFF,
@@ -192,3 +193,34 @@ async def test_bad_constraints_are_refused_by_field_and_position(redis_url: str)
             details = caught.value.details() or ""
             assert details.startswith(f"{field} = ")
             assert where in details
+
+
+async def test_a_constraint_that_takes_long_to_compile_is_waited_for(redis_url: str) -> None:
+    """Beside requests whose steps are short, and which do not wait for it."""
+    slow = [
+        common_pb2.Constraint(json_schema=json.dumps({"type": "integer", "multipleOf": m, "minimum": 0}))
+        for m in (199999, 200003)
+    ]
+    async with running_system(
+        redis_url,
+        {"wrong": ScriptedDrafter(wrong)},
+        eos=EOS,
+        model=tiny_transformers("llama", max_position_embeddings=4096),
+        engine_limits=EngineLimits(max_context_len=4096),
+        kv_tokens=32768,
+    ) as system:
+        others = [asyncio.create_task(system.tokens([5 + i], max_new_tokens=4000)) for i in range(3)]
+        await until(lambda: system.loop.steps > 20)
+        steps = system.loop.steps
+        answers = await asyncio.gather(
+            *(
+                system.generate([9, 3], max_new_tokens=4, constraint=constraint, speculation=mode)
+                for constraint, mode in zip(slow, (OFF, TREE), strict=True)
+            )
+        )
+        assert system.loop.steps - steps > 50, "nobody waits for the compiler"
+        for other in others:
+            assert not other.done(), "they were there all the while"
+            other.cancel()
+    for replies in answers:
+        assert re.fullmatch("0|[1-9][0-9]{0,3}", "".join(reply.text for reply in replies).strip())

@@ -11,7 +11,7 @@ from gateway.requests.limits import SchedulerLimits
 from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import StepEntry, VerdictEntry
-from gateway.requests.verdicts import MAX_RETRIES
+from gateway.requests.verdicts import MOST_PUT_OFF_S
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams
@@ -150,9 +150,10 @@ def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     s = scheduler()
     state = s.submit(request("a"), 0.0)
     full = VerdictEntry(EntryStatus.EXHAUSTED, "full")
-    for _ in range(MAX_RETRIES):
-        assert s.commit(s.plan(0.0), {}, {"a": full}, 0.0) == []
-    s.commit(s.plan(0.0), {}, {"a": full}, 0.0)
+    for step in range(1000):
+        now = MOST_PUT_OFF_S * step / 1000
+        assert s.commit(s.plan(now), {}, {"a": full}, now) == []
+    s.commit(s.plan(MOST_PUT_OFF_S), {}, {"a": full}, MOST_PUT_OFF_S + 0.1)
     assert state.finish is FinishReason.ERROR
 
 

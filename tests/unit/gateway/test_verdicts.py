@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from gateway.clients.verdicts import sound_verdicts
-from gateway.requests.request import GenerationRequest, RequestState
-from gateway.requests.step import StepEntry
+from gateway.requests.request import FinishReason, GenerationRequest, RequestState
+from gateway.requests.step import StepEntry, VerdictEntry
+from gateway.requests.verdicts import MOST_PUT_OFF_S, apply_verdict
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
@@ -91,6 +92,23 @@ def test_beside_each_token_are_as_many_as_asked_for() -> None:
 def test_an_entry_without_an_answer_ends_and_does_not_wait_for_ever() -> None:
     found = sound_verdicts([entry("a"), entry("b")], TREES, [answer("a")], VOCABULARY)
     assert (found["a"].status, found["b"].status) == (EntryStatus.OK, EntryStatus.ERROR)
+
+
+def test_who_is_put_off_waits_by_the_clock_and_not_by_steps() -> None:
+    """However many steps others make in the meantime; a step that serves it begins anew."""
+    asked, put_off = entry("a"), VerdictEntry(EntryStatus.EXHAUSTED, "its constraint is being compiled")
+    served = VerdictEntry(EntryStatus.OK, accepted=(), bonus=SAT, held_len=3)
+    for begin in (0.0, 100.0):
+        for step in range(3000):
+            assert apply_verdict(asked, None, put_off, begin + MOST_PUT_OFF_S * step / 3000) is None
+        assert apply_verdict(asked, None, VerdictEntry(EntryStatus.RESYNC), begin) is None, "no way around it"
+        assert asked.state.finish is None
+        if begin == 0.0:
+            assert apply_verdict(asked, None, served, MOST_PUT_OFF_S) is None
+    ended = apply_verdict(asked, None, put_off, 100.1 + MOST_PUT_OFF_S)
+    assert ended is not None
+    assert (asked.state.finish, asked.state.retryable) == (FinishReason.ERROR, True)
+    assert asked.state.error == "its constraint is being compiled"
 
 
 def test_a_status_other_than_ok_needs_nothing_else() -> None:
