@@ -7,7 +7,7 @@ from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0
 """Time for which the verifier may put a request off before it fails: it has no room, compiles constraints, of
-which each may take two seconds, or cannot read a layer. Steps are not counted: beside others they are short."""
+which each may take two seconds, or cannot read a layer. Steps are not counted: some are short."""
 
 
 def apply_verdict(

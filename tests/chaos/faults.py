@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tests.chaos.verifier import Poison
+
 
 class FaultKind(Enum):
     """What happens."""
@@ -17,6 +19,8 @@ class FaultKind(Enum):
     """All that is sent over a connection is held back for a while."""
     CUT = "cut"
     """Connections are reset."""
+    POISON = "poison"
+    """A request comes for which the verifier's code raises (`tests.chaos.verifier`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Fault:
     """Since the fault before."""
     kind: FaultKind
     target: str
-    """A process for kills and pauses, a proxy for the others."""
+    """A process for kills and pauses, a proxy for delays and cuts; the part of the verifier that raises."""
     seconds: float
     """How long it lasts; for a kill the time until the new start."""
 
@@ -39,8 +43,12 @@ def plan(
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.choice(list(FaultKind))
-        targets = processes if kind in (FaultKind.KILL, FaultKind.PAUSE) else links
-        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0}.get(kind, 3 * lease_s)
+        targets = {
+            FaultKind.KILL: processes,
+            FaultKind.PAUSE: processes,
+            FaultKind.POISON: [poison.name for poison in Poison],
+        }.get(kind, links)
+        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0, FaultKind.POISON: 0.0}.get(kind, 3 * lease_s)
         yield Fault(
             wait_s=min(draw.expovariate(1 / interval_s), 4 * interval_s),
             kind=kind,

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from specinfer.v1 import common_pb2, generation_pb2
+from tests.chaos.verifier import Poison
 from tests.system import text_of
 
 
@@ -22,6 +23,14 @@ def make_orders(seed: int, count: int, longest: int) -> list[generation_pb2.Gene
     """Different requests, drawn from a seed; their ids are left empty."""
     draw = random.Random(seed)
     return [_make_order(draw, number, longest) for number in range(count)]
+
+
+def poisonous(poison: Poison) -> generation_pb2.GenerateRequest:
+    """A request that the verifiers of a chaos system cannot bear."""
+    sampling = common_pb2.SamplingParams(temperature=0.0, seed=poison)
+    return generation_pb2.GenerateRequest(
+        text="poison", max_new_tokens=100, sampling=sampling, ignore_eos=True, logprobs=True
+    )
 
 
 def _make_order(draw: random.Random, number: int, longest: int) -> generation_pb2.GenerateRequest:

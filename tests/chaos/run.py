@@ -11,10 +11,11 @@ from specinfer.errors import SpecInferError
 from specinfer.v1 import generation_pb2
 from tests.chaos.audit import Audit
 from tests.chaos.client import ChangedError, Client, UnfinishedError, Watch, compare
-from tests.chaos.faults import plan
-from tests.chaos.orders import Outcome, make_orders
+from tests.chaos.faults import FaultKind, plan
+from tests.chaos.orders import Outcome, make_orders, poisonous
 from tests.chaos.report import Report
 from tests.chaos.system import ChaosSystem, Shape
+from tests.chaos.verifier import Poison
 
 _PROGRESS_S = 5.0
 _RESTARTS_MAY_TAKE_S = 120.0
@@ -46,6 +47,7 @@ class ChaosRun:
         self.report, self.watch = Report(), Watch(time.monotonic)
         self._expected: list[Outcome] = []
         self._over = asyncio.Event()
+        self._poisonings: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Path, directory: Path) -> Report:
         """Does all of it.
@@ -106,14 +108,15 @@ class ChaosRun:
             async with asyncio.timeout(_RESTARTS_MAY_TAKE_S):
                 await system.settled()
             self._over.set()
-            await asyncio.gather(*work)
+            await asyncio.gather(*work, *self._poisonings)
             system.check()
         except (SpecInferError, TimeoutError) as error:
             self.report.problem("unfinished", 1, f"{type(error).__name__}: {error}")
         finally:
-            for task in (progress, *work):
+            tasks = (progress, *work, *self._poisonings)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(progress, *work, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _inject(self, system: ChaosSystem) -> None:
         options = self.options
@@ -124,9 +127,30 @@ class ChaosRun:
             for fault in plan(seed, missing, processes, links, options.shape.lease_s, options.interval_s):
                 await asyncio.sleep(fault.wait_s)
                 system.check()
-                kind = await system.inject(fault)
+                if fault.kind is FaultKind.POISON:
+                    poisoning = asyncio.create_task(self._poison(system, Poison[fault.target]))
+                    self._poisonings.add(poisoning)
+                    kind: str | None = f"poison {fault.target.lower()}"
+                else:
+                    kind = await system.inject(fault)
                 if kind is not None:
                     self.report.fault(self.watch.clock(), kind)
+
+    async def _poison(self, system: ChaosSystem, poison: Poison) -> None:
+        """Sends a request that ends with an error of its own; its batch-mates are what others compare."""
+        audit = Audit(system.services["redis"].port)
+        client = Client(system.addresses, Watch(time.monotonic), audit, self.options.patience_s)
+        try:
+            outcome = await client.follow(poisonous(poison))
+            self.report.problem("changed", 1, f"{outcome.request_id}: poison {poison.name} hurt nobody")
+        except ChangedError as error:
+            self.report.problem(error.kind, error.tokens, str(error))
+        except UnfinishedError as error:
+            if "INTERNAL" not in str(error):
+                self.report.problem("unfinished", 1, f"poison {poison.name}: {error}")
+        finally:
+            await client.close()
+            await audit.close()
 
     async def _serve(
         self, client: Client, orders: Sequence[generation_pb2.GenerateRequest], draw: random.Random

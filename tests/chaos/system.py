@@ -144,7 +144,7 @@ class ChaosSystem:
         model = {"model": str(self._model), "threads": "1"}
         verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
         verifiers = [
-            self._serve(f"verifier-{n + 1}", "verifier", "verifier_svc", verifier)
+            self._serve(f"verifier-{n + 1}", "verifier", "tests.chaos.verifier", verifier)
             for n in range(shape.verifiers)
         ]
         ssm = model | {"dtype": "float32", "proposal": shape.proposal}

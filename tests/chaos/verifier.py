@@ -1,0 +1,72 @@
+"""`python -m tests.chaos.verifier`: a verifier whose code cannot bear some requests.
+
+The seed of such a request says which part of the code raises for it, once some tokens are there. Its greedy
+text does not hang on the seed otherwise, and clients draw no such seeds.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import verifier_svc.servicer
+from verifier_svc.__main__ import main
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.verification import TreeVerifier
+
+_BEGINS_AT = 8
+"""Tokens of the context behind which the code raises: a request of a batch, not one that begins."""
+
+
+class Poison(IntEnum):
+    """Which part raises, by the seed; larger than any that clients draw."""
+
+    ACCEPTANCE = 2**40
+    FEATURES = 2**40 + 1
+    """What is told beside a verdict."""
+    ANSWER = 2**40 + 2
+
+
+class PoisonError(Exception):
+    """Nobody foresaw it."""
+
+
+def poisoned(poison: Poison, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises for jobs of this seed: those in its arguments."""
+
+    def raises(*arguments: Any, **named: Any) -> Any:
+        for job in arguments:
+            if getattr(getattr(job, "sampling", None), "seed", None) == poison and job.base_len >= _BEGINS_AT:
+                raise PoisonError(poison.name)
+        return original(*arguments, **named)
+
+    return raises
+
+
+def spoil() -> None:
+    """Changes the verifier's code in this process."""
+    TreeVerifier.verify = poisoned(Poison.ACCEPTANCE, TreeVerifier.verify)  # type: ignore[method-assign]
+    VerifierEngine._features = poisoned(Poison.FEATURES, VerifierEngine._features)  # type: ignore[method-assign]
+    _spoil_answers()
+
+
+def _spoil_answers() -> None:
+    """An answer has no seed: it is known by its request."""
+    ids: set[str] = set()
+    decode, encode = verifier_svc.servicer._decode, verifier_svc.servicer._encode
+
+    def noting(entry: Any, *rest: Any) -> Any:
+        if entry.sampling.seed == Poison.ANSWER and entry.base_len >= _BEGINS_AT:
+            ids.add(entry.request_id)
+        return decode(entry, *rest)
+
+    def raising(outcome: Any) -> Any:
+        if outcome.verdict is not None and outcome.request_id in ids:
+            raise PoisonError(Poison.ANSWER.name)
+        return encode(outcome)
+
+    verifier_svc.servicer._decode, verifier_svc.servicer._encode = noting, raising
+
+
+if __name__ == "__main__":
+    spoil()
+    main()
