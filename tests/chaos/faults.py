@@ -17,6 +17,8 @@ class FaultKind(Enum):
     """All that is sent over a connection is held back for a while."""
     CUT = "cut"
     """Connections are reset."""
+    FAILOVER = "failover"
+    """Redis' replica is promoted; the old primary stays up, read only, with all its connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Fault:
     """Since the fault before."""
     kind: FaultKind
     target: str
-    """A process for kills and pauses, a proxy for the others."""
+    """A process for kills, pauses and failovers, a proxy for the others."""
     seconds: float
     """How long it lasts; for a kill the time until the new start."""
 
@@ -39,12 +41,14 @@ def plan(
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.choice(list(FaultKind))
-        targets = processes if kind in (FaultKind.KILL, FaultKind.PAUSE) else links
-        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0}.get(kind, 3 * lease_s)
+        targets = {FaultKind.DELAY: links, FaultKind.CUT: links, FaultKind.FAILOVER: ["redis"]}
+        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0, FaultKind.FAILOVER: 0.0}.get(
+            kind, 3 * lease_s
+        )
         yield Fault(
             wait_s=min(draw.expovariate(1 / interval_s), 4 * interval_s),
             kind=kind,
-            target=draw.choice(targets),
+            target=draw.choice(targets.get(kind, processes)),
             seconds=round(draw.uniform(min(0.05, longest), longest), 3),
         )
 
