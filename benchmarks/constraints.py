@@ -17,7 +17,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.local import LocalOptions
 from specinfer.cli.running import local_system
 from specinfer.client import Answer, Client
-from specinfer.client.request import RequestOptions
+from specinfer.client.options import RequestOptions
 from specinfer.hub import DEFAULT_MODEL
 
 _SUBJECTS = ("Paris", "chess")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gateway.clients.outage import Outage
+from gateway.clients.outage import Outage, backoff
 from gateway.journal import Journal
 from gateway.planning.feedback import FinishedStep
 from gateway.publisher import Publisher
@@ -29,7 +29,7 @@ from specinfer.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 _MOST_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
-_LONGEST_PAUSE_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to write while Redis is away."""
 
 
@@ -170,7 +170,7 @@ class Deliveries:
             except UnavailableError as error:
                 if self._outage.failed(error, time.monotonic()) > self._patience_s:
                     raise
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, 0.05 * 2**attempt))
+                await asyncio.sleep(backoff(_FIRST_PAUSE_S, attempt, _LONGEST_PAUSE_S))
                 attempt += 1
             else:
                 self._outage.over(time.monotonic())

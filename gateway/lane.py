@@ -84,6 +84,11 @@ class Lane:
         return self._task is None or not self._task.done()
 
     @property
+    def begun(self) -> bool:
+        """Whether it iterates, with the speculators that answered in time."""
+        return self._task is not None and not self._task.done()
+
+    @property
     def room(self) -> int:
         """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch

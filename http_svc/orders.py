@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from http_svc.bodies import Body, ChatBody, CompletionBody, Message
 from http_svc.tool_calls import call_grammar
 from specinfer.client import make_request
-from specinfer.client.request import Prompt, RequestOptions
+from specinfer.client.options import RequestOptions
+from specinfer.client.request import Prompt
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 

@@ -106,6 +106,12 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
         self.cancelled.append(message.request_id)
         return generation_pb2.CancelReply()
 
+    async def Watch(self, message: Any, context: Any) -> AsyncIterator[generation_pb2.WatchReply]:
+        """Tells, and has nothing to tell."""
+        yield generation_pb2.WatchReply()
+        self.reached.set()
+        await asyncio.Event().wait()
+
     async def Status(self, message: Any, context: Any) -> generation_pb2.StatusReply:
         """Its next state; without any its address, as the gateway's id."""
         self.metadata.append(dict(context.invocation_metadata()))

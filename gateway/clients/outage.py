@@ -1,4 +1,5 @@
-"""What is logged of something that fails again and again: the first time, then a line every five seconds."""
+"""What is done about something that fails again and again: what is logged, the first time and then a line
+every five seconds, and how long it is left alone."""
 
 import logging
 from dataclasses import dataclass
@@ -6,6 +7,11 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
+
+
+def backoff(first_s: float, failures: int, longest_s: float) -> float:
+    """Seconds to wait after so many failures before: doubled for each, up to a bound, however many."""
+    return min(longest_s, first_s * 2.0 ** min(failures, 64))
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 
+from gateway.clients.outage import backoff
 from specinfer.speculators.deadline import draft_deadline
 
 _STEP_BYTES = 12 * 2**20
@@ -45,4 +46,4 @@ class PoolPolicy:
 
     def retry_after(self, losses: int) -> float:
         """Seconds until a service that was lost so many times in a row is tried again."""
-        return min(self.retry_s * 2.0 ** min(losses, 16), self.longest_retry_s)
+        return backoff(self.retry_s, losses, self.longest_retry_s)

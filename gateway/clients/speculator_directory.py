@@ -48,7 +48,14 @@ class SpeculatorDirectory:
             UnavailableError: if it does not answer.
             IncompatibleError: if its speculators do not fit the target.
         """
-        description = await describe_speculators(service.address, service.stub)
+        self.enrol(service, await describe_speculators(service.address, service.stub))
+
+    def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        """From now on a service takes part, as it has said what it is.
+
+        Raises:
+            IncompatibleError: if its speculators do not fit the target.
+        """
         self._check(service, description)
         self._compare(service, description)
         self._enrol(service, description)

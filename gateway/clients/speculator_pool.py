@@ -26,6 +26,7 @@ from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.wire_meter import Channel
 from specinfer.speculators.deadline import StepTimes
+from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, describe_together
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2
 
@@ -59,15 +60,21 @@ class SpeculatorPool:
         self._step_times = StepTimes()
 
     async def connect(self, strict: bool = True) -> None:
-        """Describes every service that can be reached and keeps trying the others in the background.
+        """Describes every service that answers soon, all at once, and keeps trying the others in the
+        background. Who answers is numbered in the order of the settings.
 
         Raises:
             IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
                 gateway serves, such a service stays out, and the verifier is driven without it.
         """
-        for service in await self._replicas.look():
+        services = await self._replicas.look()
+        patience_s = CALL_S if strict else FIRST_ANSWER_S
+        answers = await describe_together([(each.address, each.stub) for each in services], patience_s)
+        for service, answer in zip(services, answers, strict=True):
             try:
-                await self._directory.describe(service)
+                if isinstance(answer, UnavailableError):
+                    raise answer
+                self._directory.enrol(service, answer)
             except (UnavailableError, IncompatibleError) as error:
                 if strict and isinstance(error, IncompatibleError):
                     raise

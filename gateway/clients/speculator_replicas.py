@@ -1,5 +1,6 @@
 """The replicas of all speculator services: finds them, and divides requests among those of one service."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.clients.addresses import replica_addresses
@@ -29,10 +30,11 @@ class SpeculatorReplicas:
     async def look(self) -> list[SpeculatorService]:
         """Those that are new since the last look; they are known from now on."""
         known = {(each.service, each.address) for each in self.known}
+        found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
             _replica(service, address, self._open(address))
-            for service in self._shares
-            for address in await resolve(replica_addresses(service))
+            for service, addresses in zip(self._shares, found, strict=True)
+            for address in addresses
             if (service, address) not in known
         ]
         self.known += new

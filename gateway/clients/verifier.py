@@ -20,6 +20,8 @@ from specinfer.wire.constraint_codec import encode_constraint
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import encode_tree
 
+_DESCRIBE_S = 5.0
+"""Time that a verifier has to say what it is."""
 _SLOW = 20
 """Times its measured duration that a pass may take: other processes may want the machine for a while."""
 
@@ -57,7 +59,7 @@ class VerifierClient:
         """
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
-                verifier_pb2.DescribeVerifierRequest(), timeout=5.0
+                verifier_pb2.DescribeVerifierRequest(), timeout=_DESCRIBE_S
             )
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"verifier: {error.details()}") from error

@@ -39,7 +39,7 @@ class Handovers:
         room = sum(lane.spare for lane in self._lanes)
         places = self._settings.max_waiting - sum(lane.loop.scheduler.waiting for lane in self._lanes)
         most = min(_ADOPT_AT_ONCE, requests_to_adopt(self._me, room, places, alive))
-        models = models_of(self._lanes)
+        models = models_of(lane for lane in self._lanes if lane.begun)
         if not models or most <= 0 or time.monotonic() < self.adopt_from:
             return
         records = await self._store.adopt(most, models)

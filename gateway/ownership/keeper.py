@@ -1,12 +1,15 @@
 """Keeps this gateway's leases, and takes verifiers and requests by them (docs/protocol.md, Ownership).
 
-Two loops beside those of the lanes. `_renew` never waits for anything but Redis, so that a lease is not
-lost to a slow verifier. `_work` looks for verifiers without a gateway and requests without an owner.
+Three loops beside those of the lanes. `_renew` waits for one answer of Redis, and claims of leases that were
+lost, so that no lease is lost to a slow verifier. `_work` takes verifiers without a gateway and requests
+without an owner, and waits for Redis, too. `_look` waits for names; verifiers are asked what they are beside
+it.
 """
 
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from gateway.clients.outage import LogPace, Outage
 from gateway.metrics import SystemMetrics
@@ -22,6 +25,8 @@ _RENEWALS_PER_LEASE = 6
 """So a lease outlives several renewals that fail or come late."""
 _LOOK_UP_S = 1.0
 """Between two looks for verifiers."""
+_FIRST_LOOK_S = 2.0
+"""Time that verifiers have to answer when a gateway starts; who answers later is claimed later."""
 
 
 class Keeper:
@@ -40,6 +45,7 @@ class Keeper:
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
         self._redis, self._pace = Outage("Redis"), LogPace()
         self._reports = 0
+        self._look_now = asyncio.Event()
         self._filled = ""
         """The epoch of the Redis that has all that this gateway has."""
         self.renewal = Renewal("", [], [], [])
@@ -83,7 +89,7 @@ class Keeper:
             if last:
                 raise
             return False
-        await self._lanes.look_up(strict=True)
+        await self._lanes.look_up(_FIRST_LOOK_S, strict=True)
         if not self._lanes.known and last:
             where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
             raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
@@ -92,8 +98,8 @@ class Keeper:
     async def run(self) -> None:
         """Renews and works until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._renew())
-            tasks.create_task(self._work())
+            for loop in (self._renew, self._work, self._look):
+                tasks.create_task(loop())
 
     async def leave(self) -> None:
         """Gives everything back, for other gateways or the next one."""
@@ -134,9 +140,6 @@ class Keeper:
             self._cancel(request_id)
         for instance_id in renewal.lost:
             await self._lanes.keep(instance_id)
-        if self._filled not in ("", renewal.epoch):
-            await self._write_again()
-        self._filled = renewal.epoch
 
     def _report(self) -> GatewayReport:
         lanes = [lane for lane in self._lanes if lane.running]
@@ -150,8 +153,14 @@ class Keeper:
         if lane is not None:
             lane.loop.cancel(request_id)
 
+    async def _fill(self) -> None:
+        """If Redis lost its data, what waits is written again here, what runs also when it next writes."""
+        epoch = self.renewal.epoch
+        if self._filled not in ("", epoch):
+            await self._write_again()
+        self._filled = epoch
+
     async def _write_again(self) -> None:
-        """Redis lost its data: what waits is written again here, what runs also when it next writes."""
         log.error("Redis lost its data; writing what this gateway has again")
         self._metrics.redis_losses.inc()
         self._handovers.pause(self._settings.lease_seconds)
@@ -166,11 +175,11 @@ class Keeper:
             if not self.redis_ready:
                 continue
             try:
-                if await self._lanes.end_stopped():
-                    looked = 0.0  # what was replaced is there already
+                await self._fill()
+                if self._lanes.end_stopped():
+                    self._look_now.set()  # what was replaced is there already
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
-                    await self._lanes.look_up()
                     await self._handovers.give_up_strays()
                     await self._handovers.abandon()
                 await self._claim()
@@ -183,6 +192,19 @@ class Keeper:
             except Exception:  # nor must one here: what was not adopted now is adopted later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers and requests failed")
+                self._metrics.keeper_faults.inc()
+
+    async def _look(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_UP_S):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            try:
+                await self._lanes.look_up()
+            except Exception:  # names that cannot be looked up now are looked up later
+                if self._pace.due(time.monotonic()):
+                    log.exception("looking for verifiers failed")
                 self._metrics.keeper_faults.inc()
 
     async def _claim(self, strict: bool = False) -> None:

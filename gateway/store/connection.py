@@ -1,7 +1,14 @@
-"""The connection to Redis: scripts by name, errors as ours, what loading and reconnecting need."""
+"""The connection to Redis: scripts by name, errors as ours, and another server in its place after a failover.
+
+Invariant: a server that says it is no primary is not talked to again by the connections that reached it. A
+managed Redis fails over behind one name: the old primary stays up as a replica, and only new connections
+reach the new one.
+"""
 
 import asyncio
+import logging
 import re
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -10,9 +17,10 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from gateway.store.keys import PREFIX
-from gateway.store.redis_reason import redis_reason
+from gateway.store.redis_reason import is_no_primary, redis_reason
 from specinfer.errors import SettingError, UnavailableError
 
+log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 """Time that an answer may take: a Redis that writes to a slow disk pauses for a second or two."""
 _MOST_CONNECTIONS = 64
@@ -23,8 +31,12 @@ which looks as if Redis were away, to everybody."""
 class RedisConnection:
     """Runs commands and scripts; every failure to get an answer is an `UnavailableError`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self.redis = redis
+    def __init__(self, connect: Callable[[], Redis]) -> None:
+        """`connect` makes a client with connections of its own, which it opens on first use."""
+        self._connect = connect
+        self.redis = connect()
+        """The client of the moment: another one after a failover, so nobody keeps it."""
+        self._left: set[asyncio.Task[None]] = set()
         self._scripts: dict[str, Any] = {}
 
     @classmethod
@@ -34,7 +46,8 @@ class RedisConnection:
         Raises:
             SettingError: if it is no URL of a Redis.
         """
-        try:
+
+        def connect() -> Redis:
             pool = BlockingConnectionPool.from_url(
                 url,
                 decode_responses=True,
@@ -43,10 +56,13 @@ class RedisConnection:
                 timeout=_TIMEOUT_S,
                 **options,
             )
+            return Redis.from_pool(pool)
+
+        try:
+            return cls(connect)
         except ValueError as error:
             shown = re.sub(r"//[^/@]*@", "//***@", url)  # without the password
             raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
-        return cls(Redis.from_pool(pool))
 
     async def check(self) -> None:
         """Asks the server whether it is there.
@@ -54,7 +70,7 @@ class RedisConnection:
         Raises:
             UnavailableError: if it does not answer.
         """
-        await self.answer(self.redis.ping())
+        await self.answer(lambda redis: redis.ping())
 
     async def run(self, script: str, *arguments: str | int | float) -> Any:
         """Runs a script of `gateway/store/scripts` in one atomic step; the keys' prefix is its first
@@ -65,26 +81,65 @@ class RedisConnection:
         """
         if script not in self._scripts:
             self._scripts[script] = self.redis.register_script(source(script))
-        return await self.answer(self._scripts[script](args=[PREFIX, *arguments]))
+        run, given = self._scripts[script], [PREFIX, *arguments]
+        return await self.answer(lambda redis: run(args=given, client=redis))
 
-    async def answer(self, call: Any) -> Any:
-        """The answer to a command.
+    async def answer(self, ask: Callable[[Redis], Awaitable[Any]]) -> Any:
+        """The answer to a command, which `ask` sends by a client.
+
+        A server that is no primary has done nothing of it, so it is sent again by new connections, once.
 
         Raises:
             UnavailableError: if Redis does not answer.
         """
+        asked = self.redis
         try:
-            found = await call
+            try:
+                found = await ask(asked)
+            except (RedisError, OSError) as error:
+                if not is_no_primary(error):
+                    raise
+                _heed_cancellation()
+                self._leave(asked, error)
+                found = await ask(self.redis)
         except (RedisError, OSError) as error:
             _heed_cancellation()
             raise UnavailableError(f"Redis does not answer: {redis_reason(error)}") from error
         _heed_cancellation()
         return found
 
+    def _leave(self, asked: Redis, error: Exception) -> None:
+        """Makes new connections, unless another command has done so."""
+        if asked is not self.redis:
+            return
+        log.warning("Redis is no primary, connecting again: %s", redis_reason(error))
+        self.redis = self._connect()
+        task = asyncio.get_running_loop().create_task(_close_later(asked))
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
     async def close(self) -> None:
         """Closes the connections."""
-        await self.redis.aclose()
-        await self.redis.connection_pool.disconnect()  # those of calls that were cancelled, too
+        for task in self._left:
+            task.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
+        await _close(self.redis)
+
+
+async def _close_later(redis: Redis) -> None:
+    """Closes what nobody uses, and the others when their commands have been answered or given up."""
+    try:
+        await redis.connection_pool.disconnect(inuse_connections=False)
+        await asyncio.sleep(_TIMEOUT_S)
+    except (RedisError, OSError) as error:
+        log.info("a connection to the former primary ended with %s", redis_reason(error))
+    finally:
+        await _close(redis)
+
+
+async def _close(redis: Redis) -> None:
+    await redis.aclose()
+    await redis.connection_pool.disconnect()  # those of calls that were cancelled, too
 
 
 @cache

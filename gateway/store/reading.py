@@ -1,6 +1,9 @@
 """What Redis has of requests, whoever owns them."""
 
 from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import Redis
 
 from gateway.requests.caller import Caller
 from gateway.store.connection import RedisConnection
@@ -24,7 +27,7 @@ class RequestReader:
             FaultError: if what is there cannot be read.
             UnavailableError: if Redis does not answer.
         """
-        fields, tokens, logprobs, time = await self._connection.answer(self._read(request_id))
+        fields, tokens, logprobs, time = await self._connection.answer(lambda redis: _read(redis, request_id))
         values = dict(zip(_FIELDS, fields, strict=True))
         if values["content"] is None or (caller is not None and values["caller"] != caller.name):
             return None
@@ -38,24 +41,30 @@ class RequestReader:
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        async with self._connection.redis.pipeline(transaction=False) as pipe:
-            for request_id, (start, top) in positions.items():
-                # the end first: when it is there, so are all tokens
-                pipe.hmget(request_key(request_id), "state", "end")
-                pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
-                pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)
-            answers = await self._connection.answer(pipe.execute())
+        answers = await self._connection.answer(lambda redis: _read_new(redis, positions))
         rows = zip(positions.items(), *(answers[at::3] for at in range(3)), strict=True)
         return {
             name: read_glimpse(name, fields, tokens, logprobs, top)
             for (name, (_, top)), fields, tokens, logprobs in rows
         }
 
-    async def _read(self, request_id: str) -> list[object]:
-        async with self._connection.redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(request_key(request_id), _FIELDS)
-            pipe.get(tokens_key(request_id))
-            pipe.get(logprobs_key(request_id))
-            pipe.time()
-            found: list[object] = await pipe.execute()
-        return found
+
+async def _read_new(redis: Redis, positions: Mapping[str, Known]) -> list[Any]:
+    async with redis.pipeline(transaction=False) as pipe:
+        for request_id, (start, top) in positions.items():
+            # the end first: when it is there, so are all tokens
+            pipe.hmget(request_key(request_id), "state", "end")
+            pipe.getrange(tokens_key(request_id), start * TOKEN_WIDTH, -1)
+            pipe.getrange(logprobs_key(request_id), start * logprobs_width(top), -1)
+        found: list[Any] = await pipe.execute()
+    return found
+
+
+async def _read(redis: Redis, request_id: str) -> list[Any]:
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.hmget(request_key(request_id), _FIELDS)
+        pipe.get(tokens_key(request_id))
+        pipe.get(logprobs_key(request_id))
+        pipe.time()
+        found: list[Any] = await pipe.execute()
+    return found

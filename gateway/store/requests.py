@@ -167,7 +167,7 @@ class RequestStore(RequestReader):
         """
         if caller is not None:
             stored = await self._connection.answer(
-                self._connection.redis.hget(request_key(request_id), "caller")
+                lambda redis: redis.hget(request_key(request_id), "caller")
             )
             if stored != caller.name:
                 raise NotFoundError(f"request_id = {request_id!r}: not running")
@@ -186,7 +186,7 @@ class RequestStore(RequestReader):
     async def owned(self) -> list[str]:
         """The unfinished requests of this gateway."""
         key = owned_key(self.gateway_id)
-        return list(await self._connection.answer(self._connection.redis.zrange(key, 0, -1)))
+        return list(await self._connection.answer(lambda redis: redis.zrange(key, 0, -1)))
 
     async def listen(self, request_id: str) -> None:
         """A client listens to a request at this gateway, until `leave`."""

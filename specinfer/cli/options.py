@@ -9,7 +9,8 @@ import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.client.constraint import KINDS, ConstraintOptions
+from specinfer.client.constraint import KINDS
+from specinfer.client.options import ConstraintOptions
 from specinfer.errors import InvalidInputError
 from specinfer.prompts import read_text
 

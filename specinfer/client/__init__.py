@@ -5,7 +5,8 @@ from specinfer.client.async_client import AsyncClient
 from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
 from specinfer.client.failure import Failure
 from specinfer.client.logprobs import TokenLogprob, TokenLogprobs
-from specinfer.client.request import SPECULATION, make_request, new_request_id
+from specinfer.client.options import SPECULATION, RequestOptions
+from specinfer.client.request import Prompt, make_request, new_request_id
 from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
 from specinfer.client.summary import (
@@ -16,6 +17,8 @@ from specinfer.client.summary import (
     acceptance_length,
 )
 from specinfer.client.sync_client import Client, Stream
+from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.service.tls import ClientTls
 
 __all__ = [
     "SPECULATION",
@@ -24,12 +27,17 @@ __all__ = [
     "AsyncStream",
     "BrokenStreamError",
     "Client",
+    "ClientTls",
     "Failure",
     "FinishReason",
+    "InvalidInputError",
     "Patience",
     "Piece",
+    "Prompt",
     "RequestFailedError",
+    "RequestOptions",
     "Retry",
+    "SpecInferError",
     "SpeculationStats",
     "SpeculatorStats",
     "Stream",
@@ -37,6 +45,7 @@ __all__ = [
     "Summary",
     "TokenLogprob",
     "TokenLogprobs",
+    "UnavailableError",
     "acceptance_length",
     "make_request",
     "new_request_id",

@@ -17,13 +17,14 @@ import grpc
 
 from specinfer.client.answer import Answer
 from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import CLOSED, Gateways, read_addresses
+from specinfer.client.gateways import Gateways, read_addresses
 from specinfer.client.metadata import call_metadata
-from specinfer.client.request import Prompt, RequestOptions, as_request
+from specinfer.client.options import RequestOptions, shows_options
+from specinfer.client.request import Prompt, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
 from specinfer.client.stream import AsyncStream
 from specinfer.client.watching import watch_steps
-from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
@@ -63,6 +64,7 @@ class AsyncClient:
         self._metadata = call_metadata(api_key, traceparent)
         self._patience, self._on_retry = patience or Patience(), on_retry
         self._calls: set[_ReplyCall] = set()
+        self._abandoning: set[asyncio.Task[None]] = set()
 
     def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
         """A client for somebody else over the same connections; closing it closes those of all.
@@ -74,6 +76,7 @@ class AsyncClient:
         other._metadata = call_metadata(api_key, traceparent)
         return other
 
+    @shows_options
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> AsyncStream:
@@ -83,6 +86,7 @@ class AsyncClient:
             prompt: or a whole message, then without options.
 
         Raises:
+            TypeError: if there is no option of some name.
             InvalidInputError: naming an option that cannot be sent; what else is wrong the gateway says.
         """
         message = as_request(prompt, options)
@@ -103,22 +107,31 @@ class AsyncClient:
         message = generation_pb2.GenerateRequest(request_id=request_id)
         return AsyncStream(request_id, self._follow(message, self._resume(request_id, from_token)))
 
+    @shows_options
     async def generate(
         self,
         prompt: Prompt | generation_pb2.GenerateRequest,
         on_text: Callable[[str], None] = lambda _: None,
         **options: Unpack[RequestOptions],
     ) -> Answer:
-        """The answer to a prompt; `on_text` is told of each piece of its text as it comes.
+        """The answer to a prompt; `on_text` is told of each piece of its text as it comes. If its task is
+        cancelled, so is the request.
 
         Raises:
+            TypeError: if there is no option of some name.
             InvalidInputError: naming an option that cannot be sent.
             RequestFailedError: if a gateway refused or ended the request.
             StreamLostError: if no gateway went on with it within the patience.
             BrokenStreamError: if a gateway left tokens out.
         """
         async with self.stream(prompt, **options) as stream:
-            return await stream.read(on_text)
+            try:
+                return await stream.read(on_text)
+            except SpecInferError:
+                raise  # a stream that was lost can be taken up again
+            except BaseException:  # cancelled, or `on_text` failed: nobody waits for the rest
+                self._abandon_beside(stream.request_id)
+                raise
 
     async def cancel(self, request_id: str) -> None:
         """Stops a running request.
@@ -139,6 +152,11 @@ class AsyncClient:
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):
                 await self.cancel(request_id)
 
+    def _abandon_beside(self, request_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(self.abandon(request_id))
+        self._abandoning.add(task)
+        task.add_done_callback(self._abandoning.discard)
+
     async def status(self) -> generation_pb2.StatusReply:
         """The state of the system.
 
@@ -158,7 +176,11 @@ class AsyncClient:
         return watch_steps(self._gateways, self._metadata, request_id)
 
     async def close(self) -> None:
-        """Closes all connections; streams that are still read end with UnavailableError."""
+        """Closes all connections; streams that are still read end with UnavailableError.
+
+        What was cancelled just before is waited for: gateways are told of it.
+        """
+        await asyncio.gather(*self._abandoning, return_exceptions=True)
         for call in self._calls:
             call.cancel()
         await self._gateways.close()
@@ -202,7 +224,7 @@ class AsyncClient:
                 call.cancel()
             retry = resume.failed(event, time.monotonic())
             self._on_retry(retry)
-            await asyncio.sleep(retry.wait_s)
+            await self._gateways.pause(retry.wait_s)
 
     async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
         """The next reply, or how the call ended.
@@ -216,11 +238,8 @@ class AsyncClient:
             reply = await call.read()
         except grpc.aio.AioRpcError as error:
             return Failure.of(error)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._gateways.closed or (task is not None and task.cancelling()):
-                raise
-            raise UnavailableError(CLOSED) from None
+        except asyncio.CancelledError as error:
+            self._gateways.heed_close(error)
         return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
     async def _let_end(self, call: _ReplyCall) -> None:

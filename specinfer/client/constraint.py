@@ -1,8 +1,8 @@
 """What a text must look like, as the message that asks for it."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2
@@ -10,27 +10,13 @@ from specinfer.v1 import common_pb2
 KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
-class ConstraintOptions(TypedDict, total=False):
-    """Ways to say it; one of them excludes the others. The gateway checks the values."""
-
-    json_schema: str | Mapping[str, Any]
-    """JSON that this schema describes."""
-    regex: str
-    """Text that a regular expression (Rust's notation) matches as a whole."""
-    grammar: str
-    """Text of a grammar in Lark's notation, beginning with the rule `start`."""
-    choice: Sequence[str]
-    """One of these texts."""
-
-
-def make_constraint(options: ConstraintOptions) -> common_pb2.Constraint | None:
+def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
     """The message; None if the text is free.
 
     Raises:
         InvalidInputError: if it is said in two ways, or is no JSON.
     """
-    said: Mapping[str, Any] = {**options}
-    given = [(kind, said[kind]) for kind in KINDS if kind in said]
+    given = [(kind, options[kind]) for kind in KINDS if options.get(kind) is not None]
     if not given:
         return None
     if len(given) > 1:

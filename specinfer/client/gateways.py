@@ -1,7 +1,9 @@
 """The gateways that a client may ask: addresses, and a channel to each from its first use."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import grpc
 
@@ -40,6 +42,7 @@ class Gateways:
         self._tls = tls
         self._channels: dict[int, grpc.aio.Channel] = {}
         self.closed = False
+        self._closing = asyncio.Event()
 
     def stub(self, index: int) -> generation_pb2_grpc.GenerationStub:
         """Of one gateway.
@@ -71,6 +74,8 @@ class Gateways:
             call = getattr(self.stub(index), method)
             try:
                 return await call(message, timeout=_UNARY_TIMEOUT_S, metadata=metadata)
+            except asyncio.CancelledError as error:
+                self.heed_close(error)
             except grpc.aio.AioRpcError as error:
                 failure = Failure.of(error)
                 if not failure.transient:
@@ -78,8 +83,33 @@ class Gateways:
                 last = UnavailableError(f"gateway at {self.addresses[index]}: {failure.details}")
         raise last
 
+    def heed_close(self, error: asyncio.CancelledError) -> NoReturn:
+        """gRPC cancels calls where their channel is closed; raises what that means.
+
+        Raises:
+            UnavailableError: if it was `close`.
+            CancelledError: the error, if it was whoever cancelled the task.
+        """
+        task = asyncio.current_task()
+        if not self.closed or (task is not None and task.cancelling()):
+            raise error
+        raise UnavailableError(CLOSED) from None
+
+    async def pause(self, seconds: float) -> None:
+        """Waits so long.
+
+        Raises:
+            UnavailableError: as soon as the client is closed.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        if self.closed:
+            raise UnavailableError(CLOSED)
+
     async def close(self) -> None:
         """Closes all channels, for good."""
         self.closed = True
+        self._closing.set()
         for channel in self._channels.values():
             await channel.close()

@@ -6,7 +6,9 @@ from typing import Self, Unpack
 
 from specinfer.client.answer import Answer
 from specinfer.client.async_client import AsyncClient
-from specinfer.client.request import Prompt, RequestOptions
+from specinfer.client.gateways import CLOSED
+from specinfer.client.options import RequestOptions, shows_options
+from specinfer.client.request import Prompt
 from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
 from specinfer.service.loop_thread import LoopThread
@@ -41,8 +43,9 @@ class Stream:
         return piece
 
     def close(self) -> None:
-        """Closes the connection."""
-        self._thread.call(self._stream.aclose())
+        """Closes the connection, unless the client has."""
+        if not self._thread.stopped:
+            self._thread.call(self._stream.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +76,9 @@ class Client:
         self._client = AsyncClient(
             addresses, api_key, tls, patience=patience, on_retry=on_retry, traceparent=traceparent
         )
-        self._thread = LoopThread("specinfer-client")
+        self._thread = LoopThread("specinfer-client", CLOSED)
 
+    @shows_options
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> Stream:
@@ -85,11 +89,15 @@ class Client:
         """As `AsyncClient.attach`."""
         return Stream(self._client.attach(request_id, from_token), self._thread)
 
+    @shows_options
     def generate(
-        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | generation_pb2.GenerateRequest,
+        on_text: Callable[[str], None] = lambda _: None,
+        **options: Unpack[RequestOptions],
     ) -> Answer:
-        """As `AsyncClient.generate`."""
-        return self._thread.call(self._client.generate(prompt, **options))
+        """As `AsyncClient.generate`; `on_text` is called in another thread."""
+        return self._thread.call(self._client.generate(prompt, on_text, **options))
 
     def cancel(self, request_id: str) -> None:
         """As `AsyncClient.cancel`."""
@@ -101,8 +109,9 @@ class Client:
 
     def close(self) -> None:
         """Closes all connections and ends the thread, for good."""
-        self._thread.call(self._client.close())
-        self._thread.stop()
+        if not self._thread.stopped:
+            self._thread.call(self._client.close())
+            self._thread.stop()
 
     def __enter__(self) -> Self:
         return self

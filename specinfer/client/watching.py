@@ -8,8 +8,9 @@ import grpc
 
 from specinfer.client.errors import RequestFailedError
 from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import Gateways
+from specinfer.client.gateways import CLOSED, Gateways
 from specinfer.client.metadata import Metadata
+from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 
 _START_S = 2.0
@@ -37,7 +38,10 @@ async def watch_steps(
     tellers, began = _Tellers(len(calls)), False
     try:
         while True:
-            step = tellers.note(*await told.get())
+            news = await told.get()
+            if gateways.closed:
+                raise UnavailableError(CLOSED)
+            step = tellers.note(*news)
             if not began and (tellers.ready or step is not None):
                 began = True
                 yield Reply()
@@ -61,6 +65,9 @@ async def _read(index: int, call: Any, told: _Told) -> None:
         told.put_nowait((index, CUT_SHORT))
     except grpc.aio.AioRpcError as error:
         told.put_nowait((index, Failure.of(error)))
+    except asyncio.CancelledError:  # as gRPC says that the client was closed
+        told.put_nowait((index, Failure(grpc.StatusCode.CANCELLED, CLOSED)))
+        raise
 
 
 class _Tellers:

@@ -1,5 +1,6 @@
 """What is said to a speculator service and answered, and whether a draft in its answer is sound."""
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -19,6 +20,8 @@ DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftRep
 
 CALL_S = 5.0
 """Time for a call that no step waits for."""
+FIRST_ANSWER_S = 1.0
+"""Time that services have to say what they are before steps begin without them."""
 
 
 async def describe_speculators(
@@ -35,6 +38,35 @@ async def describe_speculators(
     except grpc.aio.AioRpcError as error:
         raise UnavailableError(f"{address}: {error.details()}") from error
     return reply
+
+
+async def describe_together(
+    services: Sequence[tuple[str, speculator_pb2_grpc.SpeculatorStub]], patience_s: float
+) -> list[speculator_pb2.DescribeSpeculatorReply | UnavailableError]:
+    """What services say that they are, in their order; all are asked at once, and an error stands for each
+    that does not answer in time."""
+    calls = [asyncio.ensure_future(describe_speculators(address, stub)) for address, stub in services]
+    if calls:
+        await asyncio.wait(calls, timeout=patience_s)
+    for call in calls:
+        call.cancel()  # does nothing to those that are done
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    return [_described(address, answer) for (address, _), answer in zip(services, found, strict=True)]
+
+
+def _described(
+    address: str, answer: speculator_pb2.DescribeSpeculatorReply | BaseException
+) -> speculator_pb2.DescribeSpeculatorReply | UnavailableError:
+    """What one says.
+
+    Raises:
+        BaseException: if it is a fault of ours.
+    """
+    if isinstance(answer, asyncio.CancelledError):
+        return UnavailableError(f"{address}: does not say in time what it is")
+    if isinstance(answer, BaseException) and not isinstance(answer, UnavailableError):
+        raise answer
+    return answer
 
 
 def speculator_keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:

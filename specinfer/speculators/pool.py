@@ -16,7 +16,13 @@ import grpc
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.service.stream import MessageStream
-from specinfer.speculators.drafts import CALL_S, describe_speculators, exchange_drafts, speculator_keys
+from specinfer.speculators.drafts import (
+    CALL_S,
+    describe_speculators,
+    describe_together,
+    exchange_drafts,
+    speculator_keys,
+)
 from specinfer.speculators.service import Drafts, Question, SpeculatorService
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 
@@ -66,12 +72,13 @@ class Pool:
         Raises:
             IncompatibleError: if one has another tokenizer.
         """
-        for service in self.services:
-            try:
-                await self._describe(service)
-            except UnavailableError as error:
-                log.warning("going on without %s for now: %s", service.address, error)
+        places = [(service.address, service.stub) for service in self.services]
+        for service, answer in zip(self.services, await describe_together(places, CALL_S), strict=True):
+            if isinstance(answer, UnavailableError):
+                log.warning("going on without %s for now: %s", service.address, answer)
                 self._spawn(self._keep_describing(service))
+            else:
+                self._enrol(service, answer)
 
     async def draft(self, questions: Sequence[Question], deadline_s: float) -> dict[str, Drafts]:
         """What came in time, by request."""
@@ -142,14 +149,12 @@ class Pool:
         service.description = None
         self._spawn(self._keep_describing(service, at_once=isinstance(error, ServiceChangedError)))
 
-    async def _describe(self, service: SpeculatorService) -> None:
-        """Asks a service what it is; from then on it takes part.
+    def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        """From now on a service takes part, as it has said what it is.
 
         Raises:
-            UnavailableError: if it does not answer.
             IncompatibleError: if it has another tokenizer.
         """
-        description = await describe_speculators(service.address, service.stub)
         theirs, ours = description.tokenizer_fingerprint, self.target.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
@@ -165,7 +170,7 @@ class Pool:
             await asyncio.sleep(pause)
             pause = self.patience.retry_s
             try:
-                await self._describe(service)
+                self._enrol(service, await describe_speculators(service.address, service.stub))
             except UnavailableError:
                 continue  # still away: the round counts what it misses
             except IncompatibleError as error:

@@ -1,6 +1,7 @@
 """Looks into Redis for what a client was just given: a token is stored before anybody sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -12,8 +13,9 @@ from tests.chaos.client import ChangedError
 class Audit:
     """Asks Redis itself, past all gateways and proxies."""
 
-    def __init__(self, port: int) -> None:
-        self._redis = Redis(host="127.0.0.1", port=port, decode_responses=True, socket_timeout=0.5)
+    def __init__(self, port: Callable[[], int]) -> None:
+        """`port` says which server is the primary."""
+        self._port, self._servers = port, dict[int, Redis]()
         self.looks = 0
         """Those that Redis answered."""
 
@@ -23,10 +25,13 @@ class Audit:
         Raises:
             ChangedError: if tokens are missing there, or others, or more though the request has ended.
         """
+        port = self._port()
         try:
-            text = str(await self._redis.get(tokens_key(request_id)) or "")
+            text = str(await self._server(port).get(tokens_key(request_id)) or "")
         except (RedisError, OSError):
             return
+        if port != self._port():
+            return  # a replica by now, which may lag behind
         self.looks += 1
         stored = [int(text[at : at + TOKEN_WIDTH]) for at in range(0, len(text), TOKEN_WIDTH)]
         if stored[: len(tokens)] != list(tokens) or (ended and len(stored) > len(tokens)):
@@ -35,4 +40,11 @@ class Audit:
 
     async def close(self) -> None:
         """Closes the connection."""
-        await self._redis.aclose()
+        for server in self._servers.values():
+            await server.aclose()
+
+    def _server(self, port: int) -> Redis:
+        if port not in self._servers:
+            options: dict[str, Any] = {"decode_responses": True, "socket_timeout": 0.5}
+            self._servers[port] = Redis(host="127.0.0.1", port=port, **options)
+        return self._servers[port]

@@ -21,6 +21,8 @@ class FaultKind(Enum):
     """Connections are reset."""
     POISON = "poison"
     """A request comes for which the verifier's code raises (`tests.chaos.verifier`)."""
+    FAILOVER = "failover"
+    """Redis' replica is promoted; the old primary stays up, read only, with all its connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Fault:
     """Since the fault before."""
     kind: FaultKind
     target: str
-    """A process for kills and pauses, a proxy for delays and cuts; the part of the verifier that raises."""
+    """A process for kills, pauses and failovers, a proxy for delays and cuts; the part of the verifier that raises."""
     seconds: float
     """How long it lasts; for a kill the time until the new start."""
 
@@ -44,11 +46,13 @@ def plan(
     for _ in range(count):
         kind = draw.choice(list(FaultKind))
         targets = {
-            FaultKind.KILL: processes,
-            FaultKind.PAUSE: processes,
+            FaultKind.DELAY: links,
+            FaultKind.CUT: links,
+            FaultKind.FAILOVER: ["redis"],
             FaultKind.POISON: [poison.name for poison in Poison],
-        }.get(kind, links)
-        longest = {FaultKind.KILL: lease_s, FaultKind.CUT: 0.0, FaultKind.POISON: 0.0}.get(kind, 3 * lease_s)
+        }.get(kind, processes)
+        at_once = dict.fromkeys((FaultKind.CUT, FaultKind.FAILOVER, FaultKind.POISON), 0.0)
+        longest = ({FaultKind.KILL: lease_s} | at_once).get(kind, 3 * lease_s)
         yield Fault(
             wait_s=min(draw.expovariate(1 / interval_s), 4 * interval_s),
             kind=kind,

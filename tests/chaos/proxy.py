@@ -44,6 +44,10 @@ class Proxy:
         """Holds back what is sent, both ways, for some time; then all of it arrives."""
         self._held_until = max(self._held_until, self._clock() + seconds)
 
+    def turn_to(self, target_port: int) -> None:
+        """Leads new connections elsewhere; those that are open stay where they are."""
+        self._target_port = target_port
+
     def cut(self) -> int:
         """Resets all connections; what is under way on them is lost. Returns how many there were."""
         count = len(self._open) // 2

@@ -59,7 +59,7 @@ class ChaosRun:
         orders = make_orders(options.seed, options.orders, options.longest)
         async with ChaosSystem(options.shape, model, directory, time.monotonic) as system:
             self._say(f"seed {options.seed}: {', '.join(system.services)} are up; logs in {directory}")
-            audit = Audit(system.services["redis"].port)
+            audit = Audit(lambda: system.redis.primary)
             clients = [
                 Client(system.addresses, self.watch, audit, options.patience_s)
                 for _ in range(options.clients)

@@ -10,6 +10,7 @@ from specinfer.cli.local import SERVICE_ENVIRONMENT
 from specinfer.cli.processes import free_ports
 from specinfer.cli.redis_server import find_redis_binary
 from specinfer.errors import UnavailableError
+from tests.chaos.failover import RedisRoles
 from tests.chaos.faults import Fault, FaultKind
 from tests.chaos.proxy import Proxy
 from tests.chaos.service import Service
@@ -61,7 +62,7 @@ class ChaosSystem:
         for proxy in self.links.values():
             await proxy.start()
         try:
-            for kinds in (("redis", "verifier", "speculator"), ("gateway",)):
+            for kinds in (("redis", "standby", "verifier", "speculator"), ("gateway",)):
                 chosen = [service for service in self.services.values() if service.kind in kinds]
                 for service in chosen:
                     service.start()
@@ -107,6 +108,8 @@ class ChaosSystem:
             else:
                 proxy.hold(fault.seconds)
             return f"{fault.kind.value} {fault.target.split('-')[0]}"
+        if fault.kind is FaultKind.FAILOVER:
+            return await self._fail_over()
         service = self.services[fault.target]
         if service.disturbed:
             return None
@@ -114,6 +117,17 @@ class ChaosSystem:
         work = self._kill if fault.kind is FaultKind.KILL else self._pause
         self._restarts.add(asyncio.create_task(work(service, fault.seconds)))
         return f"{fault.kind.value} {service.kind}"
+
+    async def _fail_over(self) -> str | None:
+        """Promotes the Redis that is not asked now; None if either is down."""
+        pair = [self.services["redis"], self.services["standby"]]
+        if any(service.disturbed for service in pair):
+            return None
+        await self.redis.change()
+        for link in self.links.values():
+            if link.name.startswith("redis-"):
+                link.turn_to(self.redis.primary)
+        return "failover redis"
 
     async def _kill(self, service: Service, down_s: float) -> None:
         await service.kill()
@@ -141,6 +155,8 @@ class ChaosSystem:
     def _build(self) -> None:
         shape = self.shape
         redis = self._add("redis", "redis", redis_command, {})
+        standby = self._add("standby", "standby", redis_command, {})
+        self.redis = RedisRoles(redis.port, standby.port)
         model = {"model": str(self._model), "threads": "1"}
         verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
         verifiers = [
@@ -168,7 +184,7 @@ class ChaosSystem:
                 **dict(shape.gateway_flags),
             }
             self._serve(f"gateway-{n + 1}", "gateway", "gateway", flags)
-        del self.links["redis"]  # each gateway has its own
+        del self.links["redis"], self.links["standby"]  # each gateway has its own
 
     def _serve(self, name: str, kind: str, package: str, flags: Flags) -> Service:
         def command(port: int, _: Path) -> list[str]:

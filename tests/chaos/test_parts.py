@@ -109,6 +109,7 @@ def test_a_seed_decides_all_faults() -> None:
         processes
     )
     assert {fault.target for fault in first if fault.kind in (FaultKind.DELAY, FaultKind.CUT)} == set(links)
+    assert {fault.target for fault in first if fault.kind is FaultKind.FAILOVER} == {"redis"}
     pauses = [fault.seconds for fault in first if fault.kind is FaultKind.PAUSE]
     assert min(pauses) < 1.0 < max(pauses), "shorter and longer than the lease"
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.decomposition import skeleton
 from gateway.decomposition.expansion import SkeletonOfThought
 from specinfer import AsyncClient
-from specinfer.client.request import RequestOptions
+from specinfer.client.options import RequestOptions
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.system import System, running_system
 

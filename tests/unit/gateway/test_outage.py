@@ -1,8 +1,14 @@
-"""What is logged while the verifier is away."""
+"""What is logged and how long is waited while something is away."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.clients.outage import Outage
+from gateway.clients.outage import Outage, backoff
+from gateway.clients.pool_policy import PoolPolicy
+from gateway.delivery import Deliveries
+from gateway.store.requests import Written
+from specinfer.errors import UnavailableError
 
 
 def test_the_first_failure_is_logged_then_one_every_five_seconds_then_the_end(
@@ -22,3 +28,32 @@ def test_the_first_failure_is_logged_then_one_every_five_seconds_then_the_end(
         "the verifier answers again after 12.3 s",
         "the verifier does not answer (for 0 s): gone",
     ]
+
+
+@given(st.integers(0, 10**9), st.floats(0.001, 10), st.floats(0.001, 100))
+def test_a_pause_grows_to_its_bound_after_however_many_failures(
+    failures: int, first_s: float, longest_s: float
+) -> None:
+    pause = backoff(first_s, failures, longest_s)
+    assert pause == min(longest_s, first_s * 2**failures if failures < 64 else longest_s)
+    assert backoff(first_s, failures + 1, longest_s) >= pause
+    assert PoolPolicy(1.0, 100, "", retry_s=first_s, longest_retry_s=longest_s).retry_after(failures) == pause
+
+
+async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.delivery._LONGEST_PAUSE_S", 0.0)
+    attempts = 0
+
+    class Store:
+        async def append(self, *_: object) -> dict[str, Written]:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 1100:
+                raise UnavailableError("away")
+            return {}
+
+    deliveries = object.__new__(Deliveries)
+    deliveries._store, deliveries._outage, deliveries._patience_s = Store(), Outage("Redis"), 1e9  # type: ignore[assignment]
+    deliveries._names, deliveries._model, deliveries.unfinished = [], "", {}
+    assert await deliveries._write([]) == {}
+    assert attempts == 1101

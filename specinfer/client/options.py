@@ -1,0 +1,232 @@
+"""What may be said about a request beside its prompt: names, types, defaults and bounds, in one place.
+
+Signatures, documentation and checks of everything that takes options are made of this.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
+
+from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
+
+DECOMPOSITION = {
+    "none": generation_pb2.DECOMPOSITION_UNSPECIFIED,
+    "skeleton": generation_pb2.DECOMPOSITION_SKELETON,
+}
+SPECULATION = {
+    "tree": generation_pb2.SPECULATION_TREE,
+    "sequence": generation_pb2.SPECULATION_SEQUENCE,
+    "off": generation_pb2.SPECULATION_OFF,
+}
+Check = Callable[[str, Any], None]
+"""Raises InvalidInputError if an option of this name cannot have this value."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def whole(lowest: int, end: int) -> Check:
+    """For whole numbers that the message can carry."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < end:
+            raise InvalidInputError(name, value, f"must be an integer in [{lowest}, {end})")
+
+    return check
+
+
+def one_of(words: Iterable[str]) -> Check:
+    """For one of some words."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, str) or value not in words:
+            raise InvalidInputError(name, value, f"must be one of {', '.join(words)}")
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """For what may be None, too."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def flag(name: str, value: Any) -> None:
+    """For yes or no."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(name, value, "must be True or False")
+
+
+def number(name: str, value: Any) -> None:
+    """For any number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidInputError(name, value, "must be a number")
+
+
+def text(name: str, value: Any) -> None:
+    """For a text."""
+    if not isinstance(value, str):
+        raise InvalidInputError(name, value, "must be a text")
+
+
+def texts(name: str, value: Any) -> None:
+    """For a sequence of texts."""
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Sequence)
+        or not all(isinstance(t, str) for t in value)
+    ):
+        raise InvalidInputError(name, value, "must be a sequence of texts")
+
+
+def text_or_texts(name: str, value: Any) -> None:
+    """For a text or several."""
+    if not isinstance(value, str):
+        texts(name, value)
+
+
+def biases(name: str, value: Any) -> None:
+    """For numbers by token id."""
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(name, value, "must be a mapping from token ids to numbers")
+    for token, bias in value.items():
+        whole(0, 2**32)(name, token)
+        number(f"{name}[{token}]", bias)
+
+
+def anything(name: str, value: Any) -> None:
+    """For what is checked elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One of them."""
+
+    about: str
+    check: Check
+    default: Any = None
+    """None also where it is simply not said."""
+
+
+class ConstraintOptions(TypedDict, total=False):
+    """Ways to say what the text must look like; one of them excludes the others."""
+
+    json_schema: Annotated[
+        str | Mapping[str, Any] | None, Option("the text is JSON that this schema describes", anything)
+    ]
+    regex: Annotated[
+        str | None, Option("this regular expression (Rust's notation) matches the text", optional(text))
+    ]
+    grammar: Annotated[
+        str | None, Option("the text is of this grammar (Lark's notation, rule `start`)", optional(text))
+    ]
+    choice: Annotated[Sequence[str] | None, Option("the text is one of these", optional(texts))]
+
+
+class RequestOptions(ConstraintOptions, total=False):
+    """What may be said about a request beside its prompt; `option_docs` has it as text. The gateway checks
+    what the values mean."""
+
+    chat: Annotated[
+        bool, Option("whether a text is a user's turn; else it is continued as it is", flag, True)
+    ]
+    max_new_tokens: Annotated[int, Option("most tokens to generate", whole(-(2**31), 2**31), 128)]
+    temperature: Annotated[float, Option("0 is greedy", number, 0.0)]
+    top_k: Annotated[int, Option("keep the k most probable tokens; 0 keeps all", whole(0, 2**32), 0)]
+    top_p: Annotated[float, Option("keep the most probable tokens up to this mass", number, 1.0)]
+    seed: Annotated[int | None, Option("None: drawn at random by the gateway", optional(whole(0, 2**64)))]
+    speculation: Annotated[str, Option("tree, sequence or off", one_of(SPECULATION), "tree")]
+    decomposition: Annotated[
+        str,
+        Option("none, or skeleton: points in parallel, which is not lossless", one_of(DECOMPOSITION), "none"),
+    ]
+    stop: Annotated[
+        str | Sequence[str], Option("generation ends before this, or any of these", text_or_texts, ())
+    ]
+    ignore_eos: Annotated[bool, Option("go on after the model's own end-of-sequence token", flag, False)]
+    logprobs: Annotated[bool, Option("return the log-probability of every token", flag, False)]
+    top_logprobs: Annotated[
+        int, Option("with logprobs: so many of the most probable tokens beside each", whole(0, 2**32), 0)
+    ]
+    priority: Annotated[int, Option("higher runs first", whole(-(2**31), 2**31), 0)]
+    request_id: Annotated[str, Option("empty: chosen by the client", text, "")]
+    deadline_seconds: Annotated[
+        float | None, Option("then it ends with the tokens it has; None: never", optional(number))
+    ]
+    logit_bias: Annotated[
+        Mapping[int, float] | None,
+        Option("added to logits, by token id, -100 to 100; None: nothing", optional(biases)),
+    ]
+    presence_penalty: Annotated[
+        float, Option("off the logits of tokens that were generated already, -2 to 2", number, 0.0)
+    ]
+    frequency_penalty: Annotated[float, Option("the same, for each time that they were", number, 0.0)]
+    references: Annotated[
+        str | Sequence[str],
+        Option(
+            "texts that the answer may copy from: drafters look in them, the model does not",
+            text_or_texts,
+            (),
+        ),
+    ]
+    typical_epsilon: Annotated[
+        float, Option("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
+    ]
+
+
+@cache
+def known_options() -> dict[str, Option]:
+    """All options by name."""
+    hints = get_type_hints(RequestOptions, include_extras=True)
+    return {name: next(m for m in hint.__metadata__ if isinstance(m, Option)) for name, hint in hints.items()}
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the defaults of those that are not given.
+
+    Raises:
+        TypeError: if there is no option of some name.
+        InvalidInputError: naming an option whose value the message cannot carry.
+    """
+    known = known_options()
+    check_names(options)
+    for name, value in options.items():
+        known[name].check(name, value)
+    return {name: option.default for name, option in known.items()} | dict(options)
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Looks for options that do not exist.
+
+    Raises:
+        TypeError: naming one, and the one that may have been meant.
+    """
+    known = known_options()
+    for name in options:
+        if name not in known:
+            begins = [each for each in known if each.startswith(name) or name.startswith(each)]
+            close = begins + difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise TypeError(f"no option {name!r} of a request: {hint}")
+
+
+def shows_options(function: Function) -> Function:
+    """Lets `help` and `inspect.signature` show each option in the place of `**options`."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY
+    shown = [
+        inspect.Parameter(name, kind, default=option.default, annotation=hints[name])
+        for name, option in known_options().items()
+    ]
+    documented = cast(Any, function)
+    documented.__signature__ = signature.replace(parameters=[*own, *shown])
+    documented.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{option_docs()}"
+    return function
+
+
+def option_docs() -> str:
+    """A line for each option."""
+    return "\n".join(f"    {name}: {option.about}" for name, option in known_options().items())
