@@ -33,7 +33,7 @@ class Fault:
     """Since the fault before."""
     kind: FaultKind
     target: str
-    """A process for kills, pauses and failovers, a proxy for delays and cuts; the part of the verifier that raises."""
+    """A process, for delays and cuts a proxy, for poison the part of the verifier that raises."""
     seconds: float
     """How long it lasts; for a kill the time until the new start."""
 
