@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 
-from gateway.clients.outage import LogPace
 from gateway.journal import named
 from gateway.metrics import GatewayMetrics, SystemView
 from gateway.ownership.keeper import Keeper
 from gateway.ownership.lanes import Lanes
+from specinfer.service.log_pace import LogPace
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

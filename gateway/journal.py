@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from gateway.acceptance_watch import AcceptanceWatch
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.metrics import GatewayMetrics
 from gateway.metrics.speculation import Named
@@ -29,6 +30,7 @@ class Journal:
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
         """`traces`: None without tracing."""
         self.metrics, self.totals, self._traces = metrics, Totals(), traces
+        self._acceptance = AcceptanceWatch(metrics.steps.speculation)
 
     def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """A request has come, and is recorded."""
@@ -82,6 +84,7 @@ class Journal:
         counts, names = count_step(step), named(pool)
         self.metrics.steps.count(step, counts, names)
         self.totals.add(step, counts, names)
+        self._acceptance.count(counts, names)
         for service in pool.services:
             if books := service.books:
                 taken = books.take()

@@ -149,7 +149,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             try:
                 if position:
                     await feed.reach(position)
-                    text.push(feed.tokens[:position], last=False)
+                    text.skip(feed.tokens[:position])
                 async for piece in feed.pieces(position):
                     if piece.ending is not None and piece.ending.failure is not None:
                         raise piece.ending.failure

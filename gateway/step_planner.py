@@ -4,12 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.clients.outage import LogPace
 from gateway.clients.speculator_pool import SpeculatorPool
 from gateway.journal import Journal
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.requests.scheduler import Scheduler
 from gateway.requests.step import StepEntry
+from specinfer.service.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 

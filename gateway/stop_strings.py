@@ -19,7 +19,7 @@ class StopStrings:
         if not request.stop_strings:
             return False
         self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
-        return text.push(generated, last=False).stopped
+        return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
         """After how many of its newest tokens a stop string ends a request; None if none does."""

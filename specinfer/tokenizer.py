@@ -16,6 +16,7 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.tool_words import told_in_words
 
@@ -27,17 +28,6 @@ the time (0.2 ms per 1,000 characters), `encode_batch_fast` lets other threads r
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 """How vocabularies of SentencePiece call bytes that are no characters."""
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones of Latin-1 for themselves, those behind for the rest."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    shown = {chr(byte): byte for byte in printable}
-    return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
 
 
 class Tokenizer:
@@ -162,14 +152,29 @@ class Tokenizer:
 
     def _find_bytes(self, token_id: int) -> bytes:
         name = self._fast.id_to_token(token_id) or ""
-        if self._byte_level and name and all(char in _BYTES for char in name):
-            return bytes([_BYTES[char] for char in name])
+        if self._has_byte_level and name and all(char in BYTES for char in name):
+            return bytes([BYTES[char] for char in name])
         if _BYTE_TOKEN.fullmatch(name):
             return bytes([int(name[3:5], 16)])
         return self.text_of_token(token_id).encode()
 
     @cached_property
-    def _byte_level(self) -> bool:
+    def _skipped(self) -> frozenset[int]:
+        added = self._fast.get_added_tokens_decoder()
+        return frozenset(token for token, what in added.items() if what.special)
+
+    def tells(self, token_id: int) -> bool:
+        """Whether a token is a part of the text: special ones and numbers without token are not."""
+        return token_id not in self._skipped and self._fast.id_to_token(token_id) is not None
+
+    @cached_property
+    def byte_decoder(self) -> ByteDecoder | None:
+        """How tokens become bytes; None if what a token says depends on its neighbours."""
+        rules = read_decoder(json.loads(self.to_json())["decoder"])
+        return None if rules is None else ByteDecoder(self._fast.id_to_token, self._skipped, rules)
+
+    @cached_property
+    def _has_byte_level(self) -> bool:
         """Whether each character of a token stands for a byte."""
         decoder = json.loads(self.to_json())["decoder"]
         return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
@@ -181,37 +186,6 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())
     return digest.hexdigest()[:16]
-
-
-class Detokenizer:
-    """Turns a growing token sequence into text, holding back incomplete characters."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._start = 0  # first token of the window that is decoded again
-        self._read = 0  # tokens whose text has been given out
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete. Token by token, so that it does not depend on how they are
-        cut into pieces: the text up to a position is the same for whoever begins there."""
-        return "".join([self._push_one(token) for token in token_ids])
-
-    def _push_one(self, token_id: int) -> str:
-        self._tokens.append(token_id)
-        before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        after = self._tokenizer.decode(self._tokens[self._start :])
-        if after.endswith(REPLACEMENT):
-            return ""
-        self._start, self._read = self._read, len(self._tokens)
-        return after[len(before) :]
-
-    def flush(self) -> str:
-        """Whatever was held back."""
-        before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        after = self._tokenizer.decode(self._tokens[self._start :])
-        self._start = self._read = len(self._tokens)
-        return after[len(before) :]
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.sampling import draft_seed
+from specinfer.service.log_pace import LogPace
 from specinfer.tree import TokenTree, most_depth
 from speculator_svc.checks import check_entry
 from speculator_svc.contexts import Contexts
@@ -34,6 +35,7 @@ class SpeculatorEngine:
         self.description = combined([drafter.description for drafter in drafters])
         self._contexts = Contexts(idle_seconds, clock)
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
+        self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
         self.seconds = [0.0] * len(self.drafters)
         """What each drafter took in the last step."""
 
@@ -163,7 +165,8 @@ class SpeculatorEngine:
         except (
             Exception
         ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
-            log.exception("drafting failed for a batch of %d", len(jobs))
+            if self._paces[speculator].due(self._clock()):
+                log.exception("drafting failed for a batch of %d", len(jobs))
             for job in jobs:
                 drafter.release(job.request_id)
             if len(jobs) == 1:

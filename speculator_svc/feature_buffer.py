@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specinfer.speculators.states import States
 from speculator_svc.drafters import Features
 
 MOST_BYTES = 2**24
@@ -14,7 +15,7 @@ class FeatureBuffer:
     """A stretch of context positions, with what each drafter was given of it."""
 
     def __init__(self) -> None:
-        self._kept: Features | None = None
+        self._kept: States | None = None
         self._given: dict[int, int] = {}
         """By drafter, the position up to which it was given some."""
 
@@ -23,10 +24,11 @@ class FeatureBuffer:
         hidden). Behind a gap the earlier ones are of no use."""
         kept, states = self._kept, np.frombuffer(data, np.int16).reshape(-1, *shape)
         if kept is not None and kept.stop == start:
-            start, states = kept.start, np.concatenate([kept.states, states])
+            kept.append(states)
+        else:
+            self._kept = kept = States(start, states)
         most = max(1, MOST_BYTES // max(states[0].nbytes, 1))
-        cut = max(0, len(states) - most)
-        self._kept = Features(start + cut, states[cut:])
+        kept.drop(kept.stop - most)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
         """What a drafter was not given before, of the layers in these places."""
@@ -35,7 +37,7 @@ class FeatureBuffer:
             return None
         start = max(kept.start, self._given.get(drafter, 0))
         self._given[drafter] = kept.stop
-        return Features(start, kept.states[start - kept.start :][:, places])
+        return Features(start, kept.read(start)[:, places])
 
     def drop(self, drafters: Sequence[int]) -> None:
         """Forgets what all of these were given."""
@@ -43,5 +45,4 @@ class FeatureBuffer:
         if kept is None:
             return
         given = min((self._given.get(drafter, 0) for drafter in drafters), default=kept.stop)
-        if given > kept.start:
-            self._kept = Features(given, kept.states[given - kept.start :])
+        kept.drop(given)

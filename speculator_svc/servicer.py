@@ -18,6 +18,7 @@ from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
 from speculator_svc.clients import own_id, request_id_of
+from speculator_svc.draft_failures import DraftFailures
 from speculator_svc.drafters import TargetTopK
 from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.entries import DraftEntry, DraftOutcome
@@ -41,6 +42,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
         self._observing = Observing()
+        self._failures = DraftFailures([each.name for each in description.speculators])
 
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
@@ -77,7 +79,9 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
             for entry in request.entries:
                 if entry.base_len == 0:
                     log.debug("request %s is first seen", entry.request_id, extra=about(entry.request_id))
-        results = iter(self._engine.draft([item for item in decoded if isinstance(item, DraftEntry)]))
+        outcomes = self._engine.draft([item for item in decoded if isinstance(item, DraftEntry)])
+        self._failures.note(outcomes, time.monotonic())
+        results = iter(outcomes)
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:

@@ -39,7 +39,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"llguidance", "numpy"},
     ),
     "specinfer.constraints.constraint": ({"specinfer.errors"}, set()),
-    "specinfer.tokenizer": ({"specinfer.errors", "specinfer.tool_words"}, {"tokenizers", "jinja2"}),
+    "specinfer.tokenizer": (
+        {"specinfer.byte_decoder", "specinfer.errors", "specinfer.tool_words"},
+        {"tokenizers", "jinja2"},
+    ),
+    "specinfer.byte_decoder": (set(), set()),
+    "specinfer.detokenizer": ({"specinfer.byte_decoder", "specinfer.tokenizer"}, set()),
     "specinfer.tool_words": (set(), set()),
     "specinfer.hub": (
         {
@@ -159,6 +164,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "specinfer.speculators.calibration": ({"specinfer.tree"}, {"numpy"}),
     "specinfer.speculators.deadline": (set(), set()),
+    "specinfer.speculators.states": (set(), {"numpy"}),
     "specinfer.integrations": (
         {
             *(f"specinfer.{name}" for name in ("errors", "integrations", "service", "speculators")),
@@ -266,7 +272,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "gateway.clients.features": ({"specinfer.v1"}, {"numpy"}),
+    "gateway.clients.features": ({"specinfer.speculators.states", "specinfer.v1"}, {"numpy"}),
     "gateway.clients.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
     "gateway.store": (
         {
@@ -283,6 +289,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
                 for name in ("errors", "entry_status", "sampling", "tree", "tokenizer", "hub", "wire")
             ),
             *(f"specinfer.{name}" for name in ("constraints", "logprobs", "service", "speculators", "v1")),
+            "specinfer.detokenizer",
         },
         SERVICE,
     ),
@@ -305,7 +312,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
         SERVICE | {"fastapi", "starlette", "uvicorn"},
     ),
-    "speculator_svc.feature_buffer": ({"speculator_svc.drafters"}, {"numpy"}),
+    "speculator_svc.feature_buffer": (
+        {"specinfer.speculators.states", "speculator_svc.drafters"},
+        {"numpy"},
+    ),
     "speculator_svc.training": (
         {
             *(f"specinfer.{name}" for name in ("errors", "model", "hub", "tokenizer", "prompts", "usage")),

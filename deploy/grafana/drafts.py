@@ -66,8 +66,10 @@ DRAFTS = Row(
         ),
         Panel(
             "Faults of speculators",
-            "Drafts that failed in their service, quarantines, contexts that had to be sent again.",
-            "a quarantine: a speculator sent malformed trees again and again. Resyncs all the time: "
+            "Drafts that failed in their service, quarantines, speculators of which nothing is accepted any "
+            "more, contexts that had to be sent again.",
+            "collapsed at 1: it is broken, or drafts for another model. A quarantine: a speculator sent "
+            "malformed trees again and again. Resyncs all the time: "
             "a service forgets requests, its memory may be too small.",
             (
                 Query(
@@ -78,6 +80,10 @@ DRAFTS = Row(
                 Query(
                     per_second("specinfer_speculator_quarantines_total", _BY, CHOSEN),
                     "quarantined {{speculator}}",
+                ),
+                Query(
+                    f"max by (speculator) (specinfer_speculator_collapsed{{{CHOSEN}}})",
+                    "collapsed {{speculator}}",
                 ),
                 Query(per_second("specinfer_resyncs_total", "service"), "resync {{service}}"),
             ),

@@ -7,9 +7,9 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from gateway.clients.outage import LogPace
 from gateway.clients.quarantine import Quarantine
 from specinfer.errors import MalformedTreeError
+from specinfer.service.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 

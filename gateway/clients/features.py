@@ -8,30 +8,16 @@ what a service has not got yet, and sends each what it lacks. Where nobody wants
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from specinfer.speculators.states import States
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
 MOST_KEPT_BYTES = 2**24
 """Of one request: a service that takes none for long lacks them, until it is asked again."""
-
-Bfloat16 = NDArray[np.int16]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    start: int
-    states: Bfloat16
-    """[positions, layers, hidden]"""
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.states)
 
 
 class FeatureWish(NamedTuple):
@@ -66,7 +52,7 @@ class FeatureRelay:
         self.hidden = hidden
         self.layers: tuple[int, ...] = ()
         """That any service wants."""
-        self._kept: dict[str, _Stretch] = {}
+        self._kept: dict[str, States] = {}
         self._floor: dict[str, int] = {}
         """Context positions before which the verifier has none."""
 
@@ -90,7 +76,7 @@ class FeatureRelay:
         if kept is None or not kept.start <= least <= kept.stop:
             self._kept.pop(request_id, None)
             return least
-        if kept.states.nbytes > MOST_KEPT_BYTES:
+        if kept.nbytes > MOST_KEPT_BYTES:
             return None
         return kept.stop
 
@@ -101,8 +87,9 @@ class FeatureRelay:
             self._floor[request_id] = start
         kept = self._kept.get(request_id)
         if kept is not None and kept.stop == start:
-            states, start = np.concatenate([kept.states, states]), kept.start
-        self._kept[request_id] = _Stretch(start, states)
+            kept.append(states)
+        else:
+            self._kept[request_id] = States(start, states)
 
     def bytes_of(self, layers: Sequence[int]) -> int:
         """Of one token's features."""
@@ -122,15 +109,14 @@ class FeatureRelay:
         start = max(held, kept.start)
         places = [self.layers.index(layer) for layer in layers]
         count = max(1, most // self.bytes_of(layers))
-        states = kept.states[start - kept.start :][:count, places]
+        states = kept.read(start, count)[:, places]
         return start, np.ascontiguousarray(states).tobytes()
 
     def drop(self, request_id: str, held: Sequence[int]) -> None:
         """Forgets what every service got."""
         kept = self._kept.get(request_id)
-        if kept is not None and held and min(held) > kept.start:
-            gone = min(held) - kept.start
-            self._kept[request_id] = _Stretch(min(held), kept.states[gone:])
+        if kept is not None and held:
+            kept.drop(min(held))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Requests that ended."""

@@ -4,28 +4,14 @@ every five seconds, and how long it is left alone."""
 import logging
 from dataclasses import dataclass
 
-log = logging.getLogger(__name__)
+from specinfer.service.log_pace import LogPace
 
-LOG_EVERY_S = 5.0
+log = logging.getLogger(__name__)
 
 
 def backoff(first_s: float, failures: int, longest_s: float) -> float:
     """Seconds to wait after so many failures before: doubled for each, up to a bound, however many."""
     return min(longest_s, first_s * 2.0 ** min(failures, 64))
-
-
-@dataclass(slots=True)
-class LogPace:
-    """Lets the first line through, then one every `LOG_EVERY_S` seconds."""
-
-    _last: float | None = None
-
-    def due(self, now: float) -> bool:
-        """Whether a line may be written at this time."""
-        if self._last is not None and now - self._last < LOG_EVERY_S:
-            return False
-        self._last = now
-        return True
 
 
 @dataclass(slots=True)

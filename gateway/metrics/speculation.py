@@ -4,7 +4,7 @@ from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.step_metrics import StepCounter, StepHistogram
@@ -78,6 +78,13 @@ class SpeculationMetrics:
             "service",
         )
         self._resyncs.add(0, VERIFIER)
+        self._collapsed = Gauge(
+            "specinfer_speculator_collapsed",
+            "Whether the last thousand drafts of a speculator brought nothing, or less than a tenth of what "
+            "they did.",
+            speculator,
+            registry=registry,
+        )
 
     def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
         """Counts a step; `names` are those of the speculators by number."""
@@ -100,9 +107,14 @@ class SpeculationMetrics:
         for name, count in quarantines.items():
             self._quarantines.add(count, name)
 
+    def collapse(self, named: Named, collapsed: bool) -> None:
+        """Shows whether a speculator's drafts are accepted no more."""
+        self._collapsed.labels(*named).set(collapsed)
+
     def announce(self, names: Sequence[Named]) -> None:
         """Speculators that were reached: what is counted of them begins at 0."""
         for named in names:
+            self._collapsed.labels(*named)
             self._count_speculator(named, SpeculatorStep())
             self._quarantines.add(0, named.speculator)
             self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})

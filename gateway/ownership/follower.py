@@ -4,13 +4,13 @@ import asyncio
 import logging
 import time
 
-from gateway.clients.outage import LogPace
 from gateway.metrics import SystemMetrics
 from gateway.requests.feeds import Feed, Feeds
 from gateway.store.reading import RequestReader
 from gateway.store.records import Known
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
 from specinfer.service.log_context import about
+from specinfer.service.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 _INTERVAL_S = 0.025

@@ -11,7 +11,7 @@ import logging
 import time
 from contextlib import suppress
 
-from gateway.clients.outage import LogPace, Outage
+from gateway.clients.outage import Outage
 from gateway.metrics import SystemMetrics
 from gateway.ownership.handovers import Handovers
 from gateway.ownership.lanes import Lanes, models_of
@@ -19,6 +19,7 @@ from gateway.ownership.rules import somebody_serves, somebody_stays, verifiers_t
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.service.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 6

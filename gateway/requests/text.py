@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specinfer.tokenizer import Detokenizer, Tokenizer
+from specinfer.detokenizer import Detokenizer
+from specinfer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +23,52 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = tuple(stop_strings)
+        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
+        """What may be the beginning of a stop string, and nothing else between two calls."""
+        self._over = False
+        """Whether a stop string has ended the text."""
+
+    def skip(self, token_ids: Sequence[int]) -> bool:
+        """Reads the beginning at once, whose text nobody wants; says whether it has a stop string."""
+        self._held += self._detokenizer.push(token_ids)
+        self._over = self._over or self._find_stop(0) is not None
+        self._take(len(self._held) - self._possible_stop())
+        return self._over
 
     def push(self, token_ids: Sequence[int], last: bool) -> TextPiece:
         """Adds tokens; `last` gives out everything held back."""
+        if self._over:
+            return TextPiece("", 0, True)
         if not self._stops:
             text = self._detokenizer.push(token_ids)
             return TextPiece(text + (self._detokenizer.flush() if last else ""), len(token_ids), False)
+        told = []
         for index, token in enumerate(token_ids):
-            self._held += self._detokenizer.push([token])
-            if (end := self._find_stop()) is not None:
-                return TextPiece(self._take(end), index + 1, True)
-        if last:
-            self._held += self._detokenizer.flush()
-            if (end := self._find_stop()) is not None:
-                return TextPiece(self._take(end), len(token_ids), True)
-            return TextPiece(self._take(len(self._held)), len(token_ids), False)
-        return TextPiece(self._take(len(self._held) - self._possible_stop()), len(token_ids), False)
+            told.append(self._make_room())
+            if (end := self._add(self._detokenizer.push([token]))) is not None:
+                self._over = True
+                return TextPiece("".join(told) + self._take(end), index + 1, True)
+        if last and (end := self._add(self._detokenizer.flush())) is not None:
+            self._over = True
+            return TextPiece("".join(told) + self._take(end), len(token_ids), True)
+        rest = self._take(len(self._held) - (0 if last else self._possible_stop()))
+        return TextPiece("".join(told) + rest, len(token_ids), False)
 
-    def _find_stop(self) -> int | None:
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+    def _add(self, text: str) -> int | None:
+        """Adds to what is held; where the first stop string begins that it completes."""
+        searched = max(0, len(self._held) - self._longest + 1)
+        self._held += text
+        return self._find_stop(searched)
+
+    def _find_stop(self, start: int) -> int | None:
+        found = [at for stop in self._stops if (at := self._held.find(stop, start)) >= 0]
         return min(found, default=None)
+
+    def _make_room(self) -> str:
+        """What is long enough past to be in no stop string, where much is held."""
+        past = len(self._held) - self._longest
+        return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
         """Length of the longest end of the held text that could begin a stop string."""

@@ -144,7 +144,12 @@ async def _close(redis: Redis) -> None:
 
 @cache
 def source(script: str) -> str:
-    """The text of a script."""
+    """The text of a script, with the functions that it shares with others."""
+    text = _read(script)
+    return _read("unowned") + text if "_unowned(" in text else text
+
+
+def _read(script: str) -> str:
     return (resources.files("gateway.store") / "scripts" / f"{script}.lua").read_text(encoding="utf-8")
 
 

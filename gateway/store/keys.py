@@ -6,6 +6,10 @@ logprobs:<id>       text: their log-probabilities, if asked for, each in a field
                     each the most probable tokens, if asked for: ids and log-probabilities in such fields
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival
 unowned             sorted set: unfinished requests without an owner, by when they lost it
+waiting:<model>:<caller>
+                    sorted set: those of one caller that began with a model (or not yet), by time of arrival
+turns:<model>       sorted set: callers that have such, by the arrival of their oldest
+deadlines           sorted set: all without an owner, by their deadline
 gateways            set: ids of gateways that own something or are alive
 gateway:<id>        text: what a gateway says of itself; its lease, by its time to live
 verifier:<instance> text: "<gateway> <fence>"; the lease of a verifier, by its time to live

@@ -3,7 +3,7 @@ Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from gateway.requests.ending import Ending
@@ -56,12 +56,17 @@ class Glimpse:
     ending: Ending | None
 
 
+_CONTENT = [each.name for each in fields(GenerationRequest) if each.name not in ("request_id", "references")]
+_SAMPLING = [each.name for each in fields(SamplingParams)]
+
+
 def encode_content(request: GenerationRequest) -> str:
     """Everything that was asked, without the id."""
-    values = asdict(replace(request, references=()))  # it would copy each of their tokens
-    del values["request_id"], values["references"]
+    values = {name: getattr(request, name) for name in _CONTENT}  # `asdict` would copy each token
     if request.references:
         values["references"] = request.references
+    values["sampling"] = {name: getattr(request.sampling, name) for name in _SAMPLING}
+    values["constraint"] = request.constraint and asdict(request.constraint)
     values["stop_token_ids"] = sorted(request.stop_token_ids)
     values["speculation"] = request.speculation.name.lower()
     return json.dumps(values, sort_keys=True)

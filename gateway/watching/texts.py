@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gateway.requests.step import Progress
-from specinfer.tokenizer import Detokenizer, Tokenizer
+from specinfer.detokenizer import Detokenizer
+from specinfer.tokenizer import Tokenizer
 
 _MOST_KEPT = 100_000
 """Texts of tokens that are remembered; a vocabulary has as many."""

@@ -23,6 +23,7 @@ from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, speculator_pb2
 from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
+from speculator_svc.drafters.custom import CustomDrafter
 from speculator_svc.drafters.ngram import NgramDrafter
 from speculator_svc.drafters.recycling import RecyclingDrafter
 from speculator_svc.drafters.ssm import SsmDrafter
@@ -245,6 +246,35 @@ async def test_the_command_says_what_is_broken_and_exits_with_1() -> None:
     assert done.returncode == 1
     assert "FAILED  describes itself: instance_id: must be drawn" in done.stdout
     assert "ok      appends deltas: " in done.stdout
+
+
+def raising(_: object, __: object) -> object:
+    raise ValueError("a bug of the user's")
+
+
+async def test_a_service_whose_drafter_raises_fails_the_check_with_the_reason() -> None:
+    drafters: dict[str, Drafter] = {"mine": CustomDrafter(raising, "mine:draft")}
+    async with speculator_service(drafters, instance_id="here") as (address, _):
+        done = await asyncio.to_thread(check, address)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "keeps to budget and shape" in line)
+    assert line.startswith("FAILED")
+    assert "speculator mine failed to draft: mine:draft failed: ValueError at" in line
+
+
+async def test_a_service_that_never_drafts_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SpeculatorServicer._step
+
+    def silent(servicer: SpeculatorServicer, request: Request) -> Reply:
+        reply = original(servicer, request)
+        for result in reply.entries:
+            del result.drafts[:]
+        return reply
+
+    monkeypatch.setattr(SpeculatorServicer, "_step", silent)
+    found = await findings({"a": NgramDrafter()})
+    assert found["keeps to budget and shape"].detail.startswith("0 trees")
+    assert "keeps to budget and shape" in broken(found)
 
 
 def node_modules() -> Path:

@@ -41,6 +41,7 @@ GATEWAY = [
     "accepted_depth_bucket",
     "speculator_wins_total",
     "drafts_total",
+    "speculator_collapsed",
     "speculator_quarantines_total",
     "resyncs_total",
     "wire_bytes_total",

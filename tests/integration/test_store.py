@@ -5,6 +5,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -305,6 +306,22 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
         await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second), "model")
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
             await stores.b.create(state_of([], caller=caller.name).request, "digest", caller, owned=True)
+
+
+class Read(tuple[int, ...]):
+    """A prompt that counts who goes through it in Python."""
+
+    reads = 0
+
+    def __iter__(self) -> Any:
+        type(self).reads += 1
+        return super().__iter__()
+
+
+def test_a_record_copies_no_prompt() -> None:
+    request = GenerationRequest("id", Read(range(1000)), 10, SamplingParams(temperature=0))
+    assert decode_content("id", encode_content(request)) == replace(request, prompt=tuple(range(1000)))
+    assert Read.reads == 1, "json's own code, and nobody before"
 
 
 async def test_requests_without_an_owner_end_when_nobody_takes_them(redis_url: str) -> None:

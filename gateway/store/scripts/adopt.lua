@@ -1,60 +1,94 @@
--- Takes requests that nobody owns. Those of gateways whose lease is gone lose their owner first. ARGV: prefix, gateway,
--- how many at most, then the models that it can serve; a request that began with another model is left.
+-- Takes requests that nobody owns. Those of gateways whose lease is gone lose their owner first, some hundreds at a time.
+-- ARGV: prefix, gateway, how many at most, then the models that it can serve; a request that began with another model is
+-- left.
 -- Returns their ids: callers in turn, of each the oldest first, so that one caller's many do not keep others from being
--- looked at. Each adoption has a number, which every write names.
+-- looked at. Each adoption has a number, which every write names. Looks at no more requests than it may take, and those
+-- that the next turn would.
 local prefix, me, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local unowned = prefix .. 'unowned'
 local now = redis.call('TIME')[1]
+heal_unowned(prefix)
 for _, id in ipairs(redis.call('SMEMBERS', prefix .. 'gateways')) do
   if redis.call('EXISTS', prefix .. 'gateway:' .. id) == 0 then
-    for _, request in ipairs(redis.call('ZRANGE', prefix .. 'owned:' .. id, 0, -1)) do
+    for _, request in ipairs(redis.call('ZRANGE', prefix .. 'owned:' .. id, 0, 511)) do
       local key = prefix .. 'request:' .. request
       if redis.call('HGET', key, 'owner') == id then
         redis.call('HSET', key, 'owner', '')
-        redis.call('ZADD', unowned, now, request)
+        add_unowned(prefix, request, now)
       end
+      redis.call('ZREM', prefix .. 'owned:' .. id, request)
     end
-    redis.call('DEL', prefix .. 'owned:' .. id)
   end
 end
-local models = {}
-for at = 4, #ARGV do
-  models[ARGV[at]] = true
-end
-local found = {}
-for _, request in ipairs(redis.call('ZRANGE', unowned, 0, -1)) do
-  local key = prefix .. 'request:' .. request
-  local state, created, model, caller = unpack(redis.call('HMGET', key, 'state', 'created', 'model', 'caller'))
-  if state ~= 'open' then
-    redis.call('ZREM', unowned, request)
-  elseif not model or models[model] then
-    found[#found + 1] = {id = request, created = tonumber(created), caller = caller}
+ARGV[3] = ''  -- what has not begun, beside the models
+local callers, known = {}, {}
+for at = 3, #ARGV do
+  local heads = redis.call('ZRANGE', prefix .. 'turns:' .. ARGV[at], 0, most - 1, 'WITHSCORES')
+  for place = 1, #heads, 2 do
+    local name, created = heads[place], tonumber(heads[place + 1])
+    if not known[name] then
+      known[name] = {name = name, oldest = created, lists = {}}
+      callers[#callers + 1] = known[name]
+    end
+    known[name].oldest = math.min(known[name].oldest, created)
+    table.insert(known[name].lists, {key = prefix .. 'waiting:' .. ARGV[at] .. ':' .. name, at = 0})
   end
 end
-table.sort(found, function(a, b) return a.created < b.created end)
-local turns = {}
-for _, request in ipairs(found) do
-  turns[request.caller] = (turns[request.caller] or 0) + 1
-  request.turn = turns[request.caller]
-end
-table.sort(found, function(a, b)
-  if a.turn ~= b.turn then
-    return a.turn < b.turn
+table.sort(callers, function(a, b) return a.oldest < b.oldest end)
+-- The first one of a list that was not looked at yet; what is not to be adopted any more goes.
+local function peek(list)
+  while not list.head do
+    local found = redis.call('ZRANGE', list.key, list.at, list.at, 'WITHSCORES')
+    if not found[1] then
+      return nil
+    end
+    local state, owner = unpack(redis.call('HMGET', prefix .. 'request:' .. found[1], 'state', 'owner'))
+    if state == 'open' and owner == '' then
+      list.head = {id = found[1], created = tonumber(found[2])}
+    else
+      redis.call('ZREM', list.key, found[1])
+      remove_unowned(prefix, found[1])
+    end
   end
-  return a.created < b.created
-end)
-local taken = {}
-for at = 1, math.min(most, #found) do
-  local request, created = found[at].id, found[at].created
-  local since = redis.call('ZSCORE', unowned, request)
-  redis.call('HSET', prefix .. 'request:' .. request, 'owner', me, 'since', since)
-  redis.call('HINCRBY', prefix .. 'request:' .. request, 'adoption', 1)
-  redis.call('ZREM', unowned, request)
-  redis.call('ZADD', prefix .. 'owned:' .. me, created, request)
-  if redis.call('HGET', prefix .. 'request:' .. request, 'cancel') then  -- its owner before was asked, and is gone
-    redis.call('SADD', prefix .. 'cancels:' .. me, request)
+  return list.head
+end
+local function next_of(caller)
+  local best
+  for _, list in ipairs(caller.lists) do
+    local head = peek(list)
+    if head and (not best or head.created < best.head.created) then
+      best = list
+    end
+  end
+  if best then
+    local head = best.head
+    best.head, best.at = nil, best.at + 1
+    return head
+  end
+end
+local taken, more = {}, true
+while more and #taken < most do
+  local turn = {}
+  for place = 1, math.min(most, #callers) do
+    turn[#turn + 1] = next_of(callers[place])
+  end
+  more = #turn > 0
+  table.sort(turn, function(a, b) return a.created < b.created end)
+  for place = 1, math.min(#turn, most - #taken) do
+    taken[#taken + 1] = turn[place]
+  end
+end
+local ids = {}
+for at, request in ipairs(taken) do
+  local key = prefix .. 'request:' .. request.id
+  local since = redis.call('ZSCORE', prefix .. 'unowned', request.id)
+  remove_unowned(prefix, request.id)
+  redis.call('HSET', key, 'owner', me, 'since', since or now)
+  redis.call('HINCRBY', key, 'adoption', 1)
+  redis.call('ZADD', prefix .. 'owned:' .. me, request.created, request.id)
+  if redis.call('HGET', key, 'cancel') then  -- its owner before was asked, and is gone
+    redis.call('SADD', prefix .. 'cancels:' .. me, request.id)
     redis.call('EXPIRE', prefix .. 'cancels:' .. me, 3600)
   end
-  taken[at] = request
+  ids[at] = request.id
 end
-return taken
+return ids

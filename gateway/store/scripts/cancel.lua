@@ -25,7 +25,7 @@ if owner ~= '' and redis.call('EXISTS', prefix .. 'gateway:' .. owner) == 1 then
   return 'asked'
 end
 redis.call('HSET', key, 'state', 'finished', 'end', ending, 'owner', '')
-redis.call('ZREM', prefix .. 'unowned', id)
+remove_unowned(prefix, id)
 redis.call('ZREM', prefix .. 'owned:' .. owner, id)
 redis.call('SREM', prefix .. 'open:' .. caller, id)
 for _, kind in ipairs({'request:', 'tokens:', 'logprobs:'}) do

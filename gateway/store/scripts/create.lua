@@ -35,8 +35,10 @@ if seconds ~= '' then
 end
 redis.call('EXPIRE', key, ttl)
 redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
-redis.call('ZADD', owner == '' and prefix .. 'unowned' or prefix .. 'owned:' .. owner, now, id)
-if owner ~= '' then
+if owner == '' then
+  add_unowned(prefix, id, now)
+else
+  redis.call('ZADD', prefix .. 'owned:' .. owner, now, id)
   redis.call('SADD', prefix .. 'gateways', owner)
 end
 redis.call('SADD', prefix .. 'open:' .. caller, id)

@@ -9,6 +9,6 @@ for at = 4, #ARGV do
   if owner == me and state == 'open' then
     redis.call('HSET', key, 'owner', '')
     local since = ARGV[3] == '1' and redis.call('HGET', key, 'since')
-    redis.call('ZADD', prefix .. 'unowned', since or now, ARGV[at])
+    add_unowned(prefix, ARGV[at], since or now)
   end
 end

@@ -6,7 +6,7 @@ for _, id in ipairs(redis.call('ZRANGE', prefix .. 'owned:' .. me, 0, -1)) do
   local key = prefix .. 'request:' .. id
   if redis.call('HGET', key, 'owner') == me and redis.call('HGET', key, 'state') == 'open' then
     redis.call('HSET', key, 'owner', '')
-    redis.call('ZADD', prefix .. 'unowned', now, id)
+    add_unowned(prefix, id, now)
   end
 end
 for at = 3, #ARGV, 2 do

@@ -17,7 +17,7 @@ if known then
     return 'fenced'
   end
   redis.call('ZREM', prefix .. 'owned:' .. known, id)
-  redis.call('ZREM', prefix .. 'unowned', id)
+  remove_unowned(prefix, id)
   redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 end
 local now = tonumber(redis.call('TIME')[1])

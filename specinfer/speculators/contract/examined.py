@@ -174,7 +174,10 @@ class Examined:
                 who = f"speculator {draft.speculator} drafted, asked were {sorted(asked)}, each once"
                 raise BrokenContractError(who)
             if draft.status != OK:
-                continue
+                name = self.description.speculators[draft.speculator].name
+                raise BrokenContractError(
+                    f"speculator {name} failed to draft: {draft.message or 'no reason'}"
+                )
             size, root = self.vocab_size(draft.speculator), entry.delta_token_ids[-1]
             try:
                 tree = sound_draft(draft.tree, draft.speculator, root, limits, size)

@@ -113,6 +113,8 @@ async def keeps_to_budget_and_shape(it: Examined) -> str:
                 trees += 1
                 largest = max(largest, len(tree) - 1)
                 deepest = max(deepest, int(depths(tree.parents).max()))
+    if not trees:
+        raise BrokenContractError("0 trees: none of its speculators drafts anything")
     return f"{trees} trees, at most {largest} nodes and {deepest} deep"
 
 

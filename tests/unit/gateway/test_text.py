@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,39 @@ def test_possible_beginnings_of_a_stop_are_held_back() -> None:
     assert stream.push(TOKENIZER.encode("c"), last=False).text == "abc"
 
 
+@given(TEXT, st.integers(0, 30), st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
+def test_who_comes_back_gets_the_rest_of_the_text(text: str, place: int, stops: list[str]) -> None:
+    tokens = TOKENIZER.encode(text)
+    whole, resumed = TextStream(TOKENIZER, stops), TextStream(TOKENIZER, stops)
+    before = whole.push(tokens[:place], last=False)
+    assert resumed.skip(tokens[:place]) == before.stopped
+    assert resumed.push(tokens[place:], last=True).text == whole.push(tokens[place:], last=True).text
+
+
+def test_a_long_text_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much comes at once, each stop string is looked for in little more than what is new."""
+    looked = 0
+
+    class Seen(str):
+        def find(self, stop: str, start: int = 0) -> int:  # type: ignore[override]
+            nonlocal looked
+            looked += len(self) - start
+            return str.find(self, stop, start)
+
+        def __add__(self, other: str) -> "Seen":
+            return Seen(str.__add__(self, other))
+
+        def __getitem__(self, key: Any) -> "Seen":
+            return Seen(str.__getitem__(self, key))
+
+    text, stream = "ab " * 3000, TextStream(TOKENIZER, ["never", "no"])
+    stream._held = Seen("")
+    assert stream.push(TOKENIZER.encode(text), last=True).text == text
+    assert looked <= 2 * 6 * len(text)
+    monkeypatch.setattr(TOKENIZER, "decode", None)  # not used
+    assert not TextStream(TOKENIZER, ["never"]).skip(TOKENIZER.encode(text))
+
+
 @pytest.mark.slow
 def test_characters_of_several_tokens_are_given_out_whole(default_model: Path) -> None:
     tokenizer = Tokenizer.load(default_model)
@@ -74,7 +108,7 @@ def test_the_text_up_to_a_position_does_not_depend_on_how_the_tokens_were_cut(de
             cut = int(rng.integers(1, 30))
             whole, resumed = TextStream(tokenizer, stops), TextStream(tokenizer, stops)
             pieces = [whole.push([token], last=False) for token in tokens]
-            resumed.push(tokens[:cut], last=False)
+            resumed.skip(tokens[:cut])
             rest = resumed.push(tokens[cut:], last=False).text
             if not any(piece.stopped for piece in pieces):
                 assert rest == "".join(piece.text for piece in pieces[cut:])

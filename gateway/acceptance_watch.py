@@ -1,0 +1,36 @@
+"""Says when a speculator's drafts are accepted no more, and when they are again: a metric and a line each."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gateway.metrics.speculation import Named, SpeculationMetrics
+from gateway.planning.collapse import WINDOW, AcceptanceTrend
+from gateway.planning.step_counts import StepCounts
+
+log = logging.getLogger(__name__)
+
+
+class AcceptanceWatch:
+    """Of all lanes of a gateway together."""
+
+    def __init__(self, metrics: SpeculationMetrics) -> None:
+        self._metrics = metrics
+        self._trends: dict[Named, AcceptanceTrend] = defaultdict(AcceptanceTrend)
+
+    def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
+        """A step is done; `names` are those of the speculators by number."""
+        for number, did in counts.speculators.items():
+            named = names[number]
+            trend = self._trends[named]
+            if did.drafts and trend.note(did.drafts, did.accepted):
+                self._metrics.collapse(named, trend.collapsed)
+                self._say(named, trend)
+
+    def _say(self, named: Named, trend: AcceptanceTrend) -> None:
+        usual = "nothing yet" if trend.usual is None else f"{trend.usual:.3f}"
+        what = "collapsed" if trend.collapsed else "is as usual again"
+        log.warning(
+            "acceptance of speculator %s at %s %s: %.3f tokens a draft in the last %d drafts, usual: %s",
+            *(named.speculator, named.service, what, trend.latest, WINDOW, usual),
+        )

@@ -1,0 +1,118 @@
+"""Decoders of `tokenizer.json` that only put the bytes of tokens together, as nearly all do. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+ReadName: TypeAlias = Callable[[str], bytes]
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable ones of Latin-1 for themselves, those behind for the rest."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shown = {chr(byte): byte for byte in printable}
+    return shown | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _byte_characters()
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRules:
+    """How a decoder reads the names of tokens."""
+
+    read: ReadName
+    """The bytes that a name stands for behind others."""
+    read_first: ReadName
+    """The same of the first token that is told."""
+    strip: int = 0
+    """Blanks that are left out at the beginning of a text, if it has them."""
+    replaces_each: bool = False
+    """Whether each byte of what is no character becomes U+FFFD, or each beginning of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteDecoder:
+    """The bytes of a vocabulary's tokens, whatever stands beside them."""
+
+    names: Callable[[int], str | None]
+    skipped: Set[int]
+    """Special tokens, which are left out of the text."""
+    rules: ByteRules
+    _found: dict[int, bytes] = field(default_factory=dict)
+
+    def tells(self, token_id: int) -> bool:
+        """Whether a token is a part of the text."""
+        return token_id not in self.skipped and self.names(token_id) is not None
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What it adds to the text behind others."""
+        found = self._found.get(token_id)
+        if found is None:
+            name = None if token_id in self.skipped else self.names(token_id)
+            found = self._found[token_id] = b"" if name is None else self.rules.read(name)
+        return found
+
+    def first_bytes_of(self, token_id: int) -> bytes:
+        """What it says at the beginning; it is one that is told."""
+        return self.rules.read_first(self.names(token_id) or "")
+
+
+def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
+    """The rules of a decoder; None if it looks at the neighbours of tokens, or is not known."""
+    if decoder is None:
+        return None
+    match decoder["type"]:
+        case "ByteLevel":
+            return ByteRules(_byte_level, _byte_level)
+        case "Sequence":
+            stages = decoder["decoders"]
+            return read_decoder(stages[0]) if len(stages) == 1 else _read_stages(stages)
+        case "Metaspace":
+            sign, blank = decoder["replacement"], _replacing([(decoder["replacement"], " ")])
+            never = decoder.get("prepend_scheme", "always") == "never"
+            return ByteRules(blank, blank if never else _replacing([(sign, "")]))
+    return None
+
+
+def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
+    """Replacements of texts, bytes, fusion, blanks at the beginning, in this order, as SentencePiece's
+    vocabularies have them; None for anything else."""
+    left, pairs = list(stages), list[tuple[str, str]]()
+    while left and left[0]["type"] == "Replace" and "String" in left[0]["pattern"]:
+        stage = left.pop(0)
+        pairs.append((stage["pattern"]["String"], stage["content"]))
+    fallback = bool(left) and left[0]["type"] == "ByteFallback"
+    left = left[fallback:]
+    fused = bool(left) and left[0]["type"] == "Fuse"
+    left = left[fused:]
+    strip = 0
+    if fused and left and left[0]["type"] == "Strip" and (left[0]["content"], left[0]["stop"]) == (" ", 0):
+        strip = left.pop(0)["start"]
+    if left:
+        return None
+    read = _replacing(pairs, fallback)
+    return ByteRules(read, read, strip, replaces_each=fallback)
+
+
+def _byte_level(name: str) -> bytes:
+    """A character for each byte; what has others is a plain text."""
+    if all(char in BYTES for char in name):
+        return bytes([BYTES[char] for char in name])
+    return name.encode()
+
+
+def _replacing(pairs: Sequence[tuple[str, str]], byte_fallback: bool = False) -> ReadName:
+    """Reads names by replacements, one after another."""
+
+    def read(name: str) -> bytes:
+        for old, new in pairs:
+            name = name.replace(old, new)
+        if byte_fallback and _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.encode()
+
+    return read

@@ -1,0 +1,119 @@
+"""Turns a growing token sequence into text, one token's work for each token.
+
+Where a tokenizer's decoder only puts bytes together, so does this, and holds nothing back but the beginning
+of a character, three bytes at most; bytes that cannot become one are told as U+FFFD at once. Other decoders
+look at a token's neighbours: of those a small window is decoded again.
+
+Invariant: the text up to a position is the same however the tokens before it were cut into pieces.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from specinfer.byte_decoder import ByteDecoder
+from specinfer.tokenizer import REPLACEMENT, Tokenizer
+
+_MOST_HELD = 4
+"""Tokens behind a window whose text may be the beginning of a character: each of them has a byte of it."""
+_EACH = "specinfer.each"
+
+
+def _replace_each(error: UnicodeError) -> tuple[str, int]:
+    """U+FFFD for each byte of what is no character, as decoders with byte fallback have it."""
+    assert isinstance(error, UnicodeDecodeError), "it is for decoding"
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH, _replace_each)
+
+
+class _Reader(Protocol):
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+
+    def flush(self) -> str:
+        """Whatever was held back."""
+
+
+class Detokenizer:
+    """The text of one sequence as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = tokenizer.byte_decoder
+        self._reader: _Reader = _Window(tokenizer) if decoder is None else _Bytes(decoder)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; incomplete characters are held back."""
+        return self._reader.push(token_ids)
+
+    def flush(self) -> str:
+        """Whatever was held back."""
+        return self._reader.flush()
+
+
+class _Bytes:
+    """For decoders that put bytes together."""
+
+    def __init__(self, decoder: ByteDecoder) -> None:
+        self._decoder = decoder
+        errors = _EACH if decoder.rules.replaces_each else "replace"
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors)
+        self._begun = False
+        self._strip = decoder.rules.strip
+        """Blanks at the beginning of the text that are still to be left out."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        data = [self._decoder.bytes_of(token) for token in token_ids]
+        if not self._begun:
+            self._begin(token_ids, data)
+        return self._stripped(self._characters.decode(b"".join(data)))
+
+    def flush(self) -> str:
+        return self._stripped(self._characters.decode(b"", final=True))
+
+    def _begin(self, token_ids: Sequence[int], data: list[bytes]) -> None:
+        """The first token that is told may be told otherwise."""
+        for place, token in enumerate(token_ids):
+            if self._decoder.tells(token):
+                self._begun, data[place] = True, self._decoder.first_bytes_of(token)
+                return
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                break
+            text, self._strip = text[1:], self._strip - 1
+        return text
+
+
+class _Window:
+    """For all others: decodes the newest tokens behind the one before them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join([self._push_one(token) for token in token_ids if self._tokenizer.tells(token)])
+
+    def flush(self) -> str:
+        return self._give_out(self._decode())
+
+    def _push_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._decode()
+        if text.endswith(REPLACEMENT) and len(self._held) < _MOST_HELD:
+            return ""
+        return self._give_out(text)
+
+    def _decode(self) -> str:
+        """What is held back says behind what was given out last."""
+        before = self._tokenizer.decode(self._before)
+        return self._tokenizer.decode([*self._before, *self._held])[len(before) :]
+
+    def _give_out(self, text: str) -> str:
+        self._before, self._held = self._held or self._before, []
+        return text

@@ -1,0 +1,35 @@
+"""Lines about drafts that fail, whether their drafter raised or said so; a few of many."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from specinfer.errors import SpecInferError
+from specinfer.service.log_pace import LogPace
+from speculator_svc.entries import DraftOutcome
+
+log = logging.getLogger(__name__)
+
+
+class DraftFailures:
+    """Of the speculators of a service."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._count: Counter[int] = Counter()
+        self._paces: dict[int, LogPace] = defaultdict(LogPace)
+
+    def note(self, outcomes: Sequence[DraftOutcome], now: float) -> None:
+        """Logs the latest failure of each speculator, the first one at once, the others at times."""
+        latest: dict[int, SpecInferError] = {}
+        for outcome in outcomes:
+            for speculator, found in outcome.drafts:
+                if isinstance(found, SpecInferError):
+                    self._count[speculator] += 1
+                    latest[speculator] = found
+        for speculator, error in latest.items():
+            if self._paces[speculator].due(now):
+                log.warning(
+                    "speculator %s failed to draft (%d so far): %s",
+                    *(self._names[speculator], self._count[speculator], error.for_logs),
+                )

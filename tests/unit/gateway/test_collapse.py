@@ -1,0 +1,85 @@
+"""A speculator whose drafts are accepted no more is noticed, and no other one."""
+
+import logging
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from gateway.acceptance_watch import AcceptanceWatch
+from gateway.metrics.speculation import Named, SpeculationMetrics
+from gateway.planning.collapse import WINDOW, AcceptanceTrend
+from gateway.planning.step_counts import SpeculatorStep, StepCounts
+
+
+def run(trend: AcceptanceTrend, drafts: int, rate: float, seed: int = 0) -> list[bool]:
+    """So many drafts of which each brings a token with this probability; the judgements that changed."""
+    draw = random.Random(seed)
+    return [trend.collapsed for _ in range(drafts) if trend.note(1, int(draw.random() < rate))]
+
+
+def test_a_thousand_drafts_of_which_nothing_is_accepted() -> None:
+    trend = AcceptanceTrend()
+    assert run(trend, WINDOW - 1, 0.0) == []
+    assert run(trend, 1, 0.0) == [True]
+    assert run(trend, 10 * WINDOW, 0.0) == [], "said once"
+    assert run(trend, 3 * WINDOW, 0.3) == [False]
+
+
+@pytest.mark.parametrize("before", [0.005, 0.02, 0.5])
+def test_nothing_is_accepted_any_more(before: float) -> None:
+    trend = AcceptanceTrend()
+    assert run(trend, 5 * WINDOW, before) == []
+    assert run(trend, WINDOW, 0.0) == [True]
+    assert run(trend, 3 * WINDOW, before) == [False]
+
+
+def test_less_than_a_tenth_of_what_it_did() -> None:
+    trend = AcceptanceTrend()
+    run(trend, 5 * WINDOW, 0.8)
+    assert run(trend, 3 * WINDOW, 0.04) == [True]
+    assert run(trend, 3 * WINDOW, 0.8) == [False]
+    assert run(trend, 20 * WINDOW, 0.3) == [], "other texts"
+
+
+@given(st.floats(0.2, 1.0), st.floats(0.3, 1.0), st.integers(0, 1000))
+def test_what_changes_with_the_texts_is_no_collapse(rate: float, factor: float, seed: int) -> None:
+    trend = AcceptanceTrend()
+    assert run(trend, 2 * WINDOW, rate, seed) == []
+    assert run(trend, 2 * WINDOW, rate * factor, seed) == []
+
+
+def test_drafts_may_come_in_steps_of_any_size() -> None:
+    trend = AcceptanceTrend()
+    assert not trend.note(5000, 2500)
+    assert trend.note(1500, 0)
+    assert trend.collapsed
+
+
+def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    metrics = SpeculationMetrics(registry)
+    watch, names = AcceptanceWatch(metrics), [Named("s:1", "ssm"), Named("s:2", "ngram")]
+    metrics.announce(names)
+
+    def shown() -> list[float | None]:
+        name = "specinfer_speculator_collapsed"
+        return [registry.get_sample_value(name, named._asdict()) for named in names]
+
+    def steps(count: int, *accepted: int) -> None:
+        for _ in range(count):
+            did = {n: SpeculatorStep(drafts=4, accepted=each) for n, each in enumerate(accepted)}
+            watch.count(StepCounts(did), names)
+
+    steps(300, 2, 2)
+    assert (shown(), caplog.records) == ([0, 0], [])
+    with caplog.at_level(logging.WARNING):
+        steps(300, 0, 2)
+        assert shown() == [1, 0]
+        steps(300, 2, 2)
+    assert shown() == [0, 0]
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("acceptance of speculator ssm at s:1 collapsed: 0.000 tokens a draft")
+    assert "as usual again" in second

@@ -1,0 +1,204 @@
+"""Text as it grows is what the tokenizer makes of all tokens, told at once, with one token's work a token."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as FastTokenizer
+
+from specinfer.byte_decoder import BYTES
+from specinfer.detokenizer import Detokenizer
+from specinfer.tokenizer import REPLACEMENT, Tokenizer
+from tests.system import ascii_tokenizer
+
+WORDS = ["▁", "▁a", "b", "▁▁", "ä", "日", ".", "▁x▁y", "##c", "d</w>", "▁é"]
+
+
+def made(names: Sequence[str], decoder: Any) -> Tokenizer:
+    """A tokenizer with these tokens behind <s>, which is special, and an added token that is not."""
+    fast = FastTokenizer(models.WordLevel({name: i for i, name in enumerate(["<s>", *names])}, "<s>"))
+    fast.decoder = decoder
+    fast.add_special_tokens(["<s>"])
+    fast.add_tokens([AddedToken("[ü x]", normalized=False)])
+    return Tokenizer(fast, None, {})
+
+
+def byte_level() -> Tokenizer:
+    characters = {byte: char for char, byte in BYTES.items()}
+    texts = ["the ", "日本", "é", "🦙", "\n"]
+    names = [characters[byte] for byte in range(256)]
+    names += ["".join(characters[byte] for byte in text.encode()) for text in texts]
+    return made(names, decoders.ByteLevel())
+
+
+def sentencepiece(strip: int = 1) -> Tokenizer:
+    stages: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    stages += [decoders.Strip(" ", strip, 0)] if strip else []
+    return made([*(f"<0x{byte:02X}>" for byte in range(256)), *WORDS], decoders.Sequence(stages))
+
+
+EXACT: dict[str, Callable[[], Tokenizer]] = {
+    "byte_level": byte_level,
+    "byte_level_in_a_sequence": lambda: made(
+        ["a", "Ġb", "Ã", "¤"], decoders.Sequence([decoders.ByteLevel()])
+    ),
+    "ascii": ascii_tokenizer,
+    "metaspace": lambda: made(WORDS, decoders.Metaspace()),
+    "metaspace_never": lambda: made(WORDS, decoders.Metaspace(prepend_scheme="never")),
+    "fused": lambda: made(WORDS, decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])),
+    "stripped_twice": lambda: made(
+        WORDS,
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    ),
+}
+"""Whose text as it grows is always that of all tokens."""
+OTHERS: dict[str, Callable[[], Tokenizer]] = {
+    "word_piece": lambda: made(WORDS, decoders.WordPiece()),
+    "bpe_suffix": lambda: made(WORDS, decoders.BPEDecoder()),
+    "ctc": lambda: made(WORDS, decoders.CTC()),
+    "plain": lambda: made(WORDS, None),
+}
+
+
+def cut(tokens: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
+    bounds = sorted({0, len(tokens), *(place % (len(tokens) + 1) for place in cuts)})
+    return [list(tokens[a:b]) for a, b in pairwise(bounds)]
+
+
+CUTS = st.lists(st.integers(0, 40), max_size=6)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@given(data=st.data(), cuts=CUTS)
+@settings(max_examples=300)
+def test_the_text_is_that_of_all_tokens_however_they_come(name: str, data: Any, cuts: list[int]) -> None:
+    tokenizer = EXACT[name]()
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
+    reader = Detokenizer(tokenizer)
+    told = "".join([reader.push(part) for part in cut(tokens, cuts)])
+    assert told + reader.flush() == tokenizer.decode(tokens)
+
+
+_RUN = st.one_of(
+    st.text(min_size=1, max_size=4).filter(lambda text: text.isprintable()).map(lambda text: text.encode()),
+    st.sampled_from([b"\xff", b"\xe6\x97", b"\xf0\x9f\xa6", b"\xc3", b"\x80\x80", b"\xed\xa0\x80"]),
+)
+"""Bytes that are characters, or none of which is a part of one: a mixed run SentencePiece calls all wrong,
+which nobody knows before it ends."""
+
+
+@given(st.lists(st.one_of(_RUN, st.integers(0, len(WORDS) - 1)), max_size=12), CUTS, st.integers(0, 2))
+def test_bytes_of_sentencepiece_are_told_as_it_tells_them(
+    parts: list[bytes | int], cuts: list[int], strip: int
+) -> None:
+    tokenizer, tokens = sentencepiece(strip), list[int]()
+    for part in parts:
+        if isinstance(part, bytes):
+            tokens += [1 + byte for byte in part] + [1 + 256 + WORDS.index(".")]  # a word ends the run
+        else:
+            tokens += [1 + 256 + part, 0]  # and a special token says nothing
+    reader = Detokenizer(tokenizer)
+    told = "".join([reader.push(piece) for piece in cut(tokens, cuts)])
+    assert told + reader.flush() == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece])
+@given(data=st.lists(st.integers(0, 255), max_size=30))
+def test_nothing_is_held_longer_than_a_character_can_be(
+    make: Callable[[], Tokenizer], data: list[int]
+) -> None:
+    """After each byte all is told but what may still become a character."""
+    reader, told = Detokenizer(make()), ""
+    for place, byte in enumerate(data):
+        told += reader.push([1 + byte])
+        held = bytes(data[: place + 1])
+        begun = [n for n in (1, 2, 3) if n <= len(held) and _may_become_one(held[-n:])]
+        text = held[: len(held) - (begun[0] if begun else 0)].decode(errors="replace").lstrip(" ")
+        plain = told.replace(REPLACEMENT, "").lstrip(" ")
+        assert plain == text.replace(REPLACEMENT, "")
+        assert begun or not held or told.count(REPLACEMENT) >= text.count(REPLACEMENT)
+
+
+def _may_become_one(data: bytes) -> bool:
+    """Whether these bytes are the beginning of a character."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" and error.start == 0
+    return False
+
+
+def test_a_byte_that_is_drawn_for_ever_does_not_hold_the_text_back() -> None:
+    """As `logit_bias` on a byte token makes it."""
+    for make in (byte_level, sentencepiece):
+        reader = Detokenizer(make())
+        assert reader.push([1 + 0xE6]) == ""
+        for _ in range(50):
+            assert reader.push([1 + 0xE6]) == REPLACEMENT
+            assert reader.push([1 + 0xFF]) == 2 * REPLACEMENT
+            assert reader.push([1 + 0xE6]) == ""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@given(data=st.data(), cuts=CUTS)
+def test_other_decoders_tell_the_same_however_tokens_are_cut(name: str, data: Any, cuts: list[int]) -> None:
+    tokenizer = OTHERS[name]()
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size), max_size=20))
+    one, many = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    single = "".join([one.push([token]) for token in tokens]) + one.flush()
+    assert "".join([many.push(part) for part in cut(tokens, cuts)]) + many.flush() == single
+    if name in ("word_piece", "plain"):
+        assert single == tokenizer.decode(tokens)
+
+
+class Counting(Tokenizer):
+    """Notes how many tokens are decoded."""
+
+    decoded: list[int]
+
+    def decode(self, token_ids: Any) -> str:
+        tokens = list(token_ids)
+        self.decoded.append(len(tokens))
+        return super().decode(tokens)
+
+
+@pytest.mark.parametrize("name", [*EXACT, *OTHERS])
+def test_a_token_is_one_tokens_work(name: str) -> None:
+    plain = {**EXACT, **OTHERS}[name]()
+    tokenizer = Counting(plain._fast, None, {})
+    tokenizer.decoded = []
+    reader, count = Detokenizer(tokenizer), 400
+    for place in range(count):
+        reader.push([1 + place % 2 * 200 % (tokenizer.vocab_size - 1)])
+    if name in EXACT:
+        assert tokenizer.decoded == []
+    else:
+        assert max(tokenizer.decoded) <= 8
+        assert len(tokenizer.decoded) <= 2 * count
+
+
+def test_held_bytes_of_other_decoders_are_told_after_four_tokens() -> None:
+    stages = [decoders.ByteFallback(), decoders.Replace("x", "y"), decoders.Fuse()]
+    tokenizer = made([f"<0x{byte:02X}>" for byte in range(256)], decoders.Sequence(stages))
+    assert tokenizer.byte_decoder is None
+    reader = Detokenizer(tokenizer)
+    told = "".join([reader.push([1 + 0xE6]) for _ in range(100)])
+    assert len(told) >= 96
+
+
+@pytest.mark.slow
+def test_the_default_model_is_read_as_bytes(default_model: Path) -> None:
+    tokenizer = Tokenizer.load(default_model)
+    assert tokenizer.byte_decoder is not None
+    text = "naïve 🦙🇩🇪 – Größe 漢字\n" + json.dumps({"a": [1, 2]})
+    tokens = tokenizer.encode(text)
+    reader = Detokenizer(tokenizer)
+    assert "".join([reader.push([token]) for token in tokens]) == tokenizer.decode(tokens) == text
+    specials = [t for t in range(tokenizer.vocab_size) if not tokenizer.tells(t)]
+    assert Detokenizer(tokenizer).push(specials) == tokenizer.decode(specials) == ""
