@@ -71,7 +71,7 @@ def main(
 async def in_turns(prompts: Sequence[Prompt], load: Load, modes: Modes, turns: int) -> dict[str, Any]:
     """By mode what it brought, and the planner over it."""
     measured = {mode: Measured() for mode in modes}
-    for mode, (address, speculation) in modes.items():
+    for address, speculation in modes.values():
         part = part_of(prompts, 0, load.batch, turns)
         await run_turn(address, part, replace(load, speculation=speculation), Measured())
     for turn in range(turns):
@@ -95,8 +95,8 @@ def _over(planner: Measured, other: Measured) -> dict[str, float]:
 def markdown(report: dict[str, Any]) -> str:
     """Two tables: over plain decoding, and the planner over each mode."""
     rest = (
-        f" at most, greedy, default weights and pool. Modes take {report['turns']} turns; ± is the standard
-        error " "over them."
+        f" at most, greedy, default weights and pool. Modes take {report['turns']} turns; ± is the standard "
+        "error over them."
     )
     runs = report["runs"]
     lines = opening("The planner beside constant choices", report, rest)
