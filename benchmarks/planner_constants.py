@@ -18,16 +18,22 @@ import typer
 from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
-from gateway.planning import acceptance, average, pass_times, planner
+from gateway.planning import acceptance, by_nodes, latency, pass_times, recent, trials
 from specinfer.cli.about import about_this_run
 from specinfer.speculators import calibration
 
 CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
-    *((acceptance, name) for name in ("_FIRST", "_USUAL_MEMORY", "_REQUEST_MEMORY", "_PRIOR", "_RECORDS")),
+    *(
+        (acceptance, name)
+        for name in ("_REQUEST_MEMORY", "_PRIOR", "_TEXT", "_HOPE", "_RECORDS", "_SHARES_KNOWN")
+    ),
+    *((by_nodes, name) for name in ("_FIRST", "_PRIOR", "_MEMORY")),
     *((calibration, name) for name in ("_TRUST", "_MEMORY")),
-    *((average, name) for name in ("_SMOOTHING", "_OUTLIER")),
-    *((pass_times, name) for name in ("_NOISE", "_DRIFT", "_OWN_DRIFT", "_OUTLIER")),
-    *((planner, name) for name in ("_FIRST_OUTCOMES", "_MARGIN", "_PROBE_SHARE")),
+    *((pass_times, name) for name in ("_PACE", "_LASTING", "_KNOWN", "_PER_OCTAVE")),
+    *((latency, name) for name in ("_COLD", "_PART")),
+    *((trials, name) for name in ("_MARGIN", "_TIMES", "_CREDIT", "_CREDIT_SHARE", "_SHARE", "_NEARNESS")),
+    *((trials, name) for name in ("_TREES", "_LEAST")),
+    *((recent, name) for name in ("_WINDOW", "_FEW")),
 )
 BATCHES = (1, 4, 16)
 
@@ -78,7 +84,8 @@ def changed(module: ModuleType, name: str, value: float) -> Iterator[None]:
 
 def speeds(run: int, steps: int, speculates: bool = True) -> list[float]:
     """Tokens per simulated second by batch size."""
-    return [World(1000 * run + batch, batch, speculates).run(steps) for batch in BATCHES]
+    fixed = None if speculates else 0
+    return [World(1000 * run + batch, batch, fixed).run(steps) for batch in BATCHES]
 
 
 def compared(found: list[list[float]], usual: list[list[float]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from gateway.planning.by_nodes import sizes_up_to
 from gateway.planning.features import Floats
 from gateway.planning.latency import SpeculatorSet
 from gateway.planning.learned import LearnedAcceptance
@@ -44,13 +45,13 @@ def lessons_of(
     for number, step in enumerate(steps):
         matches = dict(step.matches)
         model.follow(step.contexts)
-        model.by_nodes(len(step.contexts))
+        model.expect(len(step.contexts), sizes_up_to(step.nodes))
         model.chosen(step.asked, step.nodes)
         if before is not None and before.asked and before.nodes > 0:
             told = before.asked, before.nodes, before.outcomes
             for asked, rows in model.lessons(*told, before.contexts).items():
                 yield number - 1, asked, rows
-            model.observe(*told)  # without contexts: no weights are refined
+            model.observe(len(before.contexts), *told)  # without contexts: no weights are refined
         before = step
 
 

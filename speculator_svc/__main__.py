@@ -14,6 +14,7 @@ from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from speculator_svc.settings import SpeculatorSettings
+from speculator_svc.warm_up import warm_up
 
 PROGRAM = "speculator_svc"
 SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
@@ -65,6 +66,7 @@ async def serve(settings: SpeculatorSettings) -> None:
     tracer = open_tracer(PROGRAM, settings)
     thread = EngineThread("speculator-engine")
     engine = await thread.call(build_engine, settings)
+    await thread.call(warm_up, engine)
     server = ServiceServer(settings, [SERVICE])
     description = describe(engine, settings.names, settings.drafters, secrets.token_hex(8))
     metrics = SpeculatorMetrics(registry, settings.names)

@@ -27,6 +27,7 @@ from verifier_svc.pass_costs import measure_passes
 from verifier_svc.ranks import follow, join, layout_of, leading, own_rank
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
+from verifier_svc.warm_up import warm_up
 
 PROGRAM = "verifier_svc"
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name
@@ -124,6 +125,7 @@ def describe(
 
 
 def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
+    warm_up(engine)
     costs = measure_passes(engine.runner, most_tokens=engine.limits.max_step_tokens)
     parallel = engine.runner.parallel
     if parallel is not None and parallel.stage_seconds.busy:

@@ -1,16 +1,20 @@
 """A simulated verifier, two speculators and texts of every kind, for the planner.
 
-Passes take what a CPU's take (stairs of six tokens), at a pace that wanders by a fifth and a price of nodes
-that wanders by itself; one pass in a hundred is disturbed. A text is known by the probability that the first
-guess of a speculator is right; requests of 64 tokens begin and end. One speculator is good and slow, one
-poor and quick; both believe more of themselves than is true. The target finds prompts in its cache, the
-speculators' service reads them, and whatever came while nobody asked it.
+The costs are those of the default weights on two cores (Zen 5, native-a8): passes, drafts by the nodes asked
+for, and what services add. The machine's pace wanders by a fifth, a price of nodes wanders by itself, one
+pass in a hundred is disturbed, a neighbour now and then slows down a hundred steps in a row by half, and the
+first steps of a process are cold. A text is known by the probability that the first guess of a speculator is
+right; requests of 128 tokens begin and end. One speculator is good and slow, one poor and quick; both believe
+more of themselves than is true. The target finds prompts in its cache, the speculators' service reads them,
+and whatever came while nobody asked it.
 """
 
 import heapq
 import random
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log2
 
 from gateway.clients.draft_round import tokens_read
 from gateway.planning.acceptance import AcceptanceModel
@@ -18,28 +22,25 @@ from gateway.planning.budget import derive_budget
 from gateway.planning.latency import DraftTime
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import Choice, Planner, StepReport
+from gateway.requests.budget import NodeBudget
 from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
-CURVE = PassCurve(
-    [
-        (1, 0.0095),
-        (6, 0.0102),
-        (7, 0.0112),
-        (12, 0.0128),
-        (13, 0.0145),
-        (18, 0.0165),
-        (32, 0.026),
-        (64, 0.052),
-    ]
-)
-"""Measured with AVX-512 in halves."""
+PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))
+"""(tokens, milliseconds)."""
+CURVE = PassCurve([(tokens, ms / 1000) for tokens, ms in PASSES])
 BOTH = frozenset({0, 1})
-OWN_S = {0: 0.0018, 1: 0.0002}
-"""What drafting takes for one request."""
-OVERHEAD_S, WIRE_S, TOKENS = 0.0015, 0.0004, 64
-PROMPT, READ_S = 170, 0.00006
-"""Tokens of a prompt, as the evaluation prompts have on average; what reading one takes the shipped SSM."""
+PLAIN_S, TREES_S = 0.0017, 0.0020
+"""What neither pass nor drafts take."""
+WIRE_S = 0.0009
+TOKENS, PROMPT = 128, 170
+"""Of an answer, and of a prompt, as the evaluation prompts have on average."""
+READ_S = 0.00006
+"""What reading a token takes the shipped SSM."""
+COLD_S = (0.016, 0.026, 0.002)
+"""What the first steps with trees take longer, the first one last: with the prompt that the first one reads
+they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
+GUESSES = (0.25, 0.5, 0.7, 0.9)
 ROOT = 0
 
 
@@ -55,33 +56,98 @@ class Text:
     """Tokens that the speculators have not read."""
 
 
+@dataclass
+class Ran:
+    """What some steps brought and took."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    expected_s: float = 0.0
+    """Of the steps that were expected to take anything, as much as `counted_s` of them took."""
+    counted_s: float = 0.0
+    steps: int = 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class Machine:
+    """How long things take, disturbed."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.pace = self._slope = 0.0
+        self._neighbour = 0
+        self._cold = {True: list(COLD_S), False: [seconds / 5 for seconds in COLD_S]}
+
+    def turn(self) -> None:
+        """The next step begins."""
+        self.pace = 0.97 * self.pace + self._rng.gauss(0, 0.03)
+        self._slope = 0.97 * self._slope + self._rng.gauss(0, 0.03)
+        self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._rng.random() < 0.0005)
+
+    def slowed(self, seconds: float) -> float:
+        """What so many seconds take now."""
+        beside = 1.5 if self._neighbour else 1.0
+        return seconds * exp(self.pace) * beside * self._rng.lognormvariate(0, 0.06)
+
+    def pass_s(self, batch: int, tokens: int) -> float:
+        """Of a pass."""
+        base = CURVE.at(batch)
+        disturbed = 4.0 if self._rng.random() < 0.01 else 1.0
+        return self.slowed(base + exp(self._slope) * (CURVE.at(tokens) - base)) * disturbed
+
+    def cold_s(self, trees: bool) -> float:
+        """What a step takes longer because it is one of the first."""
+        return self._cold[trees].pop() if self._cold[trees] else 0.0
+
+
 class World:
     """Time, texts and machine, all of one seed."""
 
     def __init__(
-        self, seed: int, batch: int, speculates: bool = True, acceptance: AcceptanceModel | None = None
+        self,
+        seed: int,
+        batch: int,
+        fixed: int | None = None,
+        acceptance: AcceptanceModel | None = None,
+        told: Sequence[tuple[int, float]] | None = None,
     ) -> None:
-        """`acceptance`: the planner's policy; None: the measured one."""
-        self._rng, self._machine, self._batch = random.Random(seed), random.Random(seed + 1), batch
-        self._planner = Planner(CURVE, derive_budget(CURVE, 16, 127, 2048), True, acceptance)
-        self._planner.enrol([BOTH] if speculates else [])
+        """`fixed`: nodes of every tree, 0 for plain decoding; None: the planner chooses. `acceptance`: its
+        policy; None: the measured one. `told`: what the verifier says of its passes; None: the truth."""
+        self._rng, self._machine, self._batch = random.Random(seed), Machine(seed + 1), batch
+        curve = CURVE if told is None else PassCurve(told)
+        budget = derive_budget(curve, 16, 127, 2048) if fixed is None else NodeBudget(fixed, fixed * batch)
+        self._planner = Planner(curve, budget, fixed is None, acceptance)
+        self._planner.enrol([] if fixed == 0 else [BOTH])
         self._calibration = Calibration()
-        self._texts = [self._begin(i) for i in range(batch)]
-        self._begun = batch
-        self._pace = self._slope = 0.0
+        self._begun = 0
+        self._texts = [self._begin() for _ in range(batch)]
+        self.by_choice: defaultdict[int, Ran] = defaultdict(Ran)
+        """What was done, by the nodes planned for each request."""
 
     def run(self, steps: int) -> float:
         """Tokens per second over so many steps."""
-        tokens, seconds = 0, 0.0
+        ran = Ran()
         for _ in range(steps):
-            brought, took = self._step()
-            tokens, seconds = tokens + brought, seconds + took
-        return tokens / seconds
+            self._step(ran)
+        return ran.speed
 
-    def _begin(self, number: int) -> Text:
-        return Text(f"r{number}", self._rng.choice((0.25, 0.5, 0.7, 0.9)))
+    def answer(self, prompts: int) -> Ran:
+        """What answering so many prompts takes, the batch being full all the time."""
+        ran, last = Ran(), self._begun - self._batch + prompts
+        while self._begun - self._batch < last:
+            self._step(ran)
+        return ran
 
-    def _step(self) -> tuple[int, float]:
+    def _begin(self) -> Text:
+        self._begun += 1
+        return Text(f"r{self._begun}", self._rng.choice(GUESSES))
+
+    def _step(self, ran: Ran) -> None:
+        self._machine.turn()
         contexts = {text.name: PROMPT + TOKENS - text.left for text in self._texts}
         choice = self._planner.choose(self._batch, contexts)
         drafts = [self._drafts(text, choice) for text in self._texts]
@@ -93,45 +159,46 @@ class World:
             for text, tree in zip(self._texts, trees, strict=True)
         }
         in_pass = sum(len(tree) for tree in trees)
-        pass_s, drafted = self._pass_s(in_pass), self._draft_times(choice)
+        pass_s, drafted = self._machine.pass_s(self._batch, in_pass), self._draft_times(choice)
         draft_s = max((time.total_s for time in drafted), default=0.0)
-        seconds = pass_s + draft_s + OVERHEAD_S
-        self._planner.observe(
-            StepReport(
-                *(choice, self._batch, in_pass, pass_s, drafted, OVERHEAD_S, outcomes), contexts=contexts
-            )
+        rest_s = self._machine.slowed(TREES_S if drafted else PLAIN_S)
+        rest_s += self._machine.cold_s(bool(drafted))
+        seconds = pass_s + draft_s + rest_s
+        report = StepReport(
+            choice, self._batch, in_pass, pass_s, drafted, rest_s, outcomes, contexts=contexts
         )
+        self._planner.observe(report)
         for found, (tree, accepted) in zip(drafts, outcomes.values(), strict=True):
             told = [int(tree.token_ids[node]) for node in accepted] + [-1]
             for speculator, draft in found:
                 self._calibration.observe(speculator, draft, told)
-        brought = sum(1 + len(accepted) for _, accepted in outcomes.values())
-        self._go_on([1 + len(accepted) for _, accepted in outcomes.values()])
-        return brought, seconds
+        brought = [1 + len(accepted) for _, accepted in outcomes.values()]
+        for each in (ran, self.by_choice[choice.nodes]):
+            each.tokens, each.seconds, each.steps = (
+                each.tokens + sum(brought),
+                each.seconds + seconds,
+                each.steps + 1,
+            )
+            if choice.seconds and not any(time.read for time in drafted):
+                each.expected_s, each.counted_s = each.expected_s + choice.seconds, each.counted_s + seconds
+        self._go_on(brought)
 
     def _go_on(self, tokens: list[int]) -> None:
         for i, count in enumerate(tokens):
             self._texts[i].left -= count
             self._texts[i].lacking += count
             if self._texts[i].left <= 0:
-                self._texts[i] = self._begin(self._begun)
-                self._begun += 1
-
-    def _pass_s(self, tokens: int) -> float:
-        self._pace = 0.97 * self._pace + self._machine.gauss(0, 0.05)
-        self._slope = 0.97 * self._slope + self._machine.gauss(0, 0.05)
-        base = CURVE.at(self._batch)
-        added = exp(self._slope) * (CURVE.at(tokens) - base)
-        disturbed = 4.0 if self._machine.random() < 0.01 else 1.0
-        return exp(self._pace) * (base + added) * self._machine.lognormvariate(0, 0.06) * disturbed
+                self._texts[i] = self._begin()
 
     def _draft_times(self, choice: Choice) -> list[DraftTime]:
         if not choice.speculators:
             return []
-        scale = exp(self._pace) * self._batch**0.35
-        own_s = {s: OWN_S[s] * scale for s in sorted(choice.speculators)}
+        scale = self._batch**0.35
+        own_s = {
+            s: self._machine.slowed(draft_s(s, choice.nodes) * scale) for s in sorted(choice.speculators)
+        }
         read = self._read()
-        return [DraftTime(BOTH, own_s, WIRE_S * scale + exp(self._pace) * READ_S * read, read)]
+        return [DraftTime(BOTH, own_s, self._machine.slowed(WIRE_S + READ_S * read), read)]
 
     def _read(self) -> int:
         """How many tokens the speculators have to read before they draft, if more than in every step."""
@@ -150,7 +217,7 @@ class World:
         kids: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             kids.setdefault(parent, []).append(node)
-        path, node = [], 0
+        path, node = list[int](), 0
         while node in kids:
             at, chosen = self._rng.random(), None
             for child in kids[node]:
@@ -164,6 +231,11 @@ class World:
             path.append(chosen)
             node = chosen
         return path
+
+
+def draft_s(speculator: int, nodes: int) -> float:
+    """What drafting takes for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
+    return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
 
 
 def _guess(text: Text, speculator: int) -> float:

@@ -1,35 +1,36 @@
 """The acceptance model: expected accepted tokens of a step. Pure.
 
-    accepted(S, n) = sum over requests r of  a_r * share(S) * log2(1 + n / requests)
+    accepted(S, n) = share(S) * accepted(n) * sum over requests r of  a_r
 
-A best-first tree of n nodes brings about as many tokens with every doubling of 1 + n: the paper's acceptance
-rates give 2.86, 3.14, 3.61 accepted tokens for 21, 32, 64 nodes, the shipped SSM 1.2, 1.6, 2.1, 2.5 for 4, 8,
-16, 32. So one number tells how predictable a text is: a_r, accepted tokens per doubling, the ratio of sums
-over the request's own steps and eight usual ones. share(S) is what a speculator set would have brought of
-what the whole pool did: of every accepted token it is known who proposed it.
+accepted(n) is what trees of n nodes bring of a usual text, measured by batch size (`by_nodes`), a_r how
+predictable a text is beside that: the ratio of what its own trees brought to what was expected of them, and
+of eight usual ones. share(S) is what a speculator set would have brought of what the whole pool did: of every
+accepted token it is known who proposed it.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import log2
+from math import sqrt
 from types import MappingProxyType
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gateway.planning.by_nodes import ByNodes, sizes_up_to
 from gateway.planning.latency import SpeculatorSet
+from gateway.planning.subtrees import ranked_nodes
 from specinfer.tree import TokenTree
 
-_FIRST = 0.5
-"""Accepted tokens per doubling before anything was measured (the figures above)."""
-_USUAL_MEMORY, _REQUEST_MEMORY = 100.0, 40.0
-"""Trees after which one counts 1/e of the newest: what is usual changes slowly, a text more quickly."""
-_PRIOR = 8 * log2(1 + 8)
-"""Doublings that what is usual counts for in a request's ratio: eight steps of eight nodes."""
+_REQUEST_MEMORY = 40.0
+"""Trees after which one counts 1/e of the newest in what is known of a text."""
+_PRIOR = 12.0
+"""Accepted tokens that what is usual counts for in it: some eight steps."""
+_TEXT, _HOPE = 4, 0.5
+"""Trees after which a text is seen; how much better than those seen a new one is hoped to be, over the root
+of their number: as texts differ, a few say little of the next one."""
 _RECORDS = 256
 """Trees of the whole pool from which shares are counted, anew whenever an eighth of them is new."""
+_SHARES_KNOWN = 16
+"""Trees of the whole pool before parts of it are chosen."""
 
 NO_CONTEXTS: Mapping[str, int] = MappingProxyType({})
 
@@ -37,20 +38,33 @@ Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 """By request: its tree and the accepted nodes."""
 
 
+class Expected(NamedTuple):
+    """Of a step of all followed requests, by the nodes planned for each."""
+
+    tokens: dict[SpeculatorSet, list[float]]
+    """Accepted ones, by whom is asked."""
+    kept: list[float]
+    """Nodes that are verified of one request's tree."""
+
+
 @dataclass(slots=True)
 class _Ratio:
-    """Accepted tokens over doublings, older ones counting less."""
+    """Accepted tokens over expected ones, older ones counting less."""
 
-    accepted: float
-    doublings: float = _PRIOR
+    hope: float
+    """What it is thought to be as long as nothing of it is known."""
+    accepted: float = 0.0
+    expected: float = 0.0
+    trees: int = 0
 
-    def add(self, accepted: float, doublings: float, memory: float) -> None:
-        fade = 1 - 1 / memory
-        self.accepted, self.doublings = fade * self.accepted + accepted, fade * self.doublings + doublings
+    def add(self, accepted: float, expected: float) -> None:
+        fade = 1 - 1 / _REQUEST_MEMORY
+        self.trees += 1
+        self.accepted, self.expected = fade * self.accepted + accepted, fade * self.expected + expected
 
-    @property
-    def value(self) -> float:
-        return self.accepted / self.doublings
+    def value(self, unknown: float = 1.0) -> float:
+        """The ratio, if it would be that without any trees."""
+        return (self.accepted + _PRIOR * unknown) / (self.expected + _PRIOR)
 
 
 class AcceptanceModel:
@@ -58,16 +72,16 @@ class AcceptanceModel:
 
     def __init__(self) -> None:
         self.everybody: SpeculatorSet = frozenset()
-        self.sets: list[SpeculatorSet] = []
-        """Those that may be asked: single speculators, and the pool built up by whoever adds most, the whole
-        one last (2n - 1 sets, not 2^n)."""
-        self.outcomes = 0
-        """Trees seen so far."""
-        self._usual = _Ratio(_FIRST * _PRIOR)
+        self._sets: list[SpeculatorSet] = []
+        self._batches: dict[int, ByNodes] = {}
+        """By batch size in powers of two: the larger it is, the more is cut of trees."""
         self._requests: dict[str, _Ratio] = {}
+        self._texts_seen = 0
+        """Of which it saw some trees."""
         self._paths: deque[tuple[SpeculatorSet, ...]] = deque(maxlen=_RECORDS)
         """Who proposed each token of an accepted path."""
-        self._new = 0
+        self._whole = self._new = 0
+        """Trees of the whole pool, and those of them that shares were not counted from."""
         self._shares: dict[SpeculatorSet, float] = {}
 
     def enrol(self, everybody: SpeculatorSet) -> None:
@@ -77,21 +91,48 @@ class AcceptanceModel:
 
     def follow(self, contexts: Mapping[str, int]) -> None:
         """From now on these requests, with so many tokens each, want drafts; others are forgotten."""
-        known, usual = self._requests, self._usual.value
-        self._requests = {name: known.get(name) or _Ratio(usual * _PRIOR) for name in contexts}
+        known = self._requests
+        hope = 1 + _HOPE / sqrt(max(1, len(contexts) + self._texts_seen))
+        self._requests = {name: known.get(name) or _Ratio(hope) for name in contexts}
 
     @property
-    def usual(self) -> float:
-        """Accepted tokens per doubling, of all requests."""
-        return self._usual.value
+    def sets(self) -> list[SpeculatorSet]:
+        """Those that may be asked: single speculators, and the pool built up by whoever adds most, the whole
+        one last (2n - 1 sets, not 2^n). Until the pool has shown enough trees only it itself."""
+        return self._sets if self._whole >= _SHARES_KNOWN else self._sets[-1:]
 
-    def chosen(self, asked: SpeculatorSet, nodes: float) -> None:
+    def ratio(self, name: str) -> float:
+        """Accepted tokens of a followed request over those of a usual one."""
+        request = self._requests[name]
+        return request.value(request.hope)
+
+    def usual(self, batch: int) -> ByNodes:
+        """What trees bring at a batch size."""
+        size = (batch - 1).bit_length()
+        if size not in self._batches:
+            nearest = min(self._batches, key=lambda other: abs(other - size), default=None)
+            self._batches[size] = ByNodes(None if nearest is None else self._batches[nearest])
+        return self._batches[size]
+
+    def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
+        """For trees of these sizes, in rising order."""
+        usual = self.usual(batch).expect(sizes)
+        ratios = sum([request.value(request.hope) for request in self._requests.values()])
+        tokens = {
+            asked: [factor * brought.accepted for brought in usual]
+            for asked in self.sets
+            for factor in [ratios * self.share(asked)]
+        }
+        return Expected(tokens, [brought.kept for brought in usual])
+
+    def chosen(self, asked: SpeculatorSet, nodes: int) -> None:
         """These are asked in the step that begins, for so many nodes for each followed request."""
 
     def observe(
         self,
+        batch: int,
         asked: SpeculatorSet,
-        nodes: float,
+        nodes: int,
         outcomes: Outcomes,
         merged: bool = True,
         contexts: Mapping[str, int] = NO_CONTEXTS,
@@ -105,31 +146,22 @@ class AcceptanceModel:
             not.
             contexts: tokens of the requests when the step began.
         """
-        doublings = log2(1 + nodes) * (self.share(asked) if merged else 1.0)
+        share = self.share(asked) if merged else 1.0
+        usual = self.usual(batch)
+        expected = share * usual.expect(sizes_up_to(nodes))[-1].accepted if nodes else 0.0
         for name, (tree, path) in outcomes.items():
             forced = tree.forced  # comes whoever is asked
             accepted = [node for node in path if node not in forced] if forced else path
-            self.outcomes += 1
-            if doublings > 0:
-                self._usual.add(len(accepted), doublings, _USUAL_MEMORY)
-                if name in self._requests:
-                    self._requests[name].add(len(accepted), doublings, _REQUEST_MEMORY)
-            if merged and asked == self.everybody and accepted:
+            request = self._requests.get(name)
+            if expected > 0:
+                needed = ranked_nodes(tree, accepted)
+                weight = share * (request.value() if request else 1.0)
+                usual.add(nodes, len(tree) - 1 - len(forced), needed, weight)
+                if request:
+                    request.add(len(accepted), expected)
+                    self._texts_seen += request.trees == _TEXT
+            if merged and asked == self.everybody:
                 self._record(tree, accepted)
-
-    def by_nodes(self, most: int) -> NDArray[np.float64]:
-        """[sets, 1 + most] accepted tokens to expect of a step of all followed requests, by speculator set
-        and with 0, 1, ... nodes in all."""
-        per_doubling = [self.per_doubling(asked) for asked in self.sets]
-        return np.outer(per_doubling, doublings(most, len(self._requests)))
-
-    def per_doubling(self, asked: SpeculatorSet) -> float:
-        """Accepted tokens of a step of all followed requests for every doubling of their trees."""
-        return self.share(asked) * sum([request.value for request in self._requests.values()])
-
-    def per_doubling_of(self, name: str) -> float:
-        """The same of one followed request, if the whole pool drafts."""
-        return self._requests[name].value
 
     def share(self, asked: SpeculatorSet) -> float:
         """What a speculator set brings of what the whole pool does: of the recorded paths, the tokens up to
@@ -142,6 +174,9 @@ class AcceptanceModel:
         return self._shares[asked]
 
     def _record(self, tree: TokenTree, accepted: Sequence[int]) -> None:
+        self._whole += 1
+        if not accepted:
+            return
         proposers: dict[int, set[int]] = {node: set() for node in accepted}
         for proposal in tree.proposals:
             for child in proposal.children:
@@ -160,13 +195,7 @@ class AcceptanceModel:
             pool |= {added}
             grown.append(pool)
         singles = [frozenset({speculator}) for speculator in sorted(self.everybody)]
-        self.sets = list(dict.fromkeys([*singles, *grown]))
-
-
-@lru_cache(maxsize=256)
-def doublings(most: int, requests: int) -> NDArray[np.float64]:
-    """[1 + most] log2(1 + nodes / requests) for 0, 1, ... nodes in all."""
-    return np.log2(1 + np.arange(most + 1) / requests)
+        self._sets = list(dict.fromkeys([*singles, *grown]))
 
 
 def _prefix(path: Sequence[SpeculatorSet], asked: SpeculatorSet) -> int:

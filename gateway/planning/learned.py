@@ -10,13 +10,15 @@ weights begins with those that make it the measured policy.
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from math import log2
 
 import numpy as np
 
-from gateway.planning.acceptance import NO_CONTEXTS, AcceptanceModel, Outcomes
+from gateway.planning.acceptance import NO_CONTEXTS, AcceptanceModel, Expected, Outcomes
+from gateway.planning.by_nodes import sizes_up_to
 from gateway.planning.features import Floats, Text, features_of
 from gateway.planning.latency import SpeculatorSet
-from gateway.planning.linear import LinearModel, functions_by_nodes, rows_of, sizes_up_to
+from gateway.planning.linear import LinearModel, functions_of, rows_of
 from gateway.planning.subtrees import nodes_needed
 from gateway.planning.weights import set_name
 from specinfer.tree import TokenTree
@@ -26,6 +28,8 @@ Matches = Callable[[Mapping[str, int]], Sequence[int]]
 (`repeats`)."""
 
 
+_USUAL = (2, 4, 8)
+"""Sizes of usual trees."""
 _MOST_BEGUN = 64
 """Steps of a request that may wait to be learnt from; as many as may wait for the store."""
 
@@ -50,14 +54,15 @@ class LearnedAcceptance(AcceptanceModel):
         super().follow(contexts)
         known, begun = self._texts, self._begun
         self._texts = {
-            name: known.get(name) or Text.new(context, self.usual) for name, context in contexts.items()
+            name: known.get(name) or Text.new(context, self.usual_text) for name, context in contexts.items()
         }
         self._begun = {name: begun.get(name, {}) for name in contexts}
         for name, context in contexts.items():
             self._texts[name].grow(context)
 
-    def by_nodes(self, most: int) -> Floats:
-        """[sets, 1 + most] as the measured policy's, but predicted."""
+    def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
+        """As the measured policy, but with predicted tokens."""
+        usual = super().expect(batch, sizes)
         known = self._features()
         self._steps += 1
         for i, (name, text) in enumerate(self._texts.items()):
@@ -66,10 +71,11 @@ class LearnedAcceptance(AcceptanceModel):
                 del self._begun[name][min(self._begun[name])]
         weights = np.array([self.model(asked).weights for asked in self.sets])
         of_functions = (known.sum(axis=0)[:, None] @ weights)[:, 0]
-        expected = of_functions @ functions_by_nodes(most, len(self._texts))
-        return np.asarray(np.minimum(np.maximum(expected, 0.0), np.arange(most + 1.0)))
+        nodes = np.array(sizes, float)
+        tokens = np.clip(of_functions @ functions_of(nodes), 0.0, len(self._texts) * nodes)
+        return Expected(dict(zip(self.sets, tokens.tolist(), strict=True)), usual.kept)
 
-    def chosen(self, asked: SpeculatorSet, nodes: float) -> None:
+    def chosen(self, asked: SpeculatorSet, nodes: int) -> None:
         """What the step does, with so many nodes for each followed request."""
         doublings = np.log2(1 + nodes) * self.share(asked)
         for text in self._texts.values():
@@ -77,24 +83,25 @@ class LearnedAcceptance(AcceptanceModel):
 
     def observe(
         self,
+        batch: int,
         asked: SpeculatorSet,
-        nodes: float,
+        nodes: int,
         outcomes: Outcomes,
         merged: bool = True,
         contexts: Mapping[str, int] = NO_CONTEXTS,
     ) -> None:
         """Counts one step; see the measured policy's."""
-        super().observe(asked, nodes, outcomes, merged)
+        super().observe(batch, asked, nodes, outcomes, merged)
         for one, found in self.lessons(asked, nodes, outcomes, contexts).items() if merged else ():
             self.model(one).refine(*found, self._steps - self._refined.get(one, 0))
             self._refined[one] = self._steps
 
     def lessons(
-        self, asked: SpeculatorSet, nodes: float, outcomes: Outcomes, contexts: Mapping[str, int]
+        self, asked: SpeculatorSet, nodes: int, outcomes: Outcomes, contexts: Mapping[str, int]
     ) -> dict[SpeculatorSet, tuple[Floats, Floats]]:
         """By speculator set: rows, and the tokens that came. A tree tells of every set that was asked in
         it."""
-        sizes = np.array(list(sizes_up_to(nodes)))
+        sizes = np.array(sizes_up_to(nodes))
         found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
         for tree, accepted, known in self._known(outcomes, contexts):
             for one, own in known.items():
@@ -112,9 +119,14 @@ class LearnedAcceptance(AcceptanceModel):
             self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()
         return self._models[asked]
 
+    @property
+    def usual_text(self) -> float:
+        """Accepted tokens of a usual text for every doubling of its trees."""
+        return self.usual(1).expect(_USUAL)[-1].accepted / log2(1 + _USUAL[-1])
+
     def _features(self) -> Floats:
         """[requests, sets, features]."""
-        own = np.array([self.per_doubling_of(name) for name in self._texts])
+        own = np.array([self.usual_text * self.ratio(name) for name in self._texts])
         usual = np.outer(own, [self.share(asked) for asked in self.sets])
         contexts = {name: text.context for name, text in self._texts.items()}
         return features_of(list(self._texts.values()), self._matches(contexts), usual)

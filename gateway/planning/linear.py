@@ -15,9 +15,7 @@ and what probes find then counts as much as a hundredth of the training; and no 
 allows, whatever r is.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -92,21 +90,6 @@ class LinearModel:
         return np.asarray(rows @ self.weights.reshape(-1))
 
 
-def sizes_up_to(nodes: float) -> Iterator[float]:
-    """Sizes of trees that are learnt from if so many nodes were planned: that and the powers of two below."""
-    size = 1
-    while size < nodes:
-        yield size
-        size *= 2
-    yield nodes
-
-
 def rows_of(known: Floats, sizes: Floats) -> Floats:
     """[sizes, features * functions] of a request's features, with trees of these sizes."""
     return (known[None, :, None] * functions_of(sizes).T[:, None]).reshape(len(sizes), -1)
-
-
-@lru_cache(maxsize=256)
-def functions_by_nodes(most: int, requests: int) -> Floats:
-    """[2, 1 + most] for 0, 1, ... nodes of so many requests in all. Batch sizes come again and again."""
-    return functions_of(np.arange(most + 1) / requests)

@@ -1,23 +1,33 @@
-"""What passes of the target take by their tokens: what the verifier said, corrected while serving. Pure."""
+"""What passes of the target take by their tokens: what the verifier said, put right while serving. Pure."""
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
+from math import exp, log, log2
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-_NOISE = 0.08
-"""Of one pass: its standard deviation over what is expected."""
-_DRIFT, _OWN_DRIFT = 0.03, 0.02
-"""Standard deviation of a step of the random walk of pace and slope together, and of the slope alone."""
-_OUTLIER = 3.0
-"""Standard deviations that an error counts for at most."""
-_LEAST_S, _LEAST = 1e-6, 1e-3
-"""What the verifier tells, in seconds, and pace and slope stay positive: nothing is free."""
+from gateway.planning.recent import Recent
+
+_LEAST_S = 1e-6
+"""What the verifier tells, in seconds, stays positive: nothing is free."""
+_ROW = 1e-4
+"""Least price of a token more, as part of a pass over one."""
+_PER_OCTAVE = 4
+"""Sizes of passes that are told apart while their tokens double."""
+_KNOWN = 5
+"""Passes of one size after which its errors tell of the machine's pace."""
+_PACE, _LATEST = 0.2, 5
+"""How much of the latest errors' median the pace follows."""
+_LASTING = 300.0
+"""Passes after which 1/e of a pace that lasts is taken for usual."""
 
 
 class PassCurve:
-    """Seconds of a pass by its tokens, from what the verifier measured: interpolated, never falling."""
+    """Seconds of a pass by its tokens, from what the verifier measured: interpolated, always rising."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
         """`points` are (tokens, seconds). A pass takes no longer than any that was measured with more tokens:
@@ -30,7 +40,8 @@ class PassCurve:
         if not ordered:
             raise ValueError("a curve needs a point")
         self._sizes, measured = np.array(ordered, float).T
-        self._seconds = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
+        self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
         """(first, last) -> [1 + last - first] seconds of passes over that many tokens. Beyond all that was
         measured: in proportion. Batch sizes come again and again."""
@@ -40,45 +51,69 @@ class PassCurve:
         beyond = np.maximum(tokens / self._sizes[-1], 1.0)
         return np.asarray(np.interp(tokens, self._sizes, self._seconds) * beyond)
 
-    def at(self, tokens: int) -> float:
-        """Seconds of one pass."""
-        return float(self.between(tokens, tokens)[0])
+    def at(self, tokens: float) -> float:
+        """Seconds of one pass; of a part of a token that part."""
+        whole = int(tokens)
+        first, second = self.between(whole, whole + 1).tolist()
+        return float(first + (tokens - whole) * (second - first))
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds for a token of the largest pass that was measured."""
+        return float(self._seconds[-1] / self._sizes[-1])
 
 
 class PassTimes:
-    """Learns while serving what passes take: pace * T(batch) + slope * (T(tokens) - T(batch)).
+    """Learns while serving what passes take: T(tokens) * correction(tokens) * pace.
 
-    T is what the verifier said. The pace tells how fast the machine is now, the slope what tree nodes add: a
-    machine that is short of memory bandwidth makes only small passes slow, one that is short of arithmetic
-    only large ones. Both are a random walk, mostly together, and every pass shows a sum of both, so a Kalman
-    filter estimates them: the first passes of another kind tell most about what they differ in.
-    One pace for both is slower where T is wrong (docs/findings.md#pass-filter).
+    T is what the verifier said, which may have been disturbed. The correction is the middle of what passes of
+    about that size lately took over it (`Recent`); between sizes that were seen it is interpolated, beyond
+    them it is the nearest one's, so that a first pass puts the whole curve right. The pace is common to all:
+    what was seen long ago is compared with the present at the speed that the machine has now.
     """
 
     def __init__(self, curve: PassCurve) -> None:
         self._curve = curve
-        self._state = np.ones(2)
-        self._variance = np.array([[1.0, 1.0], [1.0, 1.1]]) * 100  # unknown, but not far from each other
+        self._pace = 0.0  # these are logarithms
+        self._errors = deque[float](maxlen=_LATEST)
+        self._keys: list[int] = []
+        self._places: list[float] = []
+        """Of each size that was seen, log2 of its tokens on average."""
+        self._corrections: list[Recent] = []
 
     @property
     def pace(self) -> float:
-        """Seconds of a pass without trees over what the verifier said."""
-        return float(self._state[0])
+        """Seconds of passes over what they usually take."""
+        return exp(self._pace)
 
-    def seconds_by_nodes(self, batch: int, most_nodes: int) -> NDArray[np.float64]:
-        """[1 + most_nodes] expected seconds of passes over a batch and 0, 1, ... tree nodes."""
-        said = self._curve.between(batch, batch + most_nodes)
-        return np.asarray(self._state[0] * said[0] + self._state[1] * (said - said[0]))
+    def seconds(self, tokens: float) -> float:
+        """Seconds to expect of a pass."""
+        return self._curve.at(tokens) * exp(self._pace + self._correction(log2(tokens)))
 
-    def observe(self, batch: int, tokens: int, seconds: float) -> None:
-        """Counts a pass over a batch whose trees have so many tokens, roots included."""
-        base, whole = self._curve.at(batch), self._curve.at(tokens)
-        parts = np.array([base, whole - base]) / whole
-        drift = _DRIFT * self._state
-        self._variance += np.outer(drift, drift) + np.diag([0.0, (_OWN_DRIFT * self.pace) ** 2])
-        expected, gain = parts @ self._state, self._variance @ parts
-        variance = parts @ gain + (_NOISE * expected) ** 2
-        most = _OUTLIER * np.sqrt(variance)
-        error = np.clip(seconds / whole - expected, -most, most)
-        self._state = np.maximum(self._state + gain * error / variance, _LEAST)
-        self._variance -= np.outer(gain, gain) / variance
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Counts a pass."""
+        error = log(max(seconds, _LEAST_S) / self._curve.at(tokens)) - self._pace
+        place = log2(tokens)
+        key = round(_PER_OCTAVE * place)
+        index = bisect_left(self._keys, key)
+        if index == len(self._keys) or self._keys[index] != key:
+            self._keys.insert(index, key)
+            self._places.insert(index, place)
+            self._corrections.insert(index, Recent())
+        seen = self._corrections[index]
+        if len(seen) >= _KNOWN:
+            self._errors.append(error - seen.value)
+            self._pace += _PACE * median(self._errors) - self._pace / _LASTING
+        seen.add(error)
+        self._places[index] += (place - self._places[index]) / len(seen)
+
+    def _correction(self, place: float) -> float:
+        places, seen = self._places, self._corrections
+        if not seen:
+            return 0.0
+        after = bisect_left(places, place)
+        if after in (0, len(places)):
+            return seen[after - bool(after)].value
+        first, last = places[after - 1], places[after]
+        part = (place - first) / (last - first)
+        return seen[after - 1].value * (1 - part) + seen[after].value * part

@@ -1,39 +1,30 @@
 """The planner: per step, which speculators are asked and how many nodes are verified. Pure: told, never asks.
 
-    tokens(S, n)  = batch + accepted(S, n)          the acceptance model: measured (`acceptance`) or learned
-    seconds(S, n) = overhead + slowest service of S + pass(n)       the latency model (`latency`)
-    choice        = the speculator set S and the n with the most tokens per second
+    tokens(S, n)  = batch + accepted(S, n)         the acceptance model: measured (`acceptance`) or learned
+    seconds(S, n) = rest + slowest service of S with n + pass(batch + kept(n))   the latency model (`latency`)
+    choice        = the speculator set S and the nodes n of each request with the most tokens per second
 
     node threshold = tokens(S, n) / seconds(S, n) * (pass(n) - pass(0)) / n
 
-Plain decoding is the empty set. Of all that is drafted, at most n nodes are verified, the most probable ones
-of the whole batch, as long as they bring tokens at least as fast as the step does: a node whose path
-probability is below the threshold costs more time than its chance is worth. (A price of its own for every
-node, in passes that grow in stairs, brings nothing: docs/findings.md#flat-price.) What is not chosen teaches
-nothing, so now and then a step probes the whole pool or plain decoding, as often as that costs one per cent
-of the time; speculators that were not asked for a while have to read what they missed first.
+All of it is measured while serving, n being 1, 2, 4, ... and the most that is allowed. Plain decoding is the
+empty set. Of all that is drafted, at most n nodes a request are verified, the most probable ones of the whole
+batch, as long as they bring tokens at least as fast as the step does: a node whose path probability is below
+the threshold costs more time than its chance is worth. (A price of its own for every node, in passes that
+grow in stairs, brings nothing: docs/findings.md#flat-price.) What is not chosen teaches nothing, so now and
+then a step tries something else (`trials`).
 
 What is chosen depends on committed tokens, earlier steps and time only, so it never biases the output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gateway.planning.acceptance import AcceptanceModel, Outcomes
+from gateway.planning.by_nodes import sizes_up_to
 from gateway.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from gateway.planning.pass_times import PassCurve
+from gateway.planning.trials import Option, Trials
 from gateway.requests.budget import NodeBudget
-
-_FIRST_OUTCOMES = 16
-"""Trees that the whole pool drafts before the acceptance model is believed."""
-_MARGIN = 1.02
-"""Speculation must promise so much of plain decoding's speed: of several noisy promises the best is too
-good."""
-_PROBE_SHARE = 0.005
-"""Of the time, for probes of the whole pool, and as much for probes of plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +99,7 @@ class Planner:
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
-        self._left_out_s = {"probe all": 0.0, "probe plain": 0.0}
-        """Time in which the whole pool, and plain decoding, were not tried."""
-        self._plain_again = False
-        """A probe of plain decoding takes two steps: the first one's caches are cold from drafts."""
+        self._trials = Trials()
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
         """From now on the pool has these speculators, by service: those of one draft one after another."""
@@ -132,7 +120,7 @@ class Planner:
         self.acceptance.follow(wanting)
         self.latency.reading.follow(wanting)
         choice = self._choose(batch, len(wanting))
-        self.acceptance.chosen(choice.speculators, choice.step_nodes / len(wanting))
+        self.acceptance.chosen(choice.speculators, choice.nodes)
         if choice.speculators:
             self.latency.reading.asked()
         return choice
@@ -141,89 +129,58 @@ class Planner:
         """Learns from a step."""
         if not self._adaptive:
             return
-        if report.drafts or not report.choice.speculators:
-            self.latency.observe(report.batch, report.tokens, report.pass_s, report.drafts, report.overhead_s)
+        choice, batch = report.choice, report.batch
+        asked, nodes = choice.speculators, choice.nodes
+        warm = True
+        if report.drafts or not asked:
+            times = report.tokens, report.pass_s, report.drafts, report.overhead_s
+            warm = self.latency.observe(batch, nodes, *times)
         else:  # late: not what steps usually take
-            self.latency.observe_pass(report.batch, report.tokens, report.pass_s)
-        drafted = len(report.outcomes) + len(report.chains)
-        if report.choice.speculators and drafted:
-            asked, nodes = report.choice.speculators, report.choice.step_nodes / drafted
-            self.acceptance.observe(asked, nodes, report.outcomes, contexts=report.contexts)
-            self.acceptance.observe(asked, nodes, report.chains, merged=False)
+            self.latency.observe_pass(batch, report.tokens, report.pass_s)
+        if warm:
+            self._trials.count(batch, asked, nodes)
+        if asked:
+            self.acceptance.observe(batch, asked, nodes, report.outcomes, contexts=report.contexts)
+            self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)
 
     def _choose(self, batch: int, requests: int) -> Choice:
-        """What promises most, or a probe."""
+        """What promises most, or a trial of something else."""
         most = self._budget.of_step(batch, requests)
-        accepted = self.acceptance.by_nodes(most)
-        passes = self.latency.passes.seconds_by_nodes(batch, most)
-        plain = self._plain(batch, float(passes[0]))
-        sets = [
-            self._expect(batch, requests, asked, own, passes)
-            for asked, own in zip(self.acceptance.sets, accepted, strict=True)
-        ]
-        if self.acceptance.outcomes < _FIRST_OUTCOMES:
-            return replace(sets[-1], plain_speed=plain.speed, reason="first trees")
-        best = max(sets, key=lambda choice: choice.speed)
-        best = best if best.speed > _MARGIN * plain.speed else plain
-        return replace(self._best_or_probe(best, sets[-1], plain), plain_speed=plain.speed)
+        plain_pass_s = self.latency.passes.seconds(batch)
+        (rest_s,) = self.latency.seconds_before_pass(batch)
+        seconds = plain_pass_s + rest_s
+        plain = Option(PLAIN.speculators, 0, float(batch), seconds, plain_pass_s, 0.0, batch / seconds)
+        trees = list(self._trees(batch, requests, most))
+        behind_s = self.latency.seconds_to_catch_up(self._services)
+        option, reason = self._trials.pick(batch, plain, trees, self.acceptance.everybody, behind_s)
+        total = min(option.nodes * requests, most)
+        return Choice(
+            option.asked,
+            option.nodes,
+            total,
+            option.tokens,
+            option.seconds,
+            plain.speed,
+            max(option.pass_s - plain_pass_s, 0.0) / max(option.kept, 1e-3) if option.asked else 0.0,
+            reason,
+        )
+
+    def _trees(self, batch: int, requests: int, most: int) -> Iterator[Option]:
+        """Every speculator set and number of nodes, with what to expect of it."""
+        each = min(self._budget.per_request, max(most // requests, min(most, 1)))
+        sizes = sizes_up_to(each)
+        by_set, kept = self.acceptance.expect(batch, sizes)
+        in_step = [min(requests * share, most) for share in kept]
+        passes = [self.latency.passes.seconds(batch + nodes) for nodes in in_step]
+        for asked, accepted in by_set.items():
+            before = self.latency.seconds_before_pass(batch, asked, self._services, sizes)
+            expected = zip(sizes, accepted, in_step, passes, before, strict=True)
+            for nodes, brought, kept_nodes, pass_s, before_s in expected:
+                tokens, seconds = batch + brought, before_s + pass_s
+                yield Option(asked, nodes, tokens, seconds, pass_s, kept_nodes, tokens / seconds)
 
     def _fixed(self, batch: int, requests: int) -> Choice:
         """Everybody, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
         nodes = min(self._budget.per_request, max(1, most // requests))
         return Choice(self.acceptance.everybody, nodes, most, reason="not adaptive")
-
-    def _plain(self, batch: int, pass_s: float) -> Choice:
-        """Plain decoding, with the tokens and seconds to expect of it."""
-        seconds = pass_s + self.latency.seconds_before_pass(batch, frozenset(), ())
-        return Choice(tokens=float(batch), seconds=seconds, reason="plain is faster")
-
-    def _expect(
-        self,
-        batch: int,
-        requests: int,
-        asked: SpeculatorSet,
-        accepted: NDArray[np.float64],
-        passes: NDArray[np.float64],
-    ) -> Choice:
-        """The best number of nodes for a speculator set, with the tokens and seconds to expect of it.
-
-        Args:
-            accepted: [1 + most nodes] tokens with 0, 1, ... nodes in all.
-            passes: [1 + most nodes] seconds.
-        """
-        tokens = batch + accepted
-        seconds = passes + self.latency.seconds_before_pass(batch, asked, self._services)
-        total = int((tokens[1:] / seconds[1:]).argmax()) + 1 if len(passes) > 1 else 0
-        # a batch shares its nodes unevenly: a predictable text gets up to twice its share
-        nodes = min(self._budget.per_request, total, max(1, -(-2 * total // requests)))
-        return Choice(
-            asked,
-            nodes,
-            total,
-            float(tokens[total]),
-            float(seconds[total]),
-            node_seconds=float(seconds[total] - seconds[0]) / max(total, 1),
-            reason="fastest",
-        )
-
-    def _best_or_probe(self, best: Choice, pool: Choice, plain: Choice) -> Choice:
-        """The best choice, or one that was left out for so long that trying it costs little of that time."""
-        if self._plain_again:
-            self._plain_again = False
-            return replace(plain, reason="probe plain")
-        for kind, probe, steps in (("probe all", pool, 1), ("probe plain", plain, 2)):
-            if probe.speculators == best.speculators:
-                continue  # the step tells about it anyway
-            self._left_out_s[kind] += best.seconds
-            if _PROBE_SHARE * self._left_out_s[kind] >= steps * self._cost(probe, best):
-                self._left_out_s[kind] = 0.0
-                self._plain_again = steps > 1
-                return replace(probe, reason=kind)
-        return best
-
-    def _cost(self, probe: Choice, best: Choice) -> float:
-        """Seconds that a step takes longer for its tokens than with the best choice."""
-        behind = bool(probe.speculators) and not best.speculators
-        catching_up = self.latency.seconds_to_catch_up(self._services) if behind else 0.0
-        return probe.seconds + catching_up - probe.tokens / best.speed

@@ -8,14 +8,19 @@ trees at batch 8 to 16 a tenth slower than plain decoding (docs/findings.md#read
 
 from collections.abc import Mapping
 
-from gateway.planning.average import Average
+from gateway.planning.recent import Recent
+
+_PART = 0.2
+"""Of what a token of a pass takes the target: what reading one is thought to take until it was measured."""
 
 
 class Reading:
     """Knows the contexts' lengths, and learns how fast services read."""
 
-    def __init__(self) -> None:
-        self._seconds: dict[frozenset[int], Average] = {}
+    def __init__(self, token_s: float) -> None:
+        """`token_s`: what the target takes for one of several tokens of a pass."""
+        self._first_s = _PART * token_s
+        self._seconds: dict[frozenset[int], Recent] = {}
         """By service, for one token at the usual pace."""
         self._contexts: Mapping[str, int] = {}
         self._asked: Mapping[str, int] = {}
@@ -30,10 +35,10 @@ class Reading:
 
     def observe(self, service: frozenset[int], tokens: int, seconds: float) -> None:
         """A service read so many tokens in so many seconds, at the usual pace."""
-        self._seconds.setdefault(service, Average()).add(seconds / tokens)
+        self._seconds.setdefault(service, Recent()).add(seconds / tokens)
 
     def seconds_to_catch_up(self, service: frozenset[int]) -> float:
-        """For all that came since speculators were last asked; 0 if the service was never seen reading."""
+        """For all that came since speculators were last asked."""
         missed = sum([tokens - self._asked.get(name, 0) for name, tokens in self._contexts.items()])
         seconds = self._seconds.get(service)
-        return missed * seconds.value if seconds else 0.0
+        return missed * (seconds.value if seconds else self._first_s)

@@ -27,7 +27,7 @@ class RecordedStep:
     """What a line tells."""
 
     asked: SpeculatorSet
-    nodes: float
+    nodes: int
     """Planned for each request."""
     contexts: Mapping[str, int]
     """Tokens of the requests that wanted drafts, when the step began."""
@@ -51,7 +51,7 @@ def line_of(step: FinishedStep, names: Sequence[str], matches: Mapping[str, int]
         "batch": report.batch,
         "speculators": list(names),
         "asked": sorted(step.choice.speculators),
-        "nodes": step.choice.step_nodes / len(report.outcomes),
+        "nodes": step.choice.nodes,
         "reason": step.choice.reason,
         "tokens": report.tokens,
         "seconds": round(step.seconds, _DIGITS),
@@ -108,7 +108,7 @@ def _step_of(told: dict[str, Any], names: list[str]) -> RecordedStep:
         contexts[name], matches[name] = int(request["context"]), int(request["match"])
         outcomes[name] = _tree_of(request, numbers), tuple(map(int, request["accepted"]))
     asked = frozenset(numbers[speculator] for speculator in told["asked"])
-    return RecordedStep(asked, float(told["nodes"]), contexts, matches, outcomes)
+    return RecordedStep(asked, int(told["nodes"]), contexts, matches, outcomes)
 
 
 def _tree_of(told: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:

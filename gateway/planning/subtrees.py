@@ -20,6 +20,17 @@ def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet)
     return needed
 
 
+def ranked_nodes(tree: TokenTree, accepted: Sequence[int]) -> list[int]:
+    """The same of the whole tree, but for what a constraint forces, which takes no place."""
+    chances, forced = _chances(tree), tree.forced
+    ranking = sorted(set(range(1, len(tree))) - forced, key=lambda node: (-chances[node], node))
+    rank = {node: place for place, node in enumerate(ranking, 1)}
+    needed: list[int] = []
+    for node in accepted:
+        needed.append(max(rank[node], needed[-1] if needed else 0))
+    return needed
+
+
 def _proposed_by(tree: TokenTree, asked: SpeculatorSet) -> set[int]:
     """Nodes to which these speculators alone lead."""
     own = {child for p in tree.proposals if p.speculator in asked for child in p.children}

@@ -28,7 +28,7 @@ async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
             answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
             assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
         reasons = {lane.loop.choice.reason for lane in system.gateway.lanes}
-    assert reasons <= {"fastest", "plain is faster", "probe all", "probe plain"}
+    assert {reason.split()[0] for reason in reasons} <= {"fastest", "plain", "first", "probe"}
 
 
 async def test_recorded_steps_train_weights_that_a_gateway_takes(

@@ -1,15 +1,19 @@
 """The simulated system in which the planner's constants are measured, and what the planner achieves in it."""
 
-from collections.abc import Callable
-from statistics import mean
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import pytest
 
 from benchmarks.planner_constants import CONSTANTS, as_markdown, changed, compared, variants
-from benchmarks.planning.world import World
+from benchmarks.planning.world import Ran, World
 from gateway.planning import acceptance
 from gateway.planning.acceptance import AcceptanceModel
 from gateway.planning.learned import LearnedAcceptance
+
+SEEDS = range(6)
+DISTURBED = [(1, 0.0524), (2, 0.0523), (4, 0.0538), (8, 0.0547), (16, 0.0613), (32, 0.0427), (64, 0.0633)]
+"""What a verifier measured while a neighbour was busy."""
 
 
 def learned() -> LearnedAcceptance:
@@ -17,18 +21,54 @@ def learned() -> LearnedAcceptance:
     return LearnedAcceptance({}, ["good", "poor"], lambda contexts: [0] * len(contexts))
 
 
+FIXED = (0, 2, 4, 8, 16)
+"""Nodes of every tree; 0: plain decoding."""
+
+
 @pytest.mark.parametrize("policy", [AcceptanceModel, learned])
-@pytest.mark.parametrize(("batch", "least"), [(1, 1.3), (4, 0.97), (16, 0.96)])
-def test_speculation_pays_soon_where_it_can_and_costs_little_where_not(
-    batch: int, least: float, policy: Callable[[], AcceptanceModel]
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_no_constant_choice_is_faster_by_more_than_its_trials(
+    batch: int, policy: Callable[[], AcceptanceModel]
 ) -> None:
-    """Texts of every kind, 600 steps from nothing, prompts that have to be read; that reading, not counted,
-    made it 0.90 at batch 16. The bounds leave errors below long runs, the first probes included."""
-    seeds = range(4)
-    ours, plain = (
-        [World(seed, batch, speculates, policy()).run(600) for seed in seeds] for speculates in (True, False)
-    )
-    assert mean(a / b for a, b in zip(ours, plain, strict=True)) > least
+    """Twenty prompts from a cold start, texts of every kind; at batch 4 and 16 plain decoding is the best
+    constant, and what the planner tries beside it costs it three per cent at most."""
+    ours = [World(seed, batch, acceptance=policy()).answer(20) for seed in SEEDS]
+    assert speed(ours) > 0.97 * best_constant(batch)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_what_is_predicted_of_every_alternative_is_what_it_takes(batch: int) -> None:
+    """The first steps of a process and those that read prompts are not what steps take; of the rest what is
+    chosen, tried or probed takes what was expected of it, all of it and by its nodes."""
+    worlds = [World(seed, batch) for seed in SEEDS]
+    for world in worlds:
+        world.answer(20)
+        world.by_choice.clear()
+        world.answer(20)
+    for nodes in (0, 1, 2, 4, 8):
+        ran = [world.by_choice[nodes] for world in worlds]
+        took, expected = sum(each.counted_s for each in ran), sum(each.expected_s for each in ran)
+        if sum(each.steps for each in ran) > 100:
+            assert expected == pytest.approx(took, rel=0.1), nodes
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_disturbed_start_of_the_verifier_costs_little(batch: int) -> None:
+    """Its curve made 32 nodes free, which was 0.60x of plain decoding for good at batch 4."""
+    worlds = [World(seed, batch, told=DISTURBED) for seed in SEEDS]
+    for world in worlds:
+        world.answer(10)
+    assert speed([world.answer(20) for world in worlds]) > 0.95 * best_constant(batch)
+
+
+@lru_cache
+def best_constant(batch: int) -> float:
+    """Tokens per second of the best of the constants."""
+    return max(speed([World(seed, batch, nodes).answer(20) for seed in SEEDS]) for nodes in FIXED)
+
+
+def speed(ran: Sequence[Ran]) -> float:
+    return sum(each.tokens for each in ran) / sum(each.seconds for each in ran)
 
 
 def test_the_same_seed_is_the_same_world() -> None:

@@ -1,8 +1,11 @@
 """Which nodes pay: those that bring tokens as fast as the step does."""
 
+from collections.abc import Sequence
+from math import log2
+
 import pytest
 
-from gateway.planning.acceptance import AcceptanceModel
+from gateway.planning.acceptance import AcceptanceModel, Expected
 from gateway.planning.pass_times import PassCurve
 from gateway.planning.planner import PLAIN, Choice, Planner
 from gateway.requests.budget import NodeBudget
@@ -32,20 +35,22 @@ def test_what_drafters_are_told_is_a_probability() -> None:
 
 @pytest.mark.parametrize("stairs", [False, True])
 def test_a_node_costs_its_part_of_what_all_chosen_ones_add_to_the_pass(stairs: bool) -> None:
-    """Seven nodes add 4 ms, whether the first brings all of it or each its part; the eighth adds 28 more."""
-    points = [(1, 8), (2, 12), (8, 12), (9, 40)] if stairs else [(1, 8), (8, 12), (9, 40)]
-    planner = Planner(PassCurve([(tokens, ms / 1000) for tokens, ms in points]), NodeBudget(8, 8))
+    """Eight nodes add 4 ms, whether the first brings all of it or each its part; more add 28 more."""
+    points = [(1, 8), (2, 12), (9, 12), (10, 40)] if stairs else [(1, 8), (9, 12), (10, 40)]
+    planner = Planner(PassCurve([(tokens, ms / 1000) for tokens, ms in points]), NodeBudget(16, 16))
     planner.enrol([ALONE])
-    planner.acceptance.outcomes = 100
-    predictable(planner.acceptance)
+    planner.acceptance = Predictable()
+    planner.enrol([frozenset({1})])
     choice = planner.choose(1, {"r": 0})
-    assert choice.step_nodes == 7
-    assert choice.node_seconds == pytest.approx(0.004 / 7)
-    assert choice.node_threshold == pytest.approx(choice.speed * 0.004 / 7)
+    assert choice.step_nodes == 8
+    assert choice.node_seconds == pytest.approx(0.004 / 8, rel=0.01)
+    assert choice.node_threshold == pytest.approx(choice.speed * 0.004 / 8, rel=0.01)
 
 
-def predictable(model: AcceptanceModel) -> None:
+class Predictable(AcceptanceModel):
     """Every doubling brings two tokens."""
-    model.follow({"r": 0})
-    model.observe = lambda *_, **__: None  # type: ignore[method-assign]
-    model.per_doubling = lambda asked: 2.0 * bool(asked)  # type: ignore[method-assign]
+
+    def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
+        return Expected(
+            {asked: [2 * log2(1 + size) for size in sizes] for asked in self.sets}, [*map(float, sizes)]
+        )

@@ -4,6 +4,7 @@ probes of others cost little."""
 import random
 from dataclasses import replace
 from math import log2
+from statistics import median
 
 import pytest
 
@@ -189,7 +190,7 @@ def test_free_nodes_are_used_at_any_batch_size(batch: int) -> None:
         tokens = sum(len(tree) for tree, _ in outcomes.values())
         drafts = _seconds(choice, 0.002)
         planner.observe(StepReport(choice, batch, tokens, 0.012, drafts, 0.001, outcomes))
-    assert min(nodes[20:]) >= min(31, 2048 // batch - 2)
+    assert median(nodes[20:]) >= min(31, 2048 // batch - 2)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64])
@@ -303,7 +304,7 @@ def test_one_outlier_does_not_change_its_mind() -> None:
         return choice.speed / choice.plain_speed
 
     before = gain()
-    planner.latency.observe(1, 5, 10.0, [DraftTime(ALONE, {0: 0.001}, 0)], 0.001)
+    planner.latency.observe(1, 4, 5, 10.0, [DraftTime(ALONE, {0: 0.001}, 0)], 0.001)
     assert gain() > 0.8 * before
 
 
@@ -361,13 +362,13 @@ def test_bad_luck_does_not_end_what_pays() -> None:
 def test_nodes_are_priced_by_what_passes_take_not_by_what_was_said() -> None:
     """The verifier measured 1 ms a node, in a bad moment or before the machine changed; they take 0.05."""
     planner, rng = planner_of(1, 12, 20, node_ms=1.0), random.Random(0)
-    planner.acceptance.outcomes = 100
-    before = planner.choose(1, {"r": 0}).step_nodes
+    simulate(planner, 60, 1, {0: 4}, {0: 1.0}, node_ms=1.0)
+    before = planner.choose(1, {"r": 0}).node_seconds
     for step in range(200):
         nodes = rng.randint(1, 12) if step % 20 > 1 else 0
         ms = 5.0 + 0.05 * nodes
         planner.latency.observe_pass(1, 1 + nodes, rng.lognormvariate(0, 0.05) * ms / 1000)
-    assert planner.choose(1, {"r": 0}).step_nodes > 2 * max(before, 1)
+    assert before > 5 * planner.choose(1, {"r": 0}).node_seconds
 
 
 def test_every_choice_says_why() -> None:
@@ -387,17 +388,16 @@ def test_where_nodes_are_free_trees_are_as_large_as_the_verifier_takes(batch: in
     offloaded = PassCurve([(1, 1.0), (16, 1.0), (64, 1.01), (128, 1.02), (256, 1.05)])
     planner = Planner(offloaded, derive_budget(offloaded, 16, 127, 2048))
     planner.enrol([ALONE])
-    names = [f"r{i}" for i in range(batch)]
-    for _ in range(60):
+    names, rng, nodes = [f"r{i}" for i in range(batch)], random.Random(0), list[int]()
+    for _ in range(120):
         choice = planner.choose(batch, dict.fromkeys(names, 0))
-        trees = [_draft(choice, {0: 4}) for _ in names]
-        in_pass = sum(map(len, trees))
-        outcomes = {name: (tree, _accepted(tree)) for name, tree in zip(names, trees, strict=True)}
+        outcomes = {name: drafted(share, 0.5, rng) for name, share in shares(choice, names)}
+        in_pass = sum(len(tree) for tree, _ in outcomes.values())
         pass_s = float(offloaded.at(in_pass))
         planner.observe(StepReport(choice, batch, in_pass, pass_s, _seconds(choice, 0.02), 0.002, outcomes))
         if choice.reason == "fastest":
-            assert choice.nodes >= 120, choice
-            assert choice.step_nodes >= 120 * batch, choice
-            assert choice.keeps(100 * batch, 0.01), "an unlikely node that costs nothing is kept"
-            assert choice.node_threshold < 0.005, "and followed"
-    assert choice.speculators == ALONE
+            nodes.append(choice.nodes)
+            assert choice.node_threshold < 0.005, "an unlikely node that costs nothing is followed"
+            assert choice.keeps(choice.step_nodes - 1, 0.01), "and kept"
+    assert len(nodes) > 60
+    assert median(nodes) >= 60, "twice as many bring hardly more"

@@ -1,0 +1,36 @@
+"""What a speculator service does before it serves."""
+
+import logging
+
+import pytest
+
+from specinfer.errors import InvalidInputError
+from specinfer.tree import TokenTree
+from speculator_svc.drafters import DrafterDescription, DraftJob
+from speculator_svc.engine import SpeculatorEngine
+from speculator_svc.warm_up import warm_up
+from tests.oracle import chain
+from tests.system import ScriptedDrafter
+
+
+def test_trees_of_several_sizes_are_drafted_ahead_and_forgotten() -> None:
+    drafter = ScriptedDrafter(lambda job: chain(job.context[-1], [1]))
+    drafter.description = DrafterDescription(vocab_size=5)
+    engine = SpeculatorEngine([drafter])
+    warm_up(engine)
+    assert {job.limits.nodes for job in drafter.jobs} == {2, 4, 8, 16}
+    assert {job.sampling.greedy for job in drafter.jobs} == {True, False}
+    assert max(max(job.context) for job in drafter.jobs) < 5
+    assert engine.held_requests == 0
+
+
+def test_a_drafter_that_cannot_draft_now_does_not_keep_the_service_from_serving(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(job: DraftJob) -> TokenTree:
+        raise InvalidInputError("context", len(job.context), "is not to its taste")
+
+    engine = SpeculatorEngine([ScriptedDrafter(broken)])
+    with caplog.at_level(logging.WARNING):
+        warm_up(engine)
+    assert engine.held_requests == 0

@@ -1,0 +1,42 @@
+"""What a verifier does before it serves."""
+
+import pytest
+
+from specinfer.entry_status import EntryStatus
+from tests.tiny_models import runner_of, tiny_transformers
+from verifier_svc.engine import VerifierEngine
+from verifier_svc.jobs import VerifyJob, VerifyOutcome
+from verifier_svc.limits import EngineLimits
+from verifier_svc.warm_up import warm_up
+
+MODEL = tiny_transformers("llama")
+
+
+class Watched(VerifierEngine):
+    """An engine that keeps what it was asked and answered."""
+
+    asked: list[VerifyJob]
+    answered: list[VerifyOutcome]
+
+    def verify(self, jobs: "list[VerifyJob]") -> list[VerifyOutcome]:  # type: ignore[override]
+        found = super().verify(jobs)
+        self.asked, self.answered = [*self.asked, *jobs], [*self.answered, *found]
+        return found
+
+
+LIMITS = [EngineLimits(), EngineLimits(max_nodes=2), EngineLimits(max_context_len=3)]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits) -> None:
+    engine = Watched(runner_of(MODEL), limits=limits)
+    engine.asked, engine.answered = [], []
+    warm_up(engine)
+    assert {outcome.status for outcome in engine.answered} == {EntryStatus.OK}
+    assert any(job.tree is not None and len(job.tree) > 1 for job in engine.asked)
+    assert {job.sampling.greedy for job in engine.asked} == {True, False}
+    cache = engine.runner.cache
+    cache.check()
+    assert engine.held_requests == 0
+    assert cache.free_tokens == cache.capacity_tokens
+    assert cache.shared_tokens == 0
