@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODES: Mapping[str, Mapping[str, Any]] = {
     "plain": {"speculation": "off"},
     "trees": {"speculation": "tree"},
-    "skeleton": {"speculation": "off", "decomposition": "skeleton"},
-    "skeleton and trees": {"speculation": "tree", "decomposition": "skeleton"},
+    "skeleton": {"speculation": "off"},
+    "skeleton and trees": {"speculation": "tree"},
 }
 Answers = dict[str, list[Answer]]
 
@@ -43,17 +43,19 @@ async def ask_all(
     found: Answers = {mode: [] for mode in MODES}
     for number, prompt in enumerate(prompts):
         say(f"{number + 1} of {len(prompts)}, {len(fitting)} fit")
-        tried = await _ask(client, prompt, 8, MODES["skeleton"])
+        tried = await _ask(client, prompt, 8, "skeleton")
         if not tried.summary.points:
             continue
         fitting.append(prompt)
         for mode in list(MODES)[:: -1 if len(fitting) % 2 else 1]:
-            found[mode].append(await _ask(client, prompt, new_tokens, MODES[mode]))
+            found[mode].append(await _ask(client, prompt, new_tokens, mode))
     return fitting, found
 
 
-async def _ask(client: AsyncClient, prompt: Prompt, new_tokens: int, mode: Mapping[str, Any]) -> Answer:
-    return await client.generate(prompt.text, chat=True, max_new_tokens=new_tokens, temperature=0.0, **mode)
+async def _ask(client: AsyncClient, prompt: Prompt, new_tokens: int, mode: str) -> Answer:
+    answer = client.skeleton if "skeleton" in mode else client.stream
+    async with answer(prompt.text, max_new_tokens=new_tokens, temperature=0.0, **MODES[mode]) as stream:
+        return await stream.read()
 
 
 def compare(prompts: Sequence[Prompt], found: Answers, scorer: Scorer) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def main(
 
     async def ask(address: str, say: Callable[[str], None]) -> tuple[list[Prompt], Answers]:
         async with Connection(address).client() as client:
-            await _ask(client, asked[0], 32, MODES["trees"])  # not measured
+            await _ask(client, asked[0], 32, "trees")  # not measured
             return await ask_all(client, asked, new_tokens, say)
 
     with local_system(options) as system, console.status("asking") as spinner:

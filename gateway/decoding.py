@@ -110,8 +110,6 @@ class RequestDecoder:
         self._check_references(message.references)
         if message.speculation not in (0, *Speculation):
             raise InvalidInputError("speculation", message.speculation, "unknown")
-        if message.decomposition not in generation_pb2.Decomposition.values():
-            raise InvalidInputError("decomposition", message.decomposition, "unknown")
         eos = () if message.ignore_eos else self._eos
         limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
         return GenerationRequest(

@@ -1,7 +1,6 @@
 """Protobuf in and out of the desk, nothing else."""
 
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, TypeAlias
 
@@ -9,10 +8,8 @@ import grpc
 
 from gateway.callers import Callers
 from gateway.decoding import RequestDecoder
-from gateway.decomposition.expansion import SkeletonOfThought, together
 from gateway.desk import Desk
 from gateway.digest import digest_of
-from gateway.requests.caller import Caller
 from gateway.requests.ending import Ending
 from gateway.requests.feeds import Feed
 from gateway.requests.text import TextStream
@@ -54,17 +51,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
-                replies = await self._decomposed(message, caller, context)
-                if replies is None:
-                    request = await self._decoder.decode(message, caller)
-                    REQUEST_ID.set(request.request_id)
-                    feed = await self._desk.submit(
-                        request, digest_of(message, caller), caller, _traceparent(context)
-                    )
-                    replies = self._stream(feed, 0, context)
+                request = await self._decoder.decode(message, caller)
+                REQUEST_ID.set(request.request_id)
+                feed = await self._desk.submit(
+                    request, digest_of(message, caller), caller, _traceparent(context)
+                )
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in replies:
+        async for reply in self._stream(feed, 0, context):
             yield reply
 
     async def Attach(
@@ -117,17 +111,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         except SpecInferError as error:
             await abort(context, error)
 
-    async def _decomposed(
-        self, message: generation_pb2.GenerateRequest, caller: Caller, context: Context
-    ) -> AsyncIterator[generation_pb2.GenerateReply] | None:
-        """The answer in parts, if that is asked for and the question fits."""
-        if message.decomposition != generation_pb2.DECOMPOSITION_SKELETON:
-            return None
-        arrived = time.monotonic()
-        parts = SkeletonOfThought(self._desk, self._decoder, self._tokenizer, message, caller)
-        points = await parts.points()
-        return _told(parts, points, arrived, context) if points else None
-
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
         """Counts a call that does not come to stream anything."""
@@ -163,26 +146,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     )
             except SpecInferError as error:
                 await abort(context, error)
-
-
-async def _told(
-    parts: SkeletonOfThought, points: Sequence[str], arrived: float, context: Context
-) -> AsyncIterator[generation_pb2.GenerateReply]:
-    """The points as they come, in order. They are text only: no sequence of the model has these tokens."""
-    first = None
-    try:
-        async with aclosing(parts.tell(points)) as told:
-            async for part in told:
-                first = time.monotonic() if first is None else first
-                summary = None
-                if part.endings:
-                    summary = _summary(together(part.endings, arrived, first, time.monotonic()))
-                    summary.points = len(points)
-                yield generation_pb2.GenerateReply(
-                    request_id=parts.request_id, text=part.text, summary=summary
-                )
-    except SpecInferError as error:
-        await abort(context, error)
 
 
 def _traceparent(context: Context) -> str:

@@ -48,8 +48,17 @@ def chat_names(body: ChatBody) -> dict[str, str]:
         "max_new_tokens": limit,
         **({} if body.structured_outputs else {"constraint.json_schema": _SCHEMA}),
         **({"constraint.grammar": "tools"} if body.callable else {}),
+        "constraint": _form_name(body),
+        "chat.tools": "tools",
         **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
     }
+
+
+def _form_name(body: ChatBody) -> str:
+    """The field that a constraint comes from."""
+    if body.callable:
+        return "tools"
+    return "structured_outputs" if body.structured_outputs else "response_format"
 
 
 def completion_names() -> dict[str, str]:
@@ -146,8 +155,6 @@ def _options(body: Body, limit: int) -> RequestOptions:
         logprobs=wants_logprobs(body),
         top_logprobs=_top_logprobs(body),
     )
-    if isinstance(body, ChatBody) and body.decomposition is not None:
-        options["decomposition"] = body.decomposition
     if body.stop is not None:
         options["stop"] = body.stop
     options.update(_form(body))

@@ -1,9 +1,7 @@
 """Answers in the shapes of OpenAI's API. Pure."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from http_svc.logprobs import TextOffsets, chat_logprobs, completion_logprobs
@@ -12,9 +10,8 @@ from specinfer.client import (
     Answer,
     FinishReason,
     Piece,
-    SpeculationStats,
-    SpeculatorStats,
     TokenLogprobs,
+    add_up,
     stats_to_json,
 )
 
@@ -168,24 +165,8 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
         "prompt_tokens": read,
         "completion_tokens": generated,
         "total_tokens": read + generated,
-        "speculation": stats_to_json(_together([answer.stats for answer in answers])),
+        "speculation": stats_to_json(add_up([answer.stats for answer in answers])),
     }
-
-
-def _together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    rows: dict[str, Counter[str]] = {}
-    for row in (row for one in stats for row in one.speculators):
-        told = {"drafted": row.drafted, "accepted": row.accepted, "wins": row.wins}
-        rows.setdefault(row.name, Counter()).update(told)
-    histograms = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
-    return SpeculationStats(
-        steps=sum(one.steps for one in stats),
-        drafted=sum(one.drafted for one in stats),
-        accepted=sum(one.accepted for one in stats),
-        acceptance_histogram=tuple(map(sum, histograms)),
-        speculators=tuple(SpeculatorStats(name, **row) for name, row in rows.items()),
-        lossy=any(one.lossy for one in stats),
-    )
 
 
 def _finish(reason: FinishReason) -> str:

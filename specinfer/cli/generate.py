@@ -131,7 +131,6 @@ def generate(
         request_id=check_text("request_id", request_id or new_request_id()),
         deadline_seconds=deadline_seconds,
         typical_epsilon=typical_epsilon,
-        decomposition=decomposition.value,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         references=[read_text("reference", path) for path in reference or ()],
@@ -142,7 +141,8 @@ def generate(
     patience = NO_PATIENCE if local else Patience(patience_seconds)
     options = LocalOptions(model, dtype, device=device, verifier={"weights": weights, "offload": offload})
     with gateway(connection, options if local else None) as where:
-        answer = asyncio.run(_generate(where.client(patience, print_retry), request, quiet=json_output))
+        client = where.client(patience, print_retry)
+        answer = asyncio.run(_generate(client, request, decomposition, quiet=json_output))
     print_answer(answer, json_output)
 
 
@@ -173,12 +173,19 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate(client: AsyncClient, request: generation_pb2.GenerateRequest, quiet: bool) -> Answer:
-    async with client:
+async def _generate(
+    client: AsyncClient,
+    request: generation_pb2.GenerateRequest,
+    decomposition: DecompositionChoice,
+    quiet: bool,
+) -> Answer:
+    in_points = decomposition is DecompositionChoice.SKELETON
+    async with client, (client.skeleton if in_points else client.stream)(request) as stream:
         try:
-            return await client.generate(request, silent if quiet else print_text)
+            return await stream.read(silent if quiet else print_text)
         except StreamLostError as error:
-            print_way_back(error)
+            if error.request_id == request.request_id:  # else it is one point of several
+                print_way_back(error)
             raise
         except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
             await client.abandon(request.request_id)

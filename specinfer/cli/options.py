@@ -31,7 +31,7 @@ class SpeculationChoice(StrEnum):
 
 
 class DecompositionChoice(StrEnum):
-    """Whether an answer is put together of parts."""
+    """Whether an answer is composed of points."""
 
     NONE = "none"
     SKELETON = "skeleton"

@@ -15,6 +15,7 @@ from specinfer.client.summary import (
     SpeculatorStats,
     Summary,
     acceptance_length,
+    add_up,
 )
 from specinfer.client.sync_client import Client, Stream
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
@@ -47,6 +48,7 @@ __all__ = [
     "TokenLogprobs",
     "UnavailableError",
     "acceptance_length",
+    "add_up",
     "make_request",
     "new_request_id",
     "stats_to_json",

@@ -22,6 +22,7 @@ from specinfer.client.metadata import call_metadata
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry
+from specinfer.client.skeleton import SkeletonOfThought
 from specinfer.client.stream import AsyncStream
 from specinfer.client.watching import watch_steps
 from specinfer.errors import InvalidInputError, SpecInferError
@@ -90,9 +91,24 @@ class AsyncClient:
             InvalidInputError: naming an option that cannot be sent; what else is wrong the gateway says.
         """
         message = as_request(prompt, options)
-        in_parts = message.decomposition != generation_pb2.DECOMPOSITION_UNSPECIFIED
-        resume = self._resume(message.request_id, in_parts=in_parts)
-        return AsyncStream(message.request_id, self._follow(message, resume))
+        return AsyncStream(message.request_id, self._follow(message, self._resume(message.request_id)))
+
+    @shows_options
+    def skeleton(
+        self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
+    ) -> AsyncStream:
+        """The answer to a conversation as points that are generated in parallel; not lossless.
+
+        A question that has no answer of several points is answered as by `stream`. Pieces of points are text
+        without tokens, streamed in order; `Summary.points` says how many there were. Such an answer cannot
+        be attached to: closing the stream cancels its requests. See `specinfer.client.skeleton`.
+
+        Raises:
+            InvalidInputError: as `stream`, and for an option that an answer in points cannot have: stops,
+                log-probabilities, tools, a constraint.
+        """
+        message = as_request(prompt, options)
+        return AsyncStream(message.request_id, SkeletonOfThought(self, message).items())
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
         """The rest of a request, from the token after the first `from_token` ones.
@@ -193,7 +209,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _resume(self, request_id: str, attach_from: int | None = None, in_parts: bool = False) -> Resume:
+    def _resume(self, request_id: str, attach_from: int | None = None) -> Resume:
         return Resume(
             request_id,
             self._gateways.addresses,
@@ -201,7 +217,6 @@ class AsyncClient:
             random.random,
             first_address=self._gateways.first,
             attach_from=attach_from,
-            in_parts=in_parts,
         )
 
     async def _follow(

@@ -14,10 +14,6 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
 
-DECOMPOSITION = {
-    "none": generation_pb2.DECOMPOSITION_UNSPECIFIED,
-    "skeleton": generation_pb2.DECOMPOSITION_SKELETON,
-}
 SPECULATION = {
     "tree": generation_pb2.SPECULATION_TREE,
     "sequence": generation_pb2.SPECULATION_SEQUENCE,
@@ -138,10 +134,6 @@ class RequestOptions(ConstraintOptions, total=False):
     top_p: Annotated[float, Option("keep the most probable tokens up to this mass", number, 1.0)]
     seed: Annotated[int | None, Option("None: drawn at random by the gateway", optional(whole(0, 2**64)))]
     speculation: Annotated[str, Option("tree, sequence or off", one_of(SPECULATION), "tree")]
-    decomposition: Annotated[
-        str,
-        Option("none, or skeleton: points in parallel, which is not lossless", one_of(DECOMPOSITION), "none"),
-    ]
     stop: Annotated[
         str | Sequence[str], Option("generation ends before this, or any of these", text_or_texts, ())
     ]

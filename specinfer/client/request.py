@@ -6,7 +6,6 @@ from typing import TypeAlias, Unpack
 
 from specinfer.client.constraint import make_constraint
 from specinfer.client.options import (
-    DECOMPOSITION,
     SPECULATION,
     RequestOptions,
     check_names,
@@ -53,7 +52,6 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
         sampling=sampling,
         stop_strings=_texts(said["stop"]),
         speculation=SPECULATION[said["speculation"]],
-        decomposition=DECOMPOSITION[said["decomposition"]],
         constraint=make_constraint(options),
         references=_texts(said["references"]),
     )

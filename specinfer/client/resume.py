@@ -4,8 +4,7 @@ A pure state machine: it is fed replies and failures; clocks and random numbers 
 
 Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out.
 Text belongs to its tokens. A gateway attaches exactly at the token that it is asked for, so a reply is
-delivered whole or dropped whole. An answer that is put together of parts (`decomposition`) is text without
-tokens: nothing says where it was lost, so once there is some of it a failure is final.
+delivered whole or dropped whole.
 """
 
 from collections.abc import Callable
@@ -90,15 +89,12 @@ class Resume:
         *,
         first_address: int = 0,
         attach_from: int | None = None,
-        in_parts: bool = False,
     ) -> None:
-        """`attach_from` goes on with a request of which so many tokens are there; None generates.
-        `in_parts`: the request asks for a decomposition."""
+        """`attach_from` goes on with a request of which so many tokens are there; None generates."""
         self._request_id, self._addresses = request_id, addresses
         self._patience, self._jitter = patience, jitter
         self._address = first_address
         self._may_generate = attach_from is None
-        self._in_parts, self._in_the_middle = in_parts, False
         self._lost_at: float | None = None
         self._failures = 0
         self.position = attach_from or 0
@@ -129,7 +125,6 @@ class Resume:
         if reply.HasField("summary"):
             items, self.ended = (*items, read_summary(reply.summary)), True
         if items:
-            self._in_the_middle |= bool(reply.text and not reply.token_ids)
             self.position += len(reply.token_ids)
             self._lost_at, self._failures = None, 0
         return items
@@ -147,7 +142,7 @@ class Resume:
             if end > self.position or last:
                 raise self._broken(reply, "only a part of the reply is new")
             return True
-        if reply.text and not reply.token_ids and not last and not self._in_parts:
+        if reply.text and not reply.token_ids and not last:
             # it could not be told from the text of the next tokens after an Attach
             raise self._broken(reply, "text without tokens")
         return False
@@ -169,7 +164,7 @@ class Resume:
             raise RequestFailedError(failure)
         self._lost_at = now if self._lost_at is None else self._lost_at
         left = self._lost_at + self._patience.patience_s - now
-        if left <= 0 or self._in_the_middle:
+        if left <= 0:
             gateway = self._addresses[self._address]
             raise StreamLostError(gateway, failure, self._request_id, self.position)
         wait = failure.retry_after_s

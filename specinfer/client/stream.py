@@ -70,7 +70,7 @@ class AsyncStream:
     def _add(self, piece: Piece, seconds: float) -> None:
         """Adds a piece that came so many seconds after the request was sent."""
         answer = self.answer
-        if piece.token_ids and not answer.token_ids:
+        if not answer.token_ids and not answer.text:
             answer.ttft_s, self._first_count = seconds, len(piece.token_ids)
         answer.token_ids.extend(piece.token_ids)
         answer.logprobs.extend(piece.logprobs)

@@ -3,8 +3,11 @@
 The contract's messages (`proto/specinfer/v1/generation.proto`) are read here, once.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 
 from specinfer.v1 import generation_pb2
 
@@ -55,7 +58,7 @@ class SpeculationStats:
     """At index i: steps that accepted i drafted tokens."""
     speculators: tuple[SpeculatorStats, ...] = ()
     lossy: bool = False
-    """Typical acceptance was asked for: the text need not follow the target's distribution."""
+    """The text need not follow the target's distribution: typical acceptance, or an answer in points."""
 
     @property
     def acceptance_length(self) -> float:
@@ -80,12 +83,30 @@ class Summary:
     seed: int = 0
     """The seed that was used."""
     points: int = 0
-    """Points that were expanded in parallel (`decomposition`); 0: the answer is one sequence of the model."""
+    """Points that were generated in parallel (`AsyncClient.skeleton`); 0: the answer is one sequence of the
+    model."""
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
     """Tokens per step, the bonus token included."""
     return 1 + accepted / steps if steps else 0.0
+
+
+def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The sums over several requests; lossy if one of them is."""
+    rows: dict[str, Counter[str]] = {}
+    for row in (row for one in stats for row in one.speculators):
+        counts = {"drafted": row.drafted, "accepted": row.accepted, "wins": row.wins}
+        rows.setdefault(row.name, Counter()).update(counts)
+    histograms = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
+    return SpeculationStats(
+        steps=sum(one.steps for one in stats),
+        drafted=sum(one.drafted for one in stats),
+        accepted=sum(one.accepted for one in stats),
+        acceptance_histogram=tuple(map(sum, histograms)),
+        speculators=tuple(SpeculatorStats(name, **row) for name, row in rows.items()),
+        lossy=any(one.lossy for one in stats),
+    )
 
 
 def read_summary(message: generation_pb2.Summary) -> Summary:
@@ -99,7 +120,6 @@ def read_summary(message: generation_pb2.Summary) -> Summary:
         total_seconds=message.total_seconds,
         queue_seconds=message.queue_seconds,
         seed=message.seed,
-        points=message.points,
     )
 
 

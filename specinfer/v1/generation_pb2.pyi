@@ -16,11 +16,6 @@ class Speculation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_SEQUENCE: _ClassVar[Speculation]
     SPECULATION_OFF: _ClassVar[Speculation]
 
-class Decomposition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DECOMPOSITION_UNSPECIFIED: _ClassVar[Decomposition]
-    DECOMPOSITION_SKELETON: _ClassVar[Decomposition]
-
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -35,8 +30,6 @@ SPECULATION_UNSPECIFIED: Speculation
 SPECULATION_TREE: Speculation
 SPECULATION_SEQUENCE: Speculation
 SPECULATION_OFF: Speculation
-DECOMPOSITION_UNSPECIFIED: Decomposition
-DECOMPOSITION_SKELETON: Decomposition
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -83,7 +76,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "decomposition", "top_logprobs", "references")
+    __slots__ = ("request_id", "text", "chat", "tokens", "max_new_tokens", "sampling", "stop_strings", "stop_token_ids", "ignore_eos", "priority", "speculation", "logprobs", "deadline_seconds", "constraint", "top_logprobs", "references")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +91,6 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
-    DECOMPOSITION_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -115,10 +107,9 @@ class GenerateRequest(_message.Message):
     logprobs: bool
     deadline_seconds: float
     constraint: _common_pb2.Constraint
-    decomposition: Decomposition
     top_logprobs: int
     references: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., decomposition: _Optional[_Union[Decomposition, str]] = ..., top_logprobs: _Optional[int] = ..., references: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., priority: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, str]] = ..., logprobs: bool = ..., deadline_seconds: _Optional[float] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., references: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "from_token")
@@ -149,7 +140,7 @@ class GenerateReply(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[float]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., position: _Optional[int] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed", "points")
+    __slots__ = ("finish_reason", "prompt_tokens", "new_tokens", "stats", "ttft_seconds", "total_seconds", "queue_seconds", "seed")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -158,7 +149,6 @@ class Summary(_message.Message):
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    POINTS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     prompt_tokens: int
     new_tokens: int
@@ -167,8 +157,7 @@ class Summary(_message.Message):
     total_seconds: float
     queue_seconds: float
     seed: int
-    points: int
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., ttft_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., seed: _Optional[int] = ..., points: _Optional[int] = ...) -> None: ...
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., ttft_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("steps", "drafted", "accepted", "acceptance_histogram", "speculators", "lossy")

@@ -12,8 +12,8 @@ import httpx2
 import openai
 import pytest
 
-from gateway.decomposition import skeleton
 from specinfer import AsyncClient
+from specinfer.client import skeleton
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree, TreeBuilder
 from speculator_svc.drafters import DraftJob
@@ -141,9 +141,7 @@ async def test_speculation_is_ours_to_choose_and_its_statistics_come(redis_url: 
         assert sum(tree["acceptance_histogram"]) == tree["steps"]
 
 
-async def test_an_answer_can_be_put_together_of_points(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_can_be_composed_of_points(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skeleton-of-thought; the tiny model makes no sense, so what it means is set here."""
     monkeypatch.setattr(skeleton, "fits", lambda _: True)
     monkeypatch.setattr(skeleton, "points", lambda _: ["one", "another"])

@@ -48,6 +48,8 @@ def turn(**fields: Any) -> dict[str, Any]:
 
 
 DEEP = "[" * 100_000
+IN_POINTS = {"decomposition": "skeleton"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "model of another type": ({"model": 5}, "model", "model = 5: "),
     "no messages": ({"messages": []}, "messages", "messages = []: "),
@@ -103,6 +105,24 @@ BAD_CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
         {"decomposition": "skeleton", "resumable": True, "stream": True},
         "decomposition",
         "excludes resumable",
+    ),
+    "points and stops": ({**IN_POINTS, "stop": "x"}, "stop", "stop = ['x']: excluded by skeleton"),
+    "points and logprobs": ({**IN_POINTS, "logprobs": True}, "logprobs", "excluded by skeleton"),
+    "points and tools": ({**IN_POINTS, "tools": TOOLS}, "tools", "excluded by skeleton"),
+    "points and a format": (
+        {**IN_POINTS, "response_format": {"type": "json_object"}},
+        "response_format",
+        "excluded by skeleton",
+    ),
+    "points and a form": (
+        {**IN_POINTS, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "excluded by skeleton",
+    ),
+    "points of no question": (
+        {**IN_POINTS, "messages": [{"role": "assistant", "content": "hi"}]},
+        "messages",
+        "messages = 'assistant': ",
     ),
     "resumable without a stream": ({"resumable": True}, "resumable", "only with stream"),
     "resumable choices": ({"resumable": True, "stream": True, "n": 2}, "resumable", "only with n = 1"),

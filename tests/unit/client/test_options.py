@@ -65,7 +65,6 @@ WRONG: dict[str, list[Any]] = {
     "chat": ["yes", 1, None],
     "ignore_eos": [1, "no"],
     "speculation": ["trees", 1, None, ["tree"]],
-    "decomposition": [True, "points"],
     "request_id": [5, None, b"x"],
     "deadline_seconds": ["soon", True],
     "references": [5, [b"x"], None],

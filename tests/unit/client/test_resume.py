@@ -16,7 +16,7 @@ from specinfer.client import (
     StreamLostError,
     Summary,
 )
-from specinfer.client.resume import Call, Item, Resume
+from specinfer.client.resume import Item, Resume
 from specinfer.v1 import generation_pb2
 
 Reply = generation_pb2.GenerateReply
@@ -164,28 +164,6 @@ def test_replies_that_break_the_contract_are_errors(reply: Reply, why: str) -> N
     with pytest.raises(BrokenStreamError, match=why) as caught:
         machine.replied(reply)
     assert (caught.value.position, caught.value.expected) == (reply.position, 3)
-
-
-def test_an_answer_in_parts_is_text_without_tokens_and_cannot_be_taken_up_again() -> None:
-    machine = Resume("r", ("g0", "g1"), PATIENCE, lambda: 0.0, in_parts=True)
-    assert machine.failed(AWAY, 0.0).call == Call(1, None), "nothing of it is there yet"
-    assert [item.text for item in machine.replied(Reply(text="1. one: ")) if isinstance(item, Piece)] == [
-        "1. one: "
-    ]
-    with pytest.raises(StreamLostError):
-        machine.failed(AWAY, 0.0)
-    items = machine.replied(Reply(text="x", summary=generation_pb2.Summary(points=2)))
-    assert isinstance(items[1], Summary)
-    assert machine.ended
-
-
-def test_an_answer_that_was_to_come_in_parts_but_came_in_tokens_goes_on_after_the_last_one() -> None:
-    machine = Resume("r", ("g0", "g1"), PATIENCE, lambda: 0.0, in_parts=True)
-    machine.replied(Reply(token_ids=[1, 2], text="ab"))
-    assert machine.failed(AWAY, 0.0).call == Call(1, 2)
-    (piece,) = machine.replied(Reply(position=2, token_ids=[3], text="c"))
-    assert isinstance(piece, Piece)
-    assert piece.text == "c"
 
 
 def test_generate_is_repeated_until_there_is_a_token_then_it_attaches() -> None:

@@ -1,1 +1,0 @@
-"""Answers that are put together of parts which are generated at the same time. Not lossless."""
