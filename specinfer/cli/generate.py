@@ -180,9 +180,6 @@ async def _generate(client: AsyncClient, request: generation_pb2.GenerateRequest
         except StreamLostError as error:
             print_way_back(error)
             raise
-        except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
-            await client.abandon(request.request_id)
-            raise
 
 
 def print_text(text: str) -> None:
