@@ -187,9 +187,6 @@ async def _generate(
             if error.request_id == request.request_id:  # else it is one point of several
                 print_way_back(error)
             raise
-        except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
-            await client.abandon(request.request_id)
-            raise
 
 
 def print_text(text: str) -> None:

@@ -1,11 +1,14 @@
 """How `generate` ends when it is told to, wherever it is just then."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from specinfer.cli import generate
-from specinfer.client import AsyncClient, make_request
+from specinfer.client import AsyncClient, AsyncStream, Piece, make_request
+from specinfer.client.resume import Item
 from specinfer.errors import NotFoundError
 
 
@@ -16,8 +19,11 @@ class Gateway(AsyncClient):
         super().__init__("127.0.0.1:1")
         self.cancelled: list[str] = []
 
-    async def generate(self, request: object, on_text: object) -> None:  # type: ignore[override]
-        on_text("word")  # type: ignore[operator]
+    def stream(self, request: Any, **_: Any) -> AsyncStream:
+        async def word() -> AsyncGenerator[Item, None]:
+            yield Piece(0, (5,), "word")
+
+        return AsyncStream(request.request_id, word())
 
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
