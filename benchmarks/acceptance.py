@@ -21,10 +21,10 @@ from benchmarks.drafts.success import success
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPTH = 8

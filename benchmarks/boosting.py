@@ -16,10 +16,10 @@ from benchmarks.drafts.success import guesses
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, opening, row
 from specinfer.cli.about import about_this_run
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES, DEPTH = 16, 7

@@ -15,11 +15,11 @@ from benchmarks.figures.sequences import Comparison, Measured
 from benchmarks.publish import RESULTS, publish, write
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
+from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.tree import TreeLimits
-from speculator_svc.drafters import DrafterOptions, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCHES = "1,2,4,8,16"

@@ -19,11 +19,11 @@ from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options import read_numbers
 from specinfer.cli.show import console
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
-from speculator_svc.drafters.recycling import RecyclingDrafter
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}

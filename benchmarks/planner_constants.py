@@ -18,9 +18,8 @@ import typer
 from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
-from gateway.planning import acceptance, by_nodes, latency, pass_times, recent, trials
 from specinfer.cli.about import about_this_run
-from specinfer.speculators import calibration
+from specinfer.planning import acceptance, by_nodes, calibration, latency, pass_times, recent, trials
 
 CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     *(

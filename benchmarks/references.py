@@ -19,7 +19,7 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.replay import DRAFTERS, Row, load, replay
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from speculator_svc.drafters.references import References
+from specinfer.drafters.references import References
 
 BLOCK = 8
 OTHERS = 7

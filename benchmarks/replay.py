@@ -22,13 +22,13 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options import read_numbers
+from specinfer.drafters import Drafter, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.references import References
+from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.errors import SpecInferError
 from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
-from speculator_svc.drafters import Drafter, DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.references import References
-from speculator_svc.drafters.suffix import SuffixDrafter
 
 Row: TypeAlias = tuple[list[int], list[int]]
 """A prompt and the target's answer to it."""

@@ -32,15 +32,15 @@ from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
+from specinfer.drafters import Drafter, DraftJob
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
-from speculator_svc.drafters import Drafter, DraftJob
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (0, 2, 4, 8, 16, 32)

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.publish import RESULTS, publish
+from benchmarks.suite.perplexity import Scorer
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
 from specinfer.cli.connection import Connection
 from specinfer.cli.local import LocalOptions
 from specinfer.cli.running import local_system
 from specinfer.cli.show import console
-from specinfer.cli.suite.perplexity import Scorer
 from specinfer.client import Answer, AsyncClient
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.prompts import Prompt, read_prompts_by_source

@@ -23,6 +23,7 @@ from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options import read_numbers
 from specinfer.cli.show import console
+from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.batch import Segment
@@ -32,7 +33,6 @@ from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_ssm, verifier_of
 from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
-from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPTH, BEAM, BATCH, KV_TOKENS = 7, 4, 10, 16384

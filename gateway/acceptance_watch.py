@@ -4,9 +4,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gateway.metrics.speculation import Named, SpeculationMetrics
-from gateway.planning.collapse import WINDOW, AcceptanceTrend
-from gateway.planning.step_counts import StepCounts
+from gateway.observability.metrics.speculation import Named, SpeculationMetrics
+from specinfer.planning.collapse import WINDOW, AcceptanceTrend
+from specinfer.planning.step_counts import StepCounts
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from gateway.clients.addresses import service_addresses
-from gateway.requests.limits import SchedulerLimits
-from gateway.security import SecuritySettings
+from gateway.api.security import SecuritySettings
+from gateway.services.addresses import service_addresses
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
+from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.addresses import split_targets
 from specinfer.service.settings import as_path
 
@@ -141,5 +141,5 @@ class GatewaySettings(SecuritySettings):
 
     @property
     def speculator_services(self) -> list[str]:
-        """The speculator services, in order of preference; see `gateway.clients.addresses`."""
+        """The speculator services, in order of preference; see `gateway.services.addresses`."""
         return service_addresses(self.speculators)

@@ -13,14 +13,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from gateway.planning.by_nodes import sizes_up_to
-from gateway.planning.features import Floats
-from gateway.planning.latency import SpeculatorSet
-from gateway.planning.learned import LearnedAcceptance
-from gateway.planning.linear import LinearModel
-from gateway.planning.recorded_steps import RecordedStep, read_steps
-from gateway.planning.weights import save_weights, set_name
 from specinfer.errors import SettingError, SpecInferError
+from specinfer.planning.by_nodes import sizes_up_to
+from specinfer.planning.features import Floats
+from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.learned import LearnedAcceptance
+from specinfer.planning.linear import LinearModel
+from specinfer.planning.recorded_steps import RecordedStep, read_steps
+from specinfer.planning.weights import save_weights, set_name
 from specinfer.usage import USAGE_ERROR, usage_message
 
 PROGRAM = "specinfer train scheduler"

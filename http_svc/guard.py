@@ -13,7 +13,7 @@ from http_svc.errors import ApiError
 from http_svc.metrics import HttpMetrics
 from http_svc.settings import HttpSettings
 from specinfer.client import new_request_id
-from specinfer.service.log_context import REQUEST_ID
+from specinfer.log_context import REQUEST_ID
 
 REQUEST_ID_HEADER = "x-request-id"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/watch", "/health", "/metrics")

@@ -4,9 +4,9 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from specinfer.drafters.entries import DraftOutcome
 from specinfer.errors import SpecInferError
-from specinfer.service.log_pace import LogPace
-from speculator_svc.entries import DraftOutcome
+from specinfer.log_pace import LogPace
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,13 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from specinfer.drafters import TargetTopK
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
+from specinfer.log_context import about
 from specinfer.service.engine_thread import EngineThread
-from specinfer.service.log_context import about
 from specinfer.service.metrics import Observing
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.tree import TokenTree, TreeLimits
@@ -19,9 +22,6 @@ from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import encode_tree
 from speculator_svc.clients import own_id, request_id_of
 from speculator_svc.draft_failures import DraftFailures
-from speculator_svc.drafters import TargetTopK
-from speculator_svc.engine import SpeculatorEngine
-from speculator_svc.entries import DraftEntry, DraftOutcome
 from speculator_svc.metrics import SpeculatorMetrics
 
 log = logging.getLogger(__name__)

@@ -3,10 +3,10 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specinfer.drafters import DRAFTERS, DrafterOptions
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.settings import ServiceSettings
-from speculator_svc.drafters import DRAFTERS, DrafterOptions
 
 _DEFAULTS = DrafterOptions()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
-from verifier_svc.acceptance import AcceptanceRule, Float64, Randomness, find_rule
+from specinfer.verification.acceptance import AcceptanceRule, Float64, Randomness, find_rule
 
 T = TypeVar("T")
 Path = tuple[int, ...]
@@ -84,7 +84,7 @@ class _Uniform:
 
 
 class BranchingRandomness:
-    """Stands in for `verifier_svc.acceptance.Randomness`: a generator and a noise in one."""
+    """Stands in for `specinfer.verification.acceptance.Randomness`: a generator and a noise in one."""
 
     def __init__(self, branches: Branches, choose: Choice | None = None) -> None:
         """`choose` is a given noise; without it the noise branches, too."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from speculator_svc.drafters import Drafter
+from specinfer.drafters import Drafter
+from specinfer.verification.engine import EngineLimits
 from tests.system import System, running_system
 from tests.tiny_models import reference_logits, silence_attention, tiny_transformers
-from verifier_svc.engine import EngineLimits
 
 SHAPE = {"vocab_size": 4, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 TOKENS, REQUESTS = 200, 32

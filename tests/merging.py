@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from speculator_svc.drafters import Drafter
+from specinfer.drafters import Drafter
 from tests.oracle import greedy
 from tests.system import running_system
 

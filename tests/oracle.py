@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from specinfer.drafters import DraftJob
 from specinfer.tree import TokenTree, TreeBuilder
-from speculator_svc.drafters import DraftJob
 from tests.tiny_models import tiny_transformers
 
 _LOCK = RLock()

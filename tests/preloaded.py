@@ -20,7 +20,7 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(
     [
         *("gateway.__main__", "verifier_svc.__main__", "speculator_svc.__main__", "specinfer.cli.main"),
-        *("speculator_svc.training.__main__", "speculator_svc.drafters.ssm", "tests.tiny_models"),
+        *("speculator_svc.training.__main__", "specinfer.drafters.ssm", "tests.tiny_models"),
     ]
 )
 _STREAMS = ("stdin", "stdout", "stderr")

@@ -5,21 +5,21 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from gateway.requests.request import GenerationRequest, RequestState
-from gateway.requests.step import StepEntry
+from specinfer.drafters import Drafter
+from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.step import StepEntry
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from specinfer.verification.engine import VerifierEngine
 from speculator_svc.__main__ import describe
-from speculator_svc.drafters import Drafter
-from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 

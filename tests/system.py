@@ -18,11 +18,13 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.app import Gateway, build_gateway
-from gateway.loop import GenerationLoop
+from gateway.session.loop import GenerationLoop
 from gateway.settings import GatewaySettings
 from gateway.store.requests import RequestStore
 from specinfer.cli.processes import free_ports
 from specinfer.constraints.compiler import Compiler
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.service.channel import channel_options
@@ -39,14 +41,12 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.limits import EngineLimits
 from speculator_svc.__main__ import describe
-from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
-from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 
@@ -314,7 +314,7 @@ async def another_gateway(
     registry = registry or CollectorRegistry()
     async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
         server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
-        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
+        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.api.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:
             # of its own: gRPC shares connections, and one that failed at this port before would fail this one

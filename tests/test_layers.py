@@ -162,7 +162,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"grpc", "numpy"},
     ),
-    "specinfer.speculators.calibration": ({"specinfer.tree"}, {"numpy"}),
+    "specinfer.planning.calibration": ({"specinfer.tree"}, {"numpy"}),
     "specinfer.speculators.deadline": (set(), set()),
     "specinfer.speculators.states": (set(), {"numpy"}),
     "specinfer.integrations": (
@@ -173,31 +173,31 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "pydantic", "pydantic_settings", "transformers"},
     ),
     "specinfer.cli": ({"specinfer"}, TERMINAL),
-    "specinfer.cli.suite.assisted": ({"specinfer.hub", "specinfer.model"}, {"torch", "transformers"}),
-    "specinfer.cli.suite.measure": ({"specinfer"}, {"prometheus_client"}),
-    "specinfer.cli.suite.perplexity": ({"specinfer"}, {"numpy"}),
-    "specinfer.cli.suite.plots": (
-        {"specinfer.cli.suite.paper", "specinfer.cli.suite.pools"},
+    "benchmarks.suite.assisted": ({"specinfer.hub", "specinfer.model"}, {"torch", "transformers"}),
+    "benchmarks.suite.measure": ({"specinfer"}, {"prometheus_client"}),
+    "benchmarks.suite.perplexity": ({"specinfer"}, {"numpy"}),
+    "benchmarks.suite.plots": (
+        {"benchmarks.suite.paper", "benchmarks.suite.pools"},
         {"matplotlib"},
     ),
-    "verifier_svc.acceptance": (
+    "specinfer.verification.acceptance": (
         {
             "specinfer.tree",
             "specinfer.sampling",
             "specinfer.model",
             "specinfer.errors",
-            "verifier_svc.acceptance",
+            "specinfer.verification.acceptance",
         },
         {"numpy"},
     ),
-    "verifier_svc.adjustments": (
+    "specinfer.verification.adjustments": (
         {
             *("specinfer.constraints", "specinfer.errors", "specinfer.sampling"),
-            *("verifier_svc.adjustments", "verifier_svc.jobs"),
+            *("specinfer.verification.adjustments", "specinfer.verification.jobs"),
         },
         {"numpy"},
     ),
-    "speculator_svc.drafters": (
+    "specinfer.drafters": (
         {
             "specinfer.tree",
             "specinfer.sampling",
@@ -205,62 +205,70 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "specinfer.errors",
             "specinfer.hub",
             "specinfer.tokenizer",
-            "speculator_svc.drafters",
+            "specinfer.drafters",
         },
         {"numpy", "torch"},
     ),
-    "gateway.requests.speculation": ({"specinfer.tree"}, set()),
-    "gateway.requests.request": (
+    "specinfer.scheduling.speculation": ({"specinfer.tree"}, set()),
+    "specinfer.scheduling.request": (
         {
-            "gateway.requests.speculation",
+            "specinfer.scheduling.speculation",
             "specinfer.constraints.constraint",
             *("specinfer.sampling", "specinfer.errors", "specinfer.tree"),
         },
         set(),
     ),
-    "gateway.requests.budget": (set(), set()),
-    "gateway.requests.step": (
+    "specinfer.scheduling.budget": (set(), set()),
+    "specinfer.scheduling.step": (
         {
             *(f"gateway.requests.{name}" for name in ("request", "speculation")),
             *("specinfer.entry_status", "specinfer.logprobs", "specinfer.tree"),
         },
         set(),
     ),
-    "gateway.planning": (
+    "specinfer.planning": (
         {
-            *("specinfer.tree", "specinfer.entry_status", "specinfer.speculators.calibration"),
+            *("specinfer.tree", "specinfer.entry_status", "specinfer.planning.calibration"),
             "specinfer.errors",
-            *("gateway.planning", "gateway.requests"),
+            *("specinfer.planning", "gateway.requests"),
         },
         {"numpy"},
     ),
-    "gateway.training": ({"gateway.planning", "specinfer.errors", "specinfer.usage"}, {"numpy", "typer"}),
-    "gateway.requests.caller": (set(), set()),
-    "gateway.requests.ranking": (set(), set()),
-    "gateway.requests.held": (
-        {"specinfer.errors", "gateway.requests.ranking", "gateway.requests.request"},
+    "gateway.training": ({"specinfer.planning", "specinfer.errors", "specinfer.usage"}, {"numpy", "typer"}),
+    "specinfer.scheduling.caller": (set(), set()),
+    "specinfer.scheduling.ranking": (set(), set()),
+    "specinfer.scheduling.request_table": (
+        {"specinfer.errors", "specinfer.scheduling.ranking", "specinfer.scheduling.request"},
         set(),
     ),
-    "gateway.requests.limits": (set(), set()),
-    "gateway.requests.finish_rate": (set(), set()),
-    "gateway.requests.queue": ({"gateway.requests.ranking", "gateway.requests.request"}, set()),
-    "gateway.requests.room": (
+    "specinfer.scheduling.limits": (set(), set()),
+    "specinfer.scheduling.finish_rate": (set(), set()),
+    "specinfer.scheduling.queue": ({"specinfer.scheduling.ranking", "specinfer.scheduling.request"}, set()),
+    "specinfer.scheduling.room": (
         {*(f"gateway.requests.{name}" for name in ("budget", "limits", "request")), "specinfer.tree"},
         set(),
     ),
-    "gateway.requests.batch": ({f"gateway.requests.{name}" for name in ("queue", "request", "room")}, set()),
-    "gateway.requests.entries": (
+    "specinfer.scheduling.batch": (
+        {f"gateway.requests.{name}" for name in ("queue", "request", "room")},
+        set(),
+    ),
+    "specinfer.scheduling.entries": (
         {
             "specinfer.tree",
             *(f"gateway.requests.{name}" for name in ("budget", "limits", "request", "room", "step")),
         },
         set(),
     ),
-    "gateway.requests.verdicts": (
-        {"specinfer.tree", "specinfer.entry_status", "gateway.requests.request", "gateway.requests.step"},
+    "specinfer.scheduling.verdicts": (
+        {
+            "specinfer.tree",
+            "specinfer.entry_status",
+            "specinfer.scheduling.request",
+            "specinfer.scheduling.step",
+        },
         set(),
     ),
-    "gateway.requests.scheduler": (
+    "specinfer.scheduling.scheduler": (
         {
             "specinfer.tree",
             "specinfer.errors",
@@ -272,8 +280,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "gateway.clients.features": ({"specinfer.speculators.states", "specinfer.v1"}, {"numpy"}),
-    "gateway.clients.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
+    "gateway.services.features": ({"specinfer.speculators.states", "specinfer.v1"}, {"numpy"}),
+    "gateway.services.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
     "gateway.store": (
         {
             *("specinfer.constraints.constraint", "specinfer.errors", "specinfer.logprobs"),
@@ -312,8 +320,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
         SERVICE | {"fastapi", "starlette", "uvicorn"},
     ),
-    "speculator_svc.feature_buffer": (
-        {"specinfer.speculators.states", "speculator_svc.drafters"},
+    "specinfer.drafters.feature_buffer": (
+        {"specinfer.speculators.states", "specinfer.drafters"},
         {"numpy"},
     ),
     "speculator_svc.training": (
@@ -346,7 +354,7 @@ FORBIDDEN_STDLIB = {
         f"http_svc.{name}": {"asyncio", "time"}
         for name in ("bodies", "errors", "logprobs", "orders", "replies", "steps")
     },
-    "gateway.planning": {"asyncio"},
+    "specinfer.planning": {"asyncio"},
     **{f"gateway.requests.{name}": {"asyncio", "time", "random"} for name in PURE},
 }
 
@@ -402,12 +410,12 @@ def test_module_stays_in_its_layer(name: str, path: Path) -> None:
 
 
 def test_the_check_notices_what_it_should() -> None:
-    assert violations("gateway.loop", {"torch"})
-    assert violations("gateway.loop", {"specinfer.model.runner"})
-    assert violations("gateway.loop", {"verifier_svc.engine"})
-    assert violations("gateway.requests.scheduler", {"asyncio"})
-    assert violations("gateway.requests.queue", {"time"})
-    assert violations("gateway.loop", {"redis.asyncio"})
+    assert violations("gateway.session.loop", {"torch"})
+    assert violations("gateway.session.loop", {"specinfer.model.runner"})
+    assert violations("gateway.session.loop", {"specinfer.verification.engine"})
+    assert violations("specinfer.scheduling.scheduler", {"asyncio"})
+    assert violations("specinfer.scheduling.queue", {"time"})
+    assert violations("gateway.session.loop", {"redis.asyncio"})
     assert violations("specinfer.model.runner", {"grpc"})
     assert not violations("gateway.store.connection", {"redis.asyncio", "asyncio"})
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from gateway.metrics import GatewayMetrics
+from gateway.observability.metrics import GatewayMetrics
 from http_svc.metrics import HttpMetrics
 from speculator_svc.metrics import SpeculatorMetrics
 from verifier_svc.metrics import VerifierMetrics

@@ -18,16 +18,16 @@ from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.tracing import open_tracer
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier_svc.acceptance import find_rule
-from verifier_svc.engine import VerifierEngine
+from specinfer.verification.acceptance import find_rule
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.limits import EngineLimits
+from specinfer.verification.pass_costs import measure_passes
+from specinfer.verification.warm_up import warm_up
 from verifier_svc.identity import Identity
-from verifier_svc.limits import EngineLimits
 from verifier_svc.metrics import VerifierMetrics
-from verifier_svc.pass_costs import measure_passes
 from verifier_svc.ranks import follow, join, layout_of, leading, own_rank
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
-from verifier_svc.warm_up import warm_up
 
 PROGRAM = "verifier_svc"
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name

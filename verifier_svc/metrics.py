@@ -14,7 +14,7 @@ from specinfer.model.parallel.executor import RankMemory, StageSeconds
 from specinfer.service.metrics import declare_build_info, declare_model_info
 from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
 from specinfer.v1 import verifier_pb2
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
 _PASS_SIZES = ((1, "1"), (4, "2-4"), (16, "5-16"), (64, "17-64"), (256, "65-256"))
 _LARGEST = "257+"

@@ -10,17 +10,17 @@ import grpc
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.log_context import about
 from specinfer.logprobs import TokenLogprobs
 from specinfer.service.engine_thread import EngineThread
-from specinfer.service.log_context import about
 from specinfer.service.metrics import Observing
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.metrics import CacheView, VerifierMetrics
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ import numpy as np
 
 from benchmarks.drafts.features import FeatureFlow
 from benchmarks.drafts.prompts import Prompt
+from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
+from specinfer.planning.calibration import Calibration
 from specinfer.sampling import SamplingParams, draft_seed
-from specinfer.speculators.calibration import Calibration
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
-from speculator_svc.drafters import Drafter, DraftJob, TargetTopK
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from specinfer.drafters import Drafter, Features
+from specinfer.drafters.feature_buffer import FeatureBuffer
 from specinfer.model.runner import ModelRunner
-from speculator_svc.drafters import Drafter, Features
-from speculator_svc.feature_buffer import FeatureBuffer
-from verifier_svc.features import FeatureSpan
+from specinfer.verification.features import FeatureSpan
 
 
 class FeatureFlow:

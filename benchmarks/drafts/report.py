@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from benchmarks.suite.paper import TOKENS_PER_STEP
 from benchmarks.tables import head, line, opening, row
-from specinfer.cli.suite.paper import TOKENS_PER_STEP
 
 WIDTHS = (1, 2, 3, 4, 5)
 # SpecInfer, tables 1 and 3 (LLaMA-7B with LLaMA-68M)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from benchmarks.drafts.prompts import Prompt
+from specinfer.drafters import Drafter, DraftJob
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import Drafter, DraftJob
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 GUESSES = 5
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks.drafts.prompts import Prompt
+from specinfer.drafters import Drafter, DraftJob
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import Drafter, DraftJob
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from benchmarks.synthetic.histogram import mark, measured
 from benchmarks.synthetic.rule import RULE_NAME, synthetic_rules
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 HISTOGRAM = "greedy, 32 nodes"
 _WARM_UP = 2

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from gateway.__main__ import main
-from gateway.requests.step import Progress
 from gateway.store.requests import RequestStore, Written
+from specinfer.scheduling.step import Progress
 
 
 async def _written(

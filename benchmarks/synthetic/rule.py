@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.synthetic.histogram import AcceptanceHistogram, measured
 from specinfer.errors import SettingError
 from specinfer.tree import TokenTree
-from verifier_svc.acceptance import RULES, AcceptanceRule, Randomness, Target, Verdict
+from specinfer.verification.acceptance import RULES, AcceptanceRule, Randomness, Target, Verdict
 
 RULE_NAME = "synthetic"
 RULE = "benchmarks.synthetic.rule:verify_synthetic"

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from gateway.requests.ending import Ending
-from gateway.requests.request import GenerationRequest, Speculation
-from gateway.requests.step import Progress
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
+from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.request import GenerationRequest, Speculation
+from specinfer.scheduling.step import Progress
 
 
 @dataclass(frozen=True, slots=True)

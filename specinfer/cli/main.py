@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.suite.command import suite
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.attach import attach, cancel
@@ -34,7 +35,6 @@ from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
-from specinfer.cli.suite.command import suite
 from specinfer.cli.verifiers import describe_verifier
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError

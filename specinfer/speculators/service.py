@@ -1,7 +1,7 @@
 """One speculator service as an engine sees it that owns its contexts: what it holds, is asked and answers.
 
 Knows messages, not connections. Invariant: `held` never claims more than the service said. The gateway's
-own (`gateway/clients/speculator.py`) also knows draws, shares of messages and whom to leave out.
+own (`gateway/services/speculator.py`) also knows draws, shares of messages and whom to leave out.
 """
 
 import logging

@@ -9,9 +9,9 @@ from enum import IntEnum
 from typing import Any
 
 import verifier_svc.servicer
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.tree_verifier import TreeVerifier
 from verifier_svc.__main__ import main
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.verification import TreeVerifier
 
 _BEGINS_AT = 8
 """Tokens of the context behind which the code raises: a request of a batch, not one that begins."""

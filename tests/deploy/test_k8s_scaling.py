@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import yaml
 from prometheus_client import CollectorRegistry
 
-from gateway.metrics import GatewayMetrics
+from gateway.observability.metrics import GatewayMetrics
 from tests.deploy.kustomize import KUBERNETES
 from tests.deploy.prometheus_rule import RULES, TARGET, prometheus_rule
 from tests.deploy.rendered import Rendered

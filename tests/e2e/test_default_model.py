@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specinfer.cli.speculators import TRAINED
+from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
@@ -21,10 +22,9 @@ from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
-from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

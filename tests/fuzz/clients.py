@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from random import Random
 
+from specinfer.drafters import Drafter, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import decode_tree, encode_tree
-from speculator_svc.drafters import Drafter, DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
 from tests.fuzz.table_target import TableTarget
 from tests.system import VOCABULARY
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gateway.clients.verifier import VerifierClient, pass_curve
-from gateway.lane_limits import node_budget, scheduler_limits
-from gateway.requests.scheduler import Scheduler
+from gateway.services.verifier import VerifierClient, pass_curve
+from gateway.session.limits import node_budget, scheduler_limits
 from gateway.settings import GatewaySettings
 from specinfer.errors import SpecInferError
+from specinfer.scheduling.scheduler import Scheduler
 from tests.fuzz.door import Episode
 from tests.fuzz.gateway_core import GatewayCore, untouched
 from tests.fuzz.mutator import Mutator

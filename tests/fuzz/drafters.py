@@ -5,10 +5,10 @@ from random import Random
 
 import numpy as np
 
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import SpecInferError
 from specinfer.sampling import GREEDY
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
-from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.fuzz.table_target import TableTarget
 from tests.system import VOCABULARY
 

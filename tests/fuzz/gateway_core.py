@@ -1,4 +1,4 @@
-"""A gateway's core without Redis and clients: one iteration as in `gateway.loop`.
+"""A gateway's core without Redis and clients: one iteration as in `gateway.session.loop`.
 
 The one place of the fuzzer that knows how the gateway's parts are put together.
 """
@@ -9,18 +9,18 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from gateway.clients.pool_policy import PoolPolicy
-from gateway.clients.speculator_pool import SpeculatorPool
-from gateway.clients.verifier import VerifierClient, pass_curve
-from gateway.planning.feedback import FinishedStep, StepTimes, learn
-from gateway.planning.planner import Planner
-from gateway.planning.trees import trees_to_verify
-from gateway.requests.budget import NodeBudget
-from gateway.requests.request import GenerationRequest, RequestState
-from gateway.requests.scheduler import Scheduler, SchedulerLimits
-from gateway.requests.step import Progress
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.speculator_pool import SpeculatorPool
+from gateway.services.verifier import VerifierClient, pass_curve
 from specinfer.errors import SpecInferError
-from specinfer.speculators.calibration import Calibration
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import FinishedStep, StepTimes, learn
+from specinfer.planning.planner import Planner
+from specinfer.planning.trees import trees_to_verify
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
+from specinfer.scheduling.step import Progress
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.system import VOCABULARY

@@ -8,12 +8,12 @@ from random import Random
 
 import grpc
 
-from gateway.decoding import RequestDecoder
-from gateway.requests.caller import ANYBODY
-from gateway.requests.request import FinishReason, GenerationRequest
-from gateway.requests.step import Progress
-from gateway.requests.text import TextStream
+from gateway.api.decode import RequestDecoder
 from specinfer.errors import SpecInferError
+from specinfer.scheduling.caller import ANYBODY
+from specinfer.scheduling.request import FinishReason, GenerationRequest
+from specinfer.scheduling.step import Progress
+from specinfer.scheduling.text import TextStream
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.status import status_of
 from tests.fuzz.door import Episode
@@ -91,7 +91,7 @@ class GenerateDoor:
         return None
 
     def _publish(self, core: GatewayCore, item: Progress, texts: dict[str, TextStream]) -> None:
-        """As `gateway.delivery` does: a stop string ends the request, and no text has one in it."""
+        """As `gateway.session.persist` does: a stop string ends the request, and no text has one in it."""
         request = item.state.request
         piece = texts[request.request_id].push(item.tokens, last=item.final)
         assert not any(stop in piece.text for stop in request.stop_strings), (

@@ -10,19 +10,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from specinfer.drafters import Drafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
+from specinfer.verification.engine import EngineLimits, VerifierEngine
 from speculator_svc.__main__ import describe
-from speculator_svc.drafters import Drafter
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.engine import SpeculatorEngine
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.fuzz.drafters import RandomDrafter
 from tests.fuzz.table_target import TableTarget, table_runner
 from tests.fuzz.transport import InlineContext, InlineThread
 from tests.system import VOCABULARY
-from verifier_svc.engine import EngineLimits, VerifierEngine
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 

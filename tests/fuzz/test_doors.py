@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-import gateway.clients.verifier
+import gateway.services.verifier
+import specinfer.drafters.engine
 import specinfer.speculators.drafts
-import speculator_svc.engine
-import verifier_svc.engine
-from gateway.clients.speculator import SpeculatorService
-from gateway.clients.verdicts import _verdict
-from gateway.requests.request import GenerationRequest
+import specinfer.verification.engine
+from gateway.services.speculator import SpeculatorService
+from gateway.services.verdicts import _verdict
+from specinfer.scheduling.request import GenerationRequest
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
 
@@ -46,12 +46,12 @@ def _nothing(*_: Any, **__: Any) -> None: ...
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",
-            gateway.clients.verifier,
+            gateway.services.verifier,
             "sound_verdicts",
             lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
         ),
-        ("verify-request", verifier_svc.engine, "check_job", _nothing),
-        ("draft-request", speculator_svc.engine, "check_entry", _nothing),
+        ("verify-request", specinfer.verification.engine, "check_job", _nothing),
+        ("draft-request", specinfer.drafters.engine, "check_entry", _nothing),
         ("generate", GenerationRequest, "check_against", _nothing),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

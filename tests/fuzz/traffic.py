@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from gateway.requests.request import GenerationRequest, RequestState, Speculation
 from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from tests.fuzz.table_target import TableTarget
 from tests.system import VOCABULARY
 

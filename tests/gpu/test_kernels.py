@@ -7,9 +7,9 @@ from specinfer.model.device.attention import tree_attention
 from specinfer.model.device.choice import choose
 from specinfer.model.device.description import exact_bucket
 from specinfer.model.sampling.noise import Noise
+from specinfer.verification.target import LogitsTarget
 from tests.unit.model.device.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass
 from tests.unit.model.device.test_choice import CASES, task
-from verifier_svc.target import LogitsTarget
 
 pytestmark = pytest.mark.gpu
 

@@ -4,11 +4,11 @@ import pytest
 
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 from tests.oracle import chain
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
 
 pytestmark = pytest.mark.gpu
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from scipy import stats
 
+from specinfer.drafters import DraftJob
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DraftJob
+from specinfer.verification.adjustments import RequestAdjustment
 from tests.integration.test_draws import table_drafter
 from tests.markov import REQUESTS, markov, serving
 from tests.oracle import default_target, greedy
 from tests.system import ScriptedDrafter, System, running_system
 from tests.tiny_models import reference_logits
-from verifier_svc.adjustments import RequestAdjustment
 
 Wish = Mapping[str, Any]
 OFF = 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.clients.verifier import VerifierClient
+from gateway.services.verifier import VerifierClient
 from gateway.store.keys import verifier_key
 from specinfer.errors import UnavailableError
 from specinfer.speculators import drafts

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import gateway.planning.trees
+import specinfer.planning.trees
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenMatcher, TokenTree, TreeBuilder, without_forbidden
+from specinfer.verification.engine import EngineLimits
 from specinfer.wire.constraint_codec import encode_constraint
-from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.system import ScriptedDrafter, ascii_tokenizer, running_system
 from tests.tiny_models import reference_logits, silence_attention, tiny_transformers
-from verifier_svc.engine import EngineLimits
 
 LENGTH, REQUESTS = 40, 32
 ALLOWED = {"a": "bc", "b": "acd", "c": "ad", "d": "abc"}
@@ -84,7 +84,7 @@ async def test_draws_follow_the_masked_target(
 ) -> None:
     """Two services that draw, with and without replacement, often what is forbidden. The target is a Markov
     chain, as its attention is silent. False alarms: 1e-4. The negative control is pruning that leaves q."""
-    monkeypatch.setattr(gateway.planning.trees, "without_forbidden", prune)
+    monkeypatch.setattr(specinfer.planning.trees, "without_forbidden", prune)
     target = tiny_transformers("llama", seed=3, max_position_embeddings=1024, initializer_range=0.12)
     silence_attention(target)
     drafters = {

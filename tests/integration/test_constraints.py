@@ -14,16 +14,16 @@ import pytest
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import MAX_BYTES, Constraint, ConstraintKind
+from specinfer.drafters import DraftJob
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
+from specinfer.verification.limits import EngineLimits
 from specinfer.wire.constraint_codec import encode_constraint
-from speculator_svc.drafters import DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
 from tests.oracle import chain, default_target, greedy
 from tests.schemas import SCHEMAS, TEXTS
 from tests.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
 from tests.tiny_models import reference_logits, tiny_transformers
-from verifier_svc.limits import EngineLimits
 
 OFF, SEQUENCE, TREE = (
     generation_pb2.SPECULATION_OFF,

@@ -5,15 +5,15 @@ import random
 
 import pytest
 
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, generation_pb2
-from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.ssm import SsmDrafter
+from specinfer.verification.limits import EngineLimits
 from tests.system import VOCABULARY, ScriptedDrafter, System, running_system
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.limits import EngineLimits
 
 OFF, SEQUENCE, TREE = (
     generation_pb2.SPECULATION_OFF,

@@ -15,6 +15,11 @@ from scipy import stats
 
 from specinfer.cache_directory import cache_directory
 from specinfer.cli.processes import Child, free_ports, wait_for_port
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.custom import CustomDrafter
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.service.channel import open_channel
 from specinfer.speculators.contract import Finding, Outcome, check_contract
@@ -22,11 +27,6 @@ from specinfer.speculators.contract.draws import chi_square_tail, merged
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, speculator_pb2
-from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
-from speculator_svc.drafters.custom import CustomDrafter
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.recycling import RecyclingDrafter
-from speculator_svc.drafters.ssm import SsmDrafter
 from speculator_svc.servicer import SpeculatorServicer
 from tests.services import speculator_service
 from tests.system import ScriptedDrafter

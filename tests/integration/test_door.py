@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.callers import Callers
+from gateway.api.callers import Callers
 from gateway.settings import GatewaySettings
 from specinfer.errors import SpecInferError
 from specinfer.service.api_keys import make_key, write_keys

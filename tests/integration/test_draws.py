@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.clients.quarantine import IN_A_ROW
+from gateway.services.quarantine import IN_A_ROW
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
-from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.markov import REQUESTS, markov, p_value, sampled, serving
 from tests.oracle import always, greedy
 from tests.system import ScriptedDrafter, running_system, until

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.clients.speculator_directory import SpeculatorDirectory
-from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
+from gateway.services.speculator_directory import SpeculatorDirectory
 from specinfer.cli.show import status_table
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter
-from speculator_svc.engine import SpeculatorEngine
 from tests.oracle import always, first, greedy
 from tests.system import ScriptedDrafter, add_speculators, ascii_tokenizer, running_system, until
 from tests.tiny_models import runner_of, tiny_transformers

@@ -7,14 +7,14 @@ from typing import Any
 import grpc
 import pytest
 
-import gateway.loop
+import gateway.session.loop
 import gateway.store.requests
-from gateway.metrics.requests import RequestMetrics
-from gateway.planning.planner import PLAIN, Planner
-from gateway.requests.feeds import Feed
-from gateway.requests.room import CacheRoom
-from gateway.requests.scheduler import Scheduler
-from gateway.requests.text import TextStream
+from gateway.observability.metrics.requests import RequestMetrics
+from gateway.session.token_stream import Feed
+from specinfer.planning.planner import PLAIN, Planner
+from specinfer.scheduling.room import CacheRoom
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.text import TextStream
 from tests.oracle import first, greedy
 from tests.system import ScriptedDrafter, request_for, running_system, until
 
@@ -23,14 +23,14 @@ PROMPT = [5, 17, 3, 88, 41]
 
 def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """From now on a function of the loop raises in every step that holds the request "poison"."""
-    original = getattr(gateway.loop, where)
+    original = getattr(gateway.session.loop, where)
 
     def raises(entries: Any, *rest: Any) -> Any:
         if any(entry.request_id == "poison" for entry in entries):
             raise IndexError("a fault of ours")
         return original(entries, *rest)
 
-    monkeypatch.setattr(gateway.loop, where, raises)
+    monkeypatch.setattr(gateway.session.loop, where, raises)
 
 
 async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
@@ -155,6 +155,6 @@ async def test_a_fault_in_what_is_learnt_costs_no_request(
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(gateway.loop, "learn", raises)
+    monkeypatch.setattr(gateway.session.loop, "learn", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.eagle import EagleDrafter
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.eagle import EagleWeights
 from specinfer.model.drafting.task import GrowthShape
@@ -16,8 +18,6 @@ from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.eagle import EagleDrafter
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.forgetting import forget_once
 from tests.oracle import always, greedy

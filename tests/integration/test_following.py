@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
+from gateway.observability.traces import RequestTraces
 from gateway.settings import GatewaySettings
-from gateway.traces import RequestTraces
 from specinfer.client import AsyncClient, make_request
 from specinfer.errors import SettingError
 from specinfer.service.logs import make_formatter
@@ -55,7 +55,11 @@ async def test_one_request_is_followed_through_the_logs_of_all_services(
     assert arrives == "request mine arrives: 7 prompt tokens, at most 16 new ones"
     assert ends.startswith("request mine ends: length, 16 tokens in ")
     (line,) = [x for x in lines_of(caplog, "gateway") if x["message"] == arrives]
-    assert (line["level"], line["service"], line["logger"]) == ("INFO", "gateway", "gateway.journal")
+    assert (line["level"], line["service"], line["logger"]) == (
+        "INFO",
+        "gateway",
+        "gateway.observability.observer",
+    )
     assert "trace_id" not in line
 
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.blockwise import BlockwiseDrafter
+from specinfer.drafters.medusa import HeadsDrafter, MedusaDrafter
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.heads import HeadsRunner
@@ -18,9 +21,6 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import MedusaSource
 from specinfer.tree import ProposalKind
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.blockwise import BlockwiseDrafter
-from speculator_svc.drafters.medusa import HeadsDrafter, MedusaDrafter
 from tests.forgetting import forget_once
 from tests.oracle import greedy
 from tests.system import running_system

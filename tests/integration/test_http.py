@@ -14,13 +14,13 @@ import pytest
 
 from specinfer import AsyncClient
 from specinfer.client import skeleton
+from specinfer.drafters import DraftJob
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree, TreeBuilder
-from speculator_svc.drafters import DraftJob
+from specinfer.verification.limits import EngineLimits
 from tests.http_service import CHAT, HttpService, http_service
 from tests.oracle import first
 from tests.system import ScriptedDrafter, System, running_system, until
-from verifier_svc.limits import EngineLimits
 
 MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}

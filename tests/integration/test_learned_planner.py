@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.planning.recorded_steps import read_steps
-from gateway.planning.weights import load_weights
 from gateway.training import main
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SettingError
-from speculator_svc.drafters.ngram import NgramDrafter
+from specinfer.planning.recorded_steps import read_steps
+from specinfer.planning.weights import load_weights
 from tests.oracle import always, first, greedy, never
 from tests.system import ScriptedDrafter, running_system
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.lookahead import LookaheadDrafter, LookaheadShape, Ngram, Window
-from speculator_svc.drafters.ngram import NgramDrafter
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.lookahead import LookaheadDrafter, LookaheadShape, Ngram, Window
+from specinfer.drafters.ngram import NgramDrafter
 from tests.markov import assert_points_follow, markov, serving
 from tests.merging import assert_all_are_accepted
 from tests.oracle import greedy

@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from specinfer.drafters import DraftJob
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from speculator_svc.drafters import DraftJob
 from tests.oracle import always, first, greedy
 from tests.scrape import Scrape
 from tests.system import ScriptedDrafter, System, request_for, running_system, until

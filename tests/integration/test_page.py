@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from specinfer.drafters import DraftJob
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
-from speculator_svc.drafters import DraftJob
 from tests.browser import barriers, browser, needs_chromium, visit
 from tests.fake_gateway import TEXT, fake_gateways
 from tests.http_service import MODEL, HttpService, http_service

@@ -22,10 +22,10 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 from tests.rank_group import exit_codes, ranks_of, run_ranks
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
 
 FAMILIES = {
     Layout(2, 1): ("llama-biased", "qwen3"),

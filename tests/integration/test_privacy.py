@@ -11,11 +11,11 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.clients.verifier import VerifierClient
+from gateway.services.verifier import VerifierClient
 from gateway.store.redis_reason import redis_reason
+from specinfer.drafters import DraftJob
 from specinfer.service.logs import DiscreetFormatter
 from specinfer.tree import TokenTree
-from speculator_svc.drafters import DraftJob
 from tests.system import ScriptedDrafter, ascii_tokenizer, running_system, text_of
 
 MARKER = "the secret of the marble owl"

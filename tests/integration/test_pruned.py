@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speculator_svc.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from speculator_svc.training.corpus import Continuation, write_continuations
 from speculator_svc.training.prune import prune
 from tests.merging import assert_all_are_accepted

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 
+from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.tree import TokenTree
 from speculator_svc.clients import request_id_of
-from speculator_svc.drafters import DrafterDescription, DraftJob, TargetTopK
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.recycling import RecyclingDrafter
 from tests.markov import assert_points_follow
 from tests.merging import assert_all_are_accepted
 from tests.oracle import always, default_target, first, greedy
@@ -72,7 +72,7 @@ async def test_nothing_is_computed_where_nobody_reads(
         computed.append(k)
         return most_probable(logits, k)
 
-    monkeypatch.setattr("verifier_svc.verification.most_probable", counted)
+    monkeypatch.setattr("specinfer.verification.tree_verifier.most_probable", counted)
     async with running_system(redis_url, {"blind": ScriptedDrafter(always)}) as system:
         await system.tokens(PROMPT)
     async with running_system(redis_url, {"recycling": recycler(4)}) as system:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
-from gateway.requests.caller import ANYBODY
-from gateway.requests.step import Progress
 from gateway.store.connection import RedisConnection
 from gateway.store.leases import GatewayReport
 from gateway.store.records import Known
 from gateway.store.redis_reason import is_no_primary
 from specinfer.errors import UnavailableError
+from specinfer.scheduling.caller import ANYBODY
+from specinfer.scheduling.step import Progress
 from tests.integration.test_gateways import LONG, PROMPT, begin, two_gateways
 from tests.integration.test_returning_clients import attach
 from tests.integration.test_store import Pair, connected, state_of

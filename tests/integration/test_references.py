@@ -9,6 +9,10 @@ import pytest
 
 from gateway.store.keys import request_key
 from specinfer import AsyncClient
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.service.channel import open_channel
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tokenizer import Tokenizer
@@ -16,10 +20,6 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2
 from speculator_svc import servicer
 from speculator_svc.clients import request_id_of
-from speculator_svc.drafters import Drafter, DrafterDescription, DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.recycling import RecyclingDrafter
-from speculator_svc.drafters.suffix import SuffixDrafter
 from tests.forgetting import forget_once
 from tests.http_service import CHAT, http_service
 from tests.oracle import first, greedy

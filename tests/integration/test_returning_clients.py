@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.requests.caller import ANYBODY
-from gateway.requests.request import FinishReason
+from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError
+from specinfer.scheduling.caller import ANYBODY
+from specinfer.scheduling.request import FinishReason
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DraftJob
 from tests.integration.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
 from tests.oracle import greedy
 from tests.system import ScriptedDrafter, request_for, running_system, until

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.clients.verifier import VerifierClient
+from gateway.services.verifier import VerifierClient
+from specinfer.drafters import DrafterDescription
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.service.channel import open_channel
 from specinfer.v1 import (
@@ -20,7 +21,6 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from speculator_svc.drafters import DrafterDescription
 from speculator_svc.metrics import SpeculatorMetrics
 from tests.oracle import first
 from tests.services import speculator_service, step_entry, verifier_service

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.clients.verifier import Verdicts
+from gateway.services.verifier import Verdicts
 from gateway.store.leases import GatewayReport, Renewal
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from tests.integration.test_gateways import PROMPT, read_all, tokens_of

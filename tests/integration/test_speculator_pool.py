@@ -12,19 +12,19 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.clients.draft_round import Drafts
-from gateway.clients.pool_policy import PoolPolicy
-from gateway.clients.quarantine import IN_A_ROW
-from gateway.clients.speculator_directory import SpeculatorDirectory
-from gateway.clients.speculator_pool import SpeculatorPool
-from gateway.requests.step import StepEntry
+from gateway.services.draft_round import Drafts
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.quarantine import IN_A_ROW
+from gateway.services.speculator_directory import SpeculatorDirectory
+from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.cli.processes import free_ports
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.sampling import SamplingParams
+from specinfer.scheduling.step import StepEntry
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import speculator_pb2
-from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.oracle import chain
 from tests.services import VOCABULARY, speculator_service, step_entry
 from tests.system import ScriptedDrafter, until
@@ -364,7 +364,7 @@ async def test_a_replica_that_drafts_otherwise_stays_out() -> None:
 
 
 async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.clients.speculator_pool._LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("gateway.services.speculator_pool._LOOK_AGAIN_S", 0.01)
     async with AsyncExitStack() as stack:
         one, _ = await stack.enter_async_context(speculator_service({"a": guess(1)}))
         addresses = [one]
@@ -373,7 +373,7 @@ async def test_a_name_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> Non
             assert entries == ["dns:///drafts:1"]
             return list(addresses)
 
-        monkeypatch.setattr("gateway.clients.speculator_replicas.resolve", look)
+        monkeypatch.setattr("gateway.services.speculator_replicas.resolve", look)
         pool = await stack.enter_async_context(pool_of("dns:///drafts:1"))
         assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
         two, _ = await stack.enter_async_context(speculator_service({"a": guess(2)}))

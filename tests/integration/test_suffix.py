@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.recycling import RecyclingDrafter
-from speculator_svc.drafters.suffix import SuffixDrafter
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.recycling import RecyclingDrafter
+from specinfer.drafters.suffix import SuffixDrafter
 from tests.markov import assert_points_follow
 from tests.merging import assert_all_are_accepted
 from tests.oracle import greedy

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from specinfer.drafters import DraftJob
 from specinfer.tree import TokenTree, TreeBuilder
-from speculator_svc.drafters import DraftJob
 from tests.oracle import greedy
 from tests.system import ScriptedDrafter, running_system
 from tests.tiny_models import reference_logits, tiny_transformers

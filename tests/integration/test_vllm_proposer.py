@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specinfer.drafters import DraftJob
 from specinfer.errors import IncompatibleError, MalformedTreeError, SettingError
 from specinfer.integrations.vllm import SpeculatorPool
 from specinfer.tree import TokenTree
 from speculator_svc.clients import own_id
-from speculator_svc.drafters import DraftJob
 from tests.oracle import chain
 from tests.services import VOCABULARY, speculator_service
 from tests.system import ScriptedDrafter, ascii_tokenizer, until

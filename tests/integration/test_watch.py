@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.drafters import DraftJob
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2, tree_pb2
 from specinfer.wire.constraint_codec import encode_constraint
-from speculator_svc.drafters import DraftJob
 from tests.integration.test_callers import PROMPT, guarded, refused, tokens
 from tests.oracle import always, first, greedy
 from tests.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until

@@ -2,11 +2,11 @@
 
 from dataclasses import fields
 
-from gateway.requests.limits import SchedulerLimits
 from gateway.settings import GatewaySettings
-from speculator_svc.drafters import DrafterOptions
+from specinfer.drafters import DrafterOptions
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.verification.limits import EngineLimits
 from speculator_svc.settings import SpeculatorSettings
-from verifier_svc.limits import EngineLimits
 from verifier_svc.settings import VerifierSettings
 
 

@@ -5,7 +5,7 @@ the one that wins with the request's noise) and, below a node with draws, P at t
 of the row matters to it only as a sum and by the token that wins among them: rejections change P at tokens
 of q alone (`Excerpt`). A `Chooser` finds these numbers for all rows of a pass at once
 (`specinfer.model.device.choice`). Rules decide on the host by them, as they decide by whole rows
-(`verifier_svc.acceptance`).
+(`specinfer.verification.acceptance`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,10 +11,10 @@ from benchmarks.figure11 import mixed
 from benchmarks.figures.latency import INCREMENTAL, SEQUENCE, TREE, Turns
 from benchmarks.figures.report import latency_report, plot_latency, plot_sequences, sequences_report
 from benchmarks.figures.sequences import Comparison, Measured, accepted_of_sequences, accepted_of_tree, paths
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector, TreeBuilder, TreeLimits
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.ssm import SsmDrafter
 from tests.tiny_models import runner_of, tiny_transformers
 
 ABOUT = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}

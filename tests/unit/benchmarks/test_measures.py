@@ -18,12 +18,12 @@ from benchmarks.peers.measure import Recorder
 from benchmarks.runtime import ours
 from benchmarks.runtime_cpu import pass_cells
 from specinfer.client import Answer
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector
 from specinfer.v1 import generation_pb2
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.ssm import SsmDrafter
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)

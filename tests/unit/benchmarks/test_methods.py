@@ -11,9 +11,9 @@ from benchmarks.drafts.decoding import Decoding, Plan, Result
 from benchmarks.drafts.methods_report import methods_markdown
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.methods import by_depth, compare
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
 from specinfer.tree import TokenTree
-from speculator_svc.drafters import DrafterDescription, DraftJob
 from tests.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)

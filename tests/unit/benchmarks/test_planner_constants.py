@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.planner_constants import CONSTANTS, as_markdown, changed, compared, variants
 from benchmarks.planning.world import Ran, World
-from gateway.planning import acceptance
-from gateway.planning.acceptance import AcceptanceModel
-from gateway.planning.learned import LearnedAcceptance
+from specinfer.planning import acceptance
+from specinfer.planning.acceptance import AcceptanceModel
+from specinfer.planning.learned import LearnedAcceptance
 
 SEEDS = range(6)
 DISTURBED = [(1, 0.0524), (2, 0.0523), (4, 0.0538), (8, 0.0547), (16, 0.0613), (32, 0.0427), (64, 0.0633)]

@@ -7,10 +7,10 @@ from benchmarks import scheduler
 from benchmarks.drafts.paths import followed
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.scheduler import SIZES, Answer, Costs, follow, learn, markdown, oracle, policies
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import TokenTree, TreeBuilder
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.ssm import SsmDrafter
 from tests.tiny_models import runner_of, tiny_transformers
 
 

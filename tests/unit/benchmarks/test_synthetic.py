@@ -22,11 +22,11 @@ from benchmarks.synthetic.rule import (
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.acceptance import RULES, RequestRandomness, find_rule
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.verifier.test_acceptance import TableTarget
-from verifier_svc.acceptance import RULES, RequestRandomness, find_rule
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob
 
 HISTOGRAM = AcceptanceHistogram("test", (40, 25, 0, 20, 15))
 DRAWS = 4000

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.callers import Callers
+from gateway.api.callers import Callers
 from specinfer.cli.keys import keys_app
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnauthenticatedError
 

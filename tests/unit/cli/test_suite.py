@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.suite import command as under_test
+from benchmarks.suite.command import suite
+from benchmarks.suite.perplexity import Scorer
+from benchmarks.suite.plan import QUICK, SuitePlan, runs_of
+from benchmarks.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
 from specinfer.cli.bench import Run, Turn
 from specinfer.cli.differences import compare, differences, read_runs
-from specinfer.cli.suite import command as under_test
-from specinfer.cli.suite.command import suite
-from specinfer.cli.suite.perplexity import Scorer
-from specinfer.cli.suite.plan import QUICK, SuitePlan, runs_of
-from specinfer.cli.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
 from specinfer.client import Answer, SpeculationStats, Summary
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
+from benchmarks.suite import measure as under_test
+from benchmarks.suite.plan import Size, SuitePlan
 from specinfer.cli.processes import free_ports
-from specinfer.cli.suite import measure as under_test
-from specinfer.cli.suite.plan import Size, SuitePlan
 from specinfer.prompts import Prompt
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.planning.acceptance import AcceptanceModel
+from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.tree import TokenTree, merge_trees
 from tests.oracle import chain
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.clients.addresses import replica_addresses, service_addresses
-from gateway.clients.replicas import ReplicaShares
+from gateway.services.addresses import replica_addresses, service_addresses
+from gateway.services.replicas import ReplicaShares
 from specinfer.errors import SettingError
 
 

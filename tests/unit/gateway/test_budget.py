@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.planning.budget import derive_budget
-from gateway.planning.pass_times import PassCurve
+from specinfer.planning.budget import derive_budget
+from specinfer.planning.pass_times import PassCurve
 
 CPU = PassCurve(
     [

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway import callers
-from gateway.callers import Callers
-from gateway.requests.caller import ANYBODY, Caller
+from gateway.api import callers
+from gateway.api.callers import Callers
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError, UnauthenticatedError
+from specinfer.scheduling.caller import ANYBODY, Caller
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)

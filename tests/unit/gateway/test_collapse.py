@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from gateway.acceptance_watch import AcceptanceWatch
-from gateway.metrics.speculation import Named, SpeculationMetrics
-from gateway.planning.collapse import WINDOW, AcceptanceTrend
-from gateway.planning.step_counts import SpeculatorStep, StepCounts
+from gateway.observability.metrics.speculation import Named, SpeculationMetrics
+from specinfer.planning.collapse import WINDOW, AcceptanceTrend
+from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 
 
 def run(trend: AcceptanceTrend, drafts: int, rate: float, seed: int = 0) -> list[bool]:

@@ -3,12 +3,12 @@
 from types import MappingProxyType
 from typing import Any
 
-from gateway.planning.trees import trees_to_verify
-from gateway.requests.request import GenerationRequest, RequestState, Speculation
-from gateway.requests.step import StepEntry
 from specinfer.constraints.constraint import Constraint, ConstraintKind
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.trees import trees_to_verify
 from specinfer.sampling import SamplingParams
-from specinfer.speculators.calibration import Calibration
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.step import StepEntry
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from tests.allowed import Allowed, TableMatcher
 

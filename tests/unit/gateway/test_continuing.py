@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.budget import NodeBudget
-from gateway.requests.limits import SchedulerLimits
-from gateway.requests.request import FinishReason, GenerationRequest, RequestState
-from gateway.requests.scheduler import Scheduler
-from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.step import StepEntry, VerdictEntry
 from specinfer.tree import TokenTree, TreeBuilder
 
 LIMITS = SchedulerLimits(max_batch=3, prefill_chunk=4, kv_capacity_tokens=400)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.decoding import RequestDecoder, RequestLimits
-from gateway.requests.caller import ANYBODY, Caller
-from gateway.requests.request import GenerationRequest, Speculation
+from gateway.api.decode import RequestDecoder, RequestLimits
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
+from specinfer.scheduling.caller import ANYBODY, Caller
+from specinfer.scheduling.request import GenerationRequest, Speculation
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
 from tests.system import EOS, VOCABULARY, ascii_tokenizer, text_of

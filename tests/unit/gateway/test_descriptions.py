@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.speculator import SpeculatorService
-from gateway.clients.speculator_directory import SpeculatorDirectory
-from gateway.clients.verifier import VerifierClient
-from gateway.planning.budget import derive_budget
-from gateway.planning.pass_times import PassCurve
+from gateway.services.speculator import SpeculatorService
+from gateway.services.speculator_directory import SpeculatorDirectory
+from gateway.services.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
+from specinfer.planning.budget import derive_budget
+from specinfer.planning.pass_times import PassCurve
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget

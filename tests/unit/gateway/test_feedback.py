@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.planning.feedback import FinishedStep, StepTimes, learn
-from gateway.planning.latency import DraftTime
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import Choice, Planner, StepReport
-from gateway.requests.budget import NodeBudget
-from gateway.requests.request import GenerationRequest, RequestState, Speculation
-from gateway.requests.step import StepEntry, VerdictEntry
 from specinfer.entry_status import EntryStatus
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import FinishedStep, StepTimes, learn
+from specinfer.planning.latency import DraftTime
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.sampling import SamplingParams
-from specinfer.speculators.calibration import Calibration
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.step import StepEntry, VerdictEntry
 from specinfer.tree import TreeLimits, merge_trees
 from tests.oracle import chain
 

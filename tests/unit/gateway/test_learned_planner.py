@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.planning.acceptance import AcceptanceModel
-from gateway.planning.features import NAMES
-from gateway.planning.latency import DraftTime
-from gateway.planning.learned import LearnedAcceptance
-from gateway.planning.linear import FUNCTIONS, LinearModel
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import Choice, Planner, StepReport
-from gateway.planning.repeats import MOST, Repeats
-from gateway.planning.subtrees import nodes_needed
-from gateway.planning.weights import load_weights, save_weights
-from gateway.requests.budget import NodeBudget
 from specinfer.errors import SettingError
+from specinfer.planning.acceptance import AcceptanceModel
+from specinfer.planning.features import NAMES
+from specinfer.planning.latency import DraftTime
+from specinfer.planning.learned import LearnedAcceptance
+from specinfer.planning.linear import FUNCTIONS, LinearModel
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.planning.repeats import MOST, Repeats
+from specinfer.planning.subtrees import nodes_needed
+from specinfer.planning.weights import load_weights, save_weights
+from specinfer.scheduling.budget import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, merge_trees
 from tests.oracle import chain
 

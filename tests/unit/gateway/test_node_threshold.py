@@ -5,10 +5,10 @@ from math import log2
 
 import pytest
 
-from gateway.planning.acceptance import AcceptanceModel, Expected
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import PLAIN, Choice, Planner
-from gateway.requests.budget import NodeBudget
+from specinfer.planning.acceptance import AcceptanceModel, Expected
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.scheduling.budget import NodeBudget
 
 ALONE = frozenset({0})
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clients.outage import Outage, backoff
-from gateway.clients.pool_policy import PoolPolicy
-from gateway.delivery import Deliveries
+from gateway.services.outage import Outage, backoff
+from gateway.services.pool_policy import PoolPolicy
+from gateway.session.persist import Deliveries
 from gateway.store.requests import Written
 from specinfer.errors import UnavailableError
 
@@ -41,7 +41,7 @@ def test_a_pause_grows_to_its_bound_after_however_many_failures(
 
 
 async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.delivery._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("gateway.session.persist._LONGEST_PAUSE_S", 0.0)
     attempts = 0
 
     class Store:

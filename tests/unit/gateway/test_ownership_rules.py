@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.ownership.rules import (
+from gateway.cluster.rules import (
     Offers,
     best_lane,
     requests_to_adopt,

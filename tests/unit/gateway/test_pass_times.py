@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clients.verifier import pass_curve
-from gateway.planning.pass_times import PassCurve, PassTimes
+from gateway.services.verifier import pass_curve
+from specinfer.planning.pass_times import PassCurve, PassTimes
 from specinfer.v1 import verifier_pb2
 
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])

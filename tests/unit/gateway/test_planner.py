@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from gateway.planning.budget import derive_budget
-from gateway.planning.latency import DraftTime
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.planner import PLAIN, Choice, Planner, StepReport
-from gateway.requests.budget import NodeBudget
+from specinfer.planning.budget import derive_budget
+from specinfer.planning.latency import DraftTime
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
+from specinfer.scheduling.budget import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.oracle import chain
 

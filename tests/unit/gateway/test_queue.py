@@ -1,4 +1,4 @@
-"""Callers share the verifier fairly: what `gateway.requests.queue` promises, under any order of events."""
+"""Callers share the verifier fairly: what `specinfer.scheduling.queue` promises, under any order of events."""
 
 from collections import Counter
 
@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from gateway.requests.budget import NodeBudget
-from gateway.requests.limits import SchedulerLimits
-from gateway.requests.queue import WaitingQueue
-from gateway.requests.request import FinishReason, GenerationRequest, RequestState
-from gateway.requests.scheduler import Scheduler
 from specinfer.errors import ExhaustedError
 from specinfer.sampling import GREEDY
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.queue import WaitingQueue
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.scheduler import Scheduler
 
 CALLERS = st.sampled_from(["a", "b", "c", "d"])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.planning.latency import DraftTime, LatencyModel
-from gateway.planning.pass_times import PassCurve
-from gateway.planning.reading import Reading
+from specinfer.planning.latency import DraftTime, LatencyModel
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.reading import Reading
 
 ONE, OTHER = frozenset({0}), frozenset({1})
 CURVE = PassCurve([(1, 0.008), (17, 0.012)])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.clients import references
-from gateway.clients.references import add_references
+from gateway.services import references
+from gateway.services.references import add_references
 from specinfer.v1 import speculator_pb2
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.budget import NodeBudget, split_budget
-from gateway.requests.limits import SchedulerLimits
-from gateway.requests.request import FinishReason, GenerationRequest, RequestState, Speculation
-from gateway.requests.scheduler import Scheduler
-from gateway.requests.step import StepEntry, VerdictEntry
-from gateway.requests.verdicts import MOST_PUT_OFF_S
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams
+from specinfer.scheduling.budget import NodeBudget, split_budget
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.step import StepEntry, VerdictEntry
+from specinfer.scheduling.verdicts import MOST_PUT_OFF_S
 from specinfer.tree import TokenTree
 from tests.trees import CAT, RAN, SAT, THE, example_tree
 

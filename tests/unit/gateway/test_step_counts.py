@@ -1,12 +1,12 @@
 """What a step did by speculator, on the small tree of the docs."""
 
-from gateway.clients.draft_books import DraftBooks
-from gateway.planning.feedback import FinishedStep, StepTimes
-from gateway.planning.planner import PLAIN
-from gateway.planning.step_counts import SpeculatorStep, count_step
-from gateway.requests.speculation import SpeculatorPart, outcome_of
-from gateway.requests.step import VerdictEntry
+from gateway.services.draft_books import DraftBooks
 from specinfer.entry_status import EntryStatus
+from specinfer.planning.feedback import FinishedStep, StepTimes
+from specinfer.planning.planner import PLAIN
+from specinfer.planning.step_counts import SpeculatorStep, count_step
+from specinfer.scheduling.speculation import SpeculatorPart, outcome_of
+from specinfer.scheduling.step import VerdictEntry
 from specinfer.tree import TokenTree, merge_trees
 from tests.oracle import chain
 from tests.trees import CAT, DOG, RAN, SAT, THE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.text import TextStream
+from specinfer.scheduling.text import TextStream
 from specinfer.tokenizer import Tokenizer
 from tests.system import ascii_tokenizer
 

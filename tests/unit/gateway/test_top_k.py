@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.clients.target_relay import TargetWish
-from gateway.clients.top_k import TopKRelay
+from gateway.services.target_relay import TargetWish
+from gateway.services.top_k import TopKRelay
 from specinfer.tree import TokenTree
 from specinfer.v1 import verifier_pb2
 from tests.oracle import chain

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gateway.clients.pool_policy import PoolPolicy
-from gateway.clients.tree_share import TreeShare
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.tree_share import TreeShare
 from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.clients.verdicts import sound_verdicts
-from gateway.requests.request import FinishReason, GenerationRequest, RequestState
-from gateway.requests.step import StepEntry, VerdictEntry
-from gateway.requests.verdicts import MOST_PUT_OFF_S, apply_verdict
+from gateway.services.verdicts import sound_verdicts
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.step import StepEntry, VerdictEntry
+from specinfer.scheduling.verdicts import MOST_PUT_OFF_S, apply_verdict
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, verifier_pb2
 from tests.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree

@@ -2,13 +2,13 @@
 
 import pytest
 
-from gateway.requests.caller import Caller
-from gateway.requests.request import GenerationRequest, RequestState
-from gateway.requests.step import Progress
-from gateway.watching.pace import AT_ONCE, PER_SECOND, Pace
-from gateway.watching.watches import MOST_UNTOLD, MOST_WATCHES, Watches
+from gateway.api.watch.pace import AT_ONCE, PER_SECOND, Pace
+from gateway.api.watch.watches import MOST_UNTOLD, MOST_WATCHES, Watches
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.sampling import GREEDY
+from specinfer.scheduling.caller import Caller
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.step import Progress
 
 ALICE, BOB = Caller("alice"), Caller("bob")
 

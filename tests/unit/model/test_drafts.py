@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specinfer.drafters import DrafterOptions, make_drafter
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.drafts import load_draft
 from specinfer.model.weights.eagle_checkpoint import EagleSource, save_eagle
-from speculator_svc.drafters import DrafterOptions, make_drafter
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.tiny_models import tiny_transformers
 

@@ -8,8 +8,8 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.verification.features import features_of
 from tests.tiny_models import runner_of, tiny_generic, tiny_transformers
-from verifier_svc.features import features_of
 
 LAYERS = (1, 3)
 HIDDEN = 32

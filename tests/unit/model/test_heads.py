@@ -30,11 +30,11 @@ from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
+from specinfer.verification.acceptance import RequestRandomness
+from specinfer.verification.acceptance.multi_step import verify_multi_step
 from tests.enumeration import Branches, TableTarget, after, exact, joint, random_tables
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.trees import paths
-from verifier_svc.acceptance import RequestRandomness
-from verifier_svc.acceptance.multi_step import verify_multi_step
 
 K, HIDDEN = 3, 32
 TORCH = RunnerOptions(dtype="float32", executor="torch")

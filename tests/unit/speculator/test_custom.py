@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from specinfer.drafters import DrafterOptions, DraftJob, make_drafter
+from specinfer.drafters.custom import CustomDrafter
 from specinfer.errors import SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits
 from specinfer.tree.token_tree import distribution
-from speculator_svc.drafters import DrafterOptions, DraftJob, make_drafter
-from speculator_svc.drafters.custom import CustomDrafter
 from tests.trees import paths
 
 DOCS = Path(__file__).parents[3] / "docs" / "drafters.md"
@@ -48,7 +48,7 @@ def test_where_the_file_may_lie(place: str, tmp_path: Path) -> None:
     (package / "my_drafts.py").write_text("def nothing(context, limits):\n    return None\n")
     function = "drafts.my_drafts:nothing" if place == "package" else "my_drafts:nothing"
     code = (
-        "from speculator_svc.drafters import DrafterOptions, make_drafter; "
+        "from specinfer.drafters import DrafterOptions, make_drafter; "
         f"print(make_drafter('custom', DrafterOptions(function={function!r})).description.model)"
     )
     there = place == "working directory"

@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
+from specinfer.drafters import DraftJob
+from specinfer.drafters.custom import CustomDrafter
+from specinfer.drafters.entries import DraftOutcome
+from specinfer.drafters.ngram import NgramDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
+from specinfer.log_pace import LOG_EVERY_S
 from specinfer.service.channel import open_channel
-from specinfer.service.log_pace import LOG_EVERY_S
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import TokenTree
 from speculator_svc.draft_failures import DraftFailures
-from speculator_svc.drafters import DraftJob
-from speculator_svc.drafters.custom import CustomDrafter
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.entries import DraftOutcome
 from tests.services import speculator_service
 from tests.system import ScriptedDrafter
 

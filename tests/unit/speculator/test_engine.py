@@ -6,15 +6,15 @@ from math import nan
 
 import pytest
 
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine, combined
+from specinfer.drafters.entries import DraftEntry
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter
-from speculator_svc.engine import SpeculatorEngine, combined
-from speculator_svc.entries import DraftEntry
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
 from tests.tiny_models import runner_of, tiny_transformers

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specinfer.sampling import GREEDY
-from specinfer.tree import TokenTree, TreeLimits, check_tree
-from speculator_svc.drafters import DrafterDescription, DraftJob, TargetTopK
-from speculator_svc.drafters.lookahead import (
+from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
+from specinfer.drafters.lookahead import (
     LookaheadDrafter,
     LookaheadShape,
     NgramPool,
@@ -16,6 +14,8 @@ from speculator_svc.drafters.lookahead import (
     predictions,
     written,
 )
+from specinfer.sampling import GREEDY
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.trees import paths
 
 V = 23
@@ -117,7 +117,7 @@ def test_a_pool_keeps_the_latest_of_each_first_token() -> None:
 
 
 def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculator_svc.drafters.lookahead._MOST_FIRST_TOKENS", 2)
+    monkeypatch.setattr("specinfer.drafters.lookahead._MOST_FIRST_TOKENS", 2)
     pool = NgramPool(1)
     for first in (1, 2, 1, 3):
         pool.add((first, 5))

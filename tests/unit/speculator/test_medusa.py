@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterDescription
+from specinfer.drafters.blockwise import BlockwiseDrafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.model.heads import HeadsRunner
 from specinfer.model.options import RunnerOptions
@@ -13,10 +17,6 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterDescription
-from speculator_svc.drafters.blockwise import BlockwiseDrafter
-from speculator_svc.engine import SpeculatorEngine
-from speculator_svc.entries import DraftEntry
 from tests.tiny_models import tiny_transformers
 
 HIDDEN, K = 32, 2

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specinfer.drafters import DraftJob
+from specinfer.drafters.ngram import NgramDrafter, NgramIndex
 from specinfer.errors import SettingError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter, NgramIndex
 from tests.trees import paths
 
 

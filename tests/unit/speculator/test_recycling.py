@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
+from specinfer.drafters.recycling import AdjacencyMatrix, RecyclingDrafter, best_first
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterDescription, DraftJob, TargetTopK
-from speculator_svc.drafters.recycling import AdjacencyMatrix, RecyclingDrafter, best_first
 from tests.trees import paths
 
 V, K = 12, 3

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from specinfer.drafters import Drafter, DraftJob
+from specinfer.drafters.ngram import NgramDrafter
+from specinfer.drafters.references import References
+from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import Drafter, DraftJob
-from speculator_svc.drafters.ngram import NgramDrafter
-from speculator_svc.drafters.references import References
-from speculator_svc.drafters.suffix import SuffixDrafter
 from tests.trees import paths
 
 CHAIN = TreeLimits(20, 6)

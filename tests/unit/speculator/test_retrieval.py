@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.errors import InvalidInputError, SettingError
-from specinfer.sampling import SamplingParams
-from specinfer.tree import TokenTree, TreeLimits, check_tree
-from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
-from speculator_svc.drafters.retrieval import (
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.retrieval import (
     RetrievalDrafter,
     likely_tree,
     read_datastore,
 )
-from speculator_svc.drafters.suffix_array import LONGEST, SuffixArray
+from specinfer.drafters.suffix_array import LONGEST, SuffixArray
+from specinfer.errors import InvalidInputError, SettingError
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.system import ascii_tokenizer
 from tests.trees import paths
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.ssm import SsmDrafter, shape_of
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
-from speculator_svc.drafters import DrafterDescription, DrafterOptions, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter, shape_of
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
 from tests.trees import paths
 
@@ -170,7 +170,7 @@ def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPat
     """The service may have read a long prompt for another drafter."""
     drafter, limits = make(), TreeLimits(3, 2)
     (whole,) = draft(make(), jobs_for(limits)[2:])
-    monkeypatch.setattr("speculator_svc.drafters.ssm._CATCH_UP", 6)
+    monkeypatch.setattr("specinfer.drafters.ssm._CATCH_UP", 6)
     job = DraftJob("r", CONTEXTS[2], limits, GREEDY)
     sizes = [len(draft(drafter, [job])[0]) for _ in range(2)]
     assert sizes == [1, 1], "12 of 17 tokens are read, nothing is drafted"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specinfer.drafters import DraftJob
+from specinfer.drafters.occurrences import LONGEST, Occurrences
+from specinfer.drafters.suffix import FinishedTexts, SuffixDrafter, weighted_tree
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, check_tree
-from speculator_svc.drafters import DraftJob
-from speculator_svc.drafters.occurrences import LONGEST, Occurrences
-from speculator_svc.drafters.suffix import FinishedTexts, SuffixDrafter, weighted_tree
 from tests.trees import paths
 
 WIDE = TreeLimits(20, 4)

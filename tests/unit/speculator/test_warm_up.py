@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.warm_up import warm_up
 from specinfer.errors import InvalidInputError
 from specinfer.tree import TokenTree
-from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.engine import SpeculatorEngine
-from speculator_svc.warm_up import warm_up
 from tests.oracle import chain
 from tests.system import ScriptedDrafter
 

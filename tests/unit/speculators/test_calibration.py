@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specinfer.speculators.calibration import Calibration
+from specinfer.planning.calibration import Calibration
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
 from specinfer.tree.draws import AGREEMENT
 from specinfer.tree.token_tree import distribution

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.clients.pool_policy import PoolPolicy
+from gateway.services.pool_policy import PoolPolicy
 from specinfer.speculators.deadline import LEAST_S, TIMES, StepTimes, draft_deadline
 
 

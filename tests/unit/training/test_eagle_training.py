@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterOptions, DraftJob, Features
+from specinfer.drafters.eagle import EagleDrafter
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterOptions, DraftJob, Features
-from speculator_svc.drafters.eagle import EagleDrafter
 from speculator_svc.training import features as thinking
 from speculator_svc.training.corpus import Continuation, write_continuations
 from speculator_svc.training.features import think

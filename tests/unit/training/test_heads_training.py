@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterOptions, DraftJob, Features, make_drafter
 from specinfer.errors import SettingError
 from specinfer.model.heads import tensors_of_target
 from specinfer.model.runner import ModelRunner
@@ -17,7 +18,6 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterOptions, DraftJob, Features, make_drafter
 from speculator_svc.training import distil
 from speculator_svc.training.corpus import write_continuations
 from speculator_svc.training.features import think

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
@@ -18,7 +19,6 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import load_ssm
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from speculator_svc.training import pruning
 from speculator_svc.training.corpus import Continuation, write_continuations
 from speculator_svc.training.effects import group_effects

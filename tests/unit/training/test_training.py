@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from specinfer.drafters import DrafterOptions, DraftJob
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
@@ -19,8 +21,6 @@ from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.drafters import DrafterOptions, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter
 from speculator_svc.training import distil as distilling
 from speculator_svc.training.batches import Examples
 from speculator_svc.training.boosting import missed_by_all, pool_report

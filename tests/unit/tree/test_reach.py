@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.budget import NodeBudget
-from gateway.requests.entries import plan_entries
-from gateway.requests.limits import SchedulerLimits
-from gateway.requests.request import GenerationRequest, RequestState, Speculation
-from gateway.requests.room import CacheRoom
-from gateway.requests.step import StepEntry
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import GREEDY
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.entries import plan_entries
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.room import CacheRoom
+from specinfer.scheduling.step import StepEntry
 from specinfer.tree import TokenTree, TreeBuilder, most_depth
-from verifier_svc.checks import check_job
-from verifier_svc.jobs import VerifyJob
-from verifier_svc.limits import EngineLimits
+from specinfer.verification.checks import check_job
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.limits import EngineLimits
 
 VOCABULARY = 97
 

@@ -13,11 +13,11 @@ from specinfer.model.sampling.distributions import draw
 from specinfer.model.sampling.noise import Noise
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees
 from specinfer.tree.token_tree import distribution
+from specinfer.verification.acceptance import Float64, Verdict, find_rule
+from specinfer.verification.acceptance.greedy import verify_greedy
+from specinfer.verification.acceptance.multi_step import verify_multi_step
+from specinfer.verification.acceptance.naive import verify_naive
 from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
-from verifier_svc.acceptance import Float64, Verdict, find_rule
-from verifier_svc.acceptance.greedy import verify_greedy
-from verifier_svc.acceptance.multi_step import verify_multi_step
-from verifier_svc.acceptance.naive import verify_naive
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 

@@ -8,8 +8,8 @@ import pytest
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import MAX_BIASES, SamplingParams
 from specinfer.tree import TokenTree
-from verifier_svc.adjustments import Float32, RequestAdjustment, adjustment_of
-from verifier_svc.jobs import VerifyJob
+from specinfer.verification.adjustments import Float32, RequestAdjustment, adjustment_of
+from specinfer.verification.jobs import VerifyJob
 
 V = 6
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.drafters.ssm import SsmDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import GREEDY, SamplingParams, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
-from speculator_svc.drafters import DrafterDescription, DraftJob
-from speculator_svc.drafters.ssm import SsmDrafter
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.limits import EngineLimits
 from tests.oracle import chain, greedy
 from tests.tiny_models import reference_logits, runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.limits import EngineLimits
 
 PROMPT = [5, 17, 3, 88]
 

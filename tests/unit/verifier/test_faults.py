@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import verifier_svc.engine
-import verifier_svc.target
-import verifier_svc.verification
+import specinfer.verification.engine
+import specinfer.verification.target
+import specinfer.verification.tree_verifier
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import UnavailableError
 from specinfer.model.cache.feature_store import FeatureStore
@@ -16,10 +16,10 @@ from specinfer.model.offload import stream
 from specinfer.model.offload.stores import DiskStore
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.adjustments import RequestAdjustment
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.adjustments import RequestAdjustment
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
 
 PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
 POISON = 96
@@ -110,10 +110,18 @@ def inject(monkeypatch: pytest.MonkeyPatch, engine: VerifierEngine, where: str, 
 
     owner: Any
     owner, attribute, is_poison = {
-        "check": (verifier_svc.engine, "check_job", lambda job, *_: job.request_id == name),
+        "check": (specinfer.verification.engine, "check_job", lambda job, *_: job.request_id == name),
         "acceptance": (engine._trees, "_rule", lambda sampling: sampling.seed == poisoned),
-        "logprobs": (verifier_svc.verification, "logprobs_of", lambda tree, *_: its_root(tree, engine, name)),
-        "features": (verifier_svc.engine, "features_of", lambda _s, _c, sequence, *_: its_sequence(sequence)),
+        "logprobs": (
+            specinfer.verification.tree_verifier,
+            "logprobs_of",
+            lambda tree, *_: its_root(tree, engine, name),
+        ),
+        "features": (
+            specinfer.verification.engine,
+            "features_of",
+            lambda _s, _c, sequence, *_: its_sequence(sequence),
+        ),
         "reading": (RequestAdjustment, "read", lambda adjustment, *_: its_adjustment(adjustment)),
         "changing": (RequestAdjustment, "change", lambda adjustment, *_: its_adjustment(adjustment)),
         "pass": (engine.runner, "forward", lambda segments: any(its_sequence(s.sequence) for s in segments)),
@@ -162,9 +170,9 @@ def test_a_fault_in_choosing_for_all_ends_the_entry_that_meets_it(monkeypatch: p
     engine = make()
     requests = Requests(engine, 2)
     requests.step()
-    original = verifier_svc.target._target_here
+    original = specinfer.verification.target._target_here
     broken = hits(original, lambda job, *_: job.request_id == "r2")
-    monkeypatch.setattr(verifier_svc.target, "_target_here", broken)
+    monkeypatch.setattr(specinfer.verification.target, "_target_here", broken)
     ok, error = EntryStatus.OK, EntryStatus.ERROR
     assert requests.step() == [ok, ok, error, ok]
     assert requests.step() == [ok] * 3

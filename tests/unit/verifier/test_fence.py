@@ -3,10 +3,10 @@
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
 from verifier_svc.fence import Fence, Standing
-from verifier_svc.jobs import VerifyJob
 
 
 def test_the_highest_number_is_served() -> None:

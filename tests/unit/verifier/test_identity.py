@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from specinfer.tokenizer import Tokenizer
+from specinfer.verification.engine import VerifierEngine
 from tests.system import ascii_tokenizer
 from tests.tiny_models import runner_of, tiny_transformers
 from verifier_svc.__main__ import describe
-from verifier_svc.engine import VerifierEngine
 from verifier_svc.identity import Identity
 from verifier_svc.settings import VerifierSettings
 

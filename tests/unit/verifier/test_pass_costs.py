@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from specinfer.verification.pass_costs import measure_passes, undisturbed
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.pass_costs import measure_passes, undisturbed
 
 MODEL = tiny_transformers("llama")
 

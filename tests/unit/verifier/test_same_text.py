@@ -17,7 +17,7 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
-from verifier_svc.acceptance import Float64, RequestRandomness, find_rule
+from specinfer.verification.acceptance import Float64, RequestRandomness, find_rule
 
 V, LENGTH, SEEDS = 6, 12, 300
 Context = tuple[int, ...]

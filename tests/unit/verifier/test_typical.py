@@ -7,10 +7,10 @@ import pytest
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.acceptance import RequestRandomness
+from specinfer.verification.acceptance.typical import TypicalAcceptance
 from tests.trees import CAT, DOG, RAN, SAT, THE
 from tests.unit.verifier.test_acceptance import TableTarget
-from verifier_svc.acceptance import RequestRandomness
-from verifier_svc.acceptance.typical import TypicalAcceptance
 
 ANY = RequestRandomness(SamplingParams(), 1)
 

@@ -3,11 +3,11 @@
 import pytest
 
 from specinfer.entry_status import EntryStatus
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.limits import EngineLimits
+from specinfer.verification.warm_up import warm_up
 from tests.tiny_models import runner_of, tiny_transformers
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
-from verifier_svc.limits import EngineLimits
-from verifier_svc.warm_up import warm_up
 
 MODEL = tiny_transformers("llama")
 

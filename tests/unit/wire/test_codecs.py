@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from gateway.requests import request as gateway_request
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
+from specinfer.scheduling import request as gateway_request
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
 from specinfer.wire.constraint_codec import decode_constraint, encode_constraint

@@ -12,9 +12,9 @@ from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.topology import depths
+from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule
+from specinfer.verification.target import BrokenModelError, ChosenTarget, LogitsTarget
 from tests.unit.model.device.passes import DEVICE
-from verifier_svc.acceptance import RequestRandomness, Target, drawable, find_rule
-from verifier_svc.target import BrokenModelError, ChosenTarget, LogitsTarget
 
 V = 300
 CASES = [

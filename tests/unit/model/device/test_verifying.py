@@ -9,10 +9,10 @@ from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from tests.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
-from verifier_svc.engine import VerifierEngine
-from verifier_svc.jobs import VerifyJob, VerifyOutcome
 
 V = 97
 PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7], [9, 8, 7, 6])

@@ -1,0 +1,92 @@
+"""Who calls: the API key in a call's metadata -> the caller that it stands for."""
+
+import hmac
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from specinfer.errors import SettingError, UnauthenticatedError
+from specinfer.scheduling.caller import ANYBODY, Caller
+from specinfer.service.api_keys import ApiKey, digest_of, read_keys
+from specinfer.service.file_stamp import stamp_of
+
+log = logging.getLogger(__name__)
+
+HEADER = "authorization"
+SCHEME = "bearer "
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+Clock: TypeAlias = Callable[[], datetime]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Callers:
+    """The holders of API keys; without a file of keys everybody is `ANYBODY`.
+
+    The file is looked at in every call that is identified, and read again when it changed. If the new one
+    cannot be read, or something in it is wrong, the old keys stay.
+    """
+
+    def __init__(self, path: Path | None, keys: Sequence[ApiKey], clock: Clock = _now) -> None:
+        self._path, self._keys, self._clock = path, list(keys), clock
+        self._seen = None if path is None else stamp_of(path)
+
+    @classmethod
+    def load(cls, path: Path | None, clock: Clock = _now) -> "Callers":
+        """The callers of a file of keys; None: no keys are needed.
+
+        Raises:
+            SettingError: if the file cannot be read, or naming what is wrong in it.
+        """
+        callers = cls(path, (), clock)  # notes the file's stamp before it is read: no change is missed
+        if path is not None:
+            callers._keys = read_keys(path)
+        return callers
+
+    def identify(self, metadata: Metadata | None) -> Caller:
+        """The caller whose key is in a call's metadata, as `authorization: Bearer KEY`.
+
+        Raises:
+            UnauthenticatedError: if a key is needed and there is none, or one that is unknown or has expired.
+        """
+        if self._path is None:
+            return ANYBODY
+        self._reload(self._path)
+        found = _find(self._keys, digest_of(_key_in(metadata or ())))
+        if found is None:
+            raise UnauthenticatedError(f"{HEADER}: no such key")
+        if found.has_expired(self._clock()):
+            raise UnauthenticatedError(f"{HEADER}: the key has expired")
+        return Caller(found.name, found.max_concurrent, found.tokens_per_minute, found.max_priority)
+
+    def _reload(self, path: Path) -> None:
+        now = stamp_of(path)
+        if now == self._seen:
+            return
+        self._seen = now
+        try:
+            self._keys = read_keys(path)
+        except SettingError as error:
+            log.error("the old API keys stay: %s", error)
+        else:
+            log.info("read %d API keys", len(self._keys))
+
+
+def _key_in(metadata: Metadata) -> str:
+    values = [value for name, value in metadata if name.lower() == HEADER]
+    if len(values) != 1 or not isinstance(values[0], str) or not values[0].lower().startswith(SCHEME):
+        raise UnauthenticatedError(f"{HEADER}: needed once, as `Bearer KEY`")
+    return values[0][len(SCHEME) :].strip()
+
+
+def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:
+    """The key of this hash. All are compared, each in constant time, so that the time tells nothing."""
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    return found

@@ -1,0 +1,227 @@
+"""`GenerateRequest` -> `GenerationRequest`: defaults, and the bounds of everything that a caller may send.
+
+Invariant: the event loop never waits for a long text to be tokenized; that happens in threads of its own,
+a few at once.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gateway.api.conversation import texts_of, tools_of, turns_of
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
+from specinfer.scheduling.caller import Caller
+from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import generation_pb2
+from specinfer.wire.constraint_codec import decode_constraint
+from specinfer.wire.sampling_codec import decode_sampling
+
+T = TypeVar("T")
+DEFAULT_MAX_NEW_TOKENS = 128
+FILL_CONTEXT = 0
+"""As `max_new_tokens`: as many as there is room for."""
+_NOT_READ_YET = (0,)
+"""Stands for the prompt while the other fields are checked, which costs less than tokenizing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may send, beside the limits of the target model."""
+
+    request_id: int = 256
+    """Characters."""
+    bytes_per_token: int = 32
+    """Bytes of text for each token of the context. Text has three to five bytes per token. Single tokens can
+    be longer than this (runs of blanks), but not the average of a text that says anything. It bounds the
+    time that one request can keep a thread busy."""
+    messages: int = 1024
+    """Messages of a conversation."""
+    stop_strings: int = MAX_STOP_STRINGS
+    stop_string: int = 256
+    """Characters of one stop string: so much text may be held back."""
+    stop_token_ids: int = 256
+    priority: int = 1000
+    """Largest priority, up and down. A caller may have a lower one of its own."""
+    inline_bytes: int = 2048
+    """Bytes of text up to which tokenizing (half a millisecond) is not worth a thread."""
+    references: int = 64
+    reference_bytes: int = 2**17
+    """Of all references of a request together. A token has at least one, so it bounds their tokens, too."""
+    tokenizing: int = 2
+    """Texts that are tokenized at once: passes need the cores, too."""
+
+
+class RequestDecoder:
+    """Checks and decodes what callers send."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_context_len: int,
+        eos_token_ids: Sequence[int],
+        limits: RequestLimits | None = None,
+        *,
+        longest: int | None = None,
+        check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
+        reads_references: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`longest`: tokens of a request that takes all there is room for, prompt included; None: the
+        context's. `check_constraint` raises if a constraint cannot be followed; None: there may be none.
+        `reads_references` says whether anybody may draft from references; if not, they are dropped."""
+        self._check_constraint, self._reads_references = check_constraint, reads_references
+        self._longest = longest or max_context_len
+        self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
+        self._vocab_size, self._max_context_len = vocab_size, max_context_len
+        self._limits = limits or RequestLimits()
+        # not the event loop's own threads: a text whose caller has left still counts until its thread is done
+        self._threads = ThreadPoolExecutor(self._limits.tokenizing, thread_name_prefix="tokenizing")
+
+    async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
+        """The request of a message, every default filled in.
+
+        Raises:
+            InvalidInputError: naming the field, its value and the bound.
+            DeniedError: if the caller may not ask for this.
+            IncompatibleError: for a conversation, if the model has no chat template.
+        """
+        asked = self._fields(message, caller)
+        if asked.constraint is not None:
+            await self._check(asked.constraint)
+        prompt = tuple(await self._prompt(message))
+        limit = asked.max_new_tokens
+        if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
+            limit = self._room_behind(prompt)
+        references = await self._references(message, asked.speculation)
+        request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
+        request.check_against(self._vocab_size, self._max_context_len)
+        return request
+
+    def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
+        """All but the prompt and the references."""
+        self.check_request_id(message.request_id)
+        self._check_priority(message.priority, caller)
+        self._check_stops(message)
+        self._check_references(message.references)
+        if message.speculation not in (0, *Speculation):
+            raise InvalidInputError("speculation", message.speculation, "unknown")
+        eos = () if message.ignore_eos else self._eos
+        limit = message.max_new_tokens if message.HasField("max_new_tokens") else DEFAULT_MAX_NEW_TOKENS
+        return GenerationRequest(
+            request_id=message.request_id or secrets.token_hex(8),
+            prompt=_NOT_READ_YET,
+            max_new_tokens=limit or 1,  # what fills the context is known behind the prompt
+            sampling=decode_sampling(message.sampling, default_seed=secrets.randbits(63)),
+            stop_strings=tuple(message.stop_strings),
+            stop_token_ids=frozenset([*message.stop_token_ids, *eos]),
+            priority=message.priority,
+            speculation=Speculation(message.speculation or Speculation.TREE),
+            logprobs=message.logprobs,
+            top_logprobs=message.top_logprobs,
+            caller=caller.name,
+            deadline_s=message.deadline_seconds if message.HasField("deadline_seconds") else None,
+            constraint=decode_constraint(message.constraint),
+        )
+
+    async def _check(self, constraint: Constraint) -> None:
+        if self._check_constraint is None:
+            raise IncompatibleError(f"{constraint.field}: not supported here")
+        await self._check_constraint(constraint)
+
+    def _room_behind(self, prompt: Sequence[int]) -> int:
+        room = self._longest - len(prompt)
+        if room < 1:
+            raise InvalidInputError("prompt", len(prompt), f"tokens, at most {self._longest - 1}")
+        return room
+
+    def check_request_id(self, request_id: str) -> None:
+        """Checks an id: it becomes part of keys, of errors and of lines in logs.
+
+        Raises:
+            InvalidInputError: if it is too long, or cannot be printed.
+        """
+        most = self._limits.request_id
+        if len(request_id) > most:
+            raise InvalidInputError("request_id", request_id, f"longer than {most} characters")
+        if not request_id.isprintable():
+            raise InvalidInputError("request_id", request_id, "must be printable")
+
+    def _check_priority(self, priority: int, caller: Caller) -> None:
+        most = self._limits.priority
+        if abs(priority) > most:
+            raise InvalidInputError("priority", priority, f"must be in [-{most}, {most}]")
+        if priority > caller.max_priority:
+            raise DeniedError(
+                f"priority = {priority}: {caller.name!r} may ask for {caller.max_priority} at most"
+            )
+
+    def _check_stops(self, message: generation_pb2.GenerateRequest) -> None:
+        limits = self._limits
+        _check_number("stop_strings", message.stop_strings, limits.stop_strings)
+        _check_number("stop_token_ids", message.stop_token_ids, limits.stop_token_ids)
+        longest = max(map(len, message.stop_strings), default=0)
+        if longest > limits.stop_string:
+            raise InvalidInputError(
+                "stop_strings", longest, f"characters, at most {limits.stop_string} in each"
+            )
+
+    def _check_references(self, texts: Sequence[str]) -> None:
+        _check_number("references", texts, self._limits.references)
+        if "" in texts:
+            raise InvalidInputError("references", "", "must not be empty")
+        size, most = sum(len(text.encode()) for text in texts), self._limits.reference_bytes
+        if size > most:
+            raise InvalidInputError("references", size, f"bytes together, at most {most}")
+
+    async def _prompt(self, message: generation_pb2.GenerateRequest) -> Sequence[int]:
+        match message.WhichOneof("prompt"):
+            case "text":
+                size = self._check_bytes("text", [message.text])
+                return await self._tokenize(size, lambda: self._tokenizer.encode(message.text))
+            case "chat":
+                return await self._chat(message.chat)
+            case "tokens":
+                _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
+                return message.tokens.ids
+        raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
+
+    async def _references(
+        self, message: generation_pb2.GenerateRequest, speculation: Speculation
+    ) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each; nothing if nobody drafts from them."""
+        texts, encode = message.references, self._tokenizer.encode_part
+        if not texts or speculation is Speculation.OFF or not self._reads_references():
+            return ()
+        size = sum(map(len, texts))
+        return tuple(await self._tokenize(size, lambda: [tuple(encode(text)) for text in texts]))
+
+    async def _chat(self, chat: generation_pb2.ChatMessages) -> Sequence[int]:
+        if not chat.messages:
+            raise InvalidInputError("chat.messages", [], "must not be empty")
+        _check_number("chat.messages", chat.messages, self._limits.messages)
+        size = self._check_bytes("chat.messages", list(texts_of(chat)))
+        turns, tools = turns_of(chat.messages), tools_of(chat)
+        return await self._tokenize(size, lambda: self._tokenizer.encode_chat(turns, tools))
+
+    def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
+        size = sum(len(text.encode()) for text in texts)
+        per_token, context = self._limits.bytes_per_token, self._max_context_len
+        if size > per_token * context:
+            why = f"bytes, at most {per_token * context} ({per_token} per token of the context of {context})"
+            raise InvalidInputError(field, size, why)
+        return size
+
+    async def _tokenize(self, size: int, work: Callable[[], list[T]]) -> list[T]:
+        if size <= self._limits.inline_bytes:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _check_number(field: str, items: Sequence[object], most: int) -> None:
+    if len(items) > most:
+        raise InvalidInputError(field, len(items), f"at most {most}")

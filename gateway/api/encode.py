@@ -1,0 +1,24 @@
+"""Log-probabilities of a piece of a stream, as clients are told them."""
+
+from typing import Any
+
+from gateway.session.token_stream import Piece
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import common_pb2
+
+
+def told_logprobs(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Fields of `GenerateReply`, for requests that asked for them."""
+    return {
+        "logprobs": [row.chosen for row in piece.logprobs],
+        "token_bytes": [tokenizer.token_bytes(token) for token in piece.tokens],
+        "top_logprobs": [
+            common_pb2.TopLogprobs(
+                token_ids=[token for token, _ in row.top],
+                logprobs=[value for _, value in row.top],
+                token_bytes=[tokenizer.token_bytes(token) for token, _ in row.top],
+            )
+            for row in piece.logprobs
+            if row.top
+        ],
+    }

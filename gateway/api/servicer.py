@@ -1,0 +1,181 @@
+"""Protobuf in and out of the desk, nothing else."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+
+from gateway.api.callers import Callers
+from gateway.api.decode import RequestDecoder
+from gateway.api.encode import told_logprobs
+from gateway.api.idempotency import digest_of
+from gateway.api.request_service import Desk
+from gateway.api.status import StatusReporter
+from gateway.api.watch.replies import WatchReplies
+from gateway.session.token_stream import Feed
+from specinfer.errors import SpecInferError
+from specinfer.log_context import REQUEST_ID
+from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.text import TextStream
+from specinfer.service.tracing import HEADER
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import generation_pb2, generation_pb2_grpc
+from specinfer.wire.status import abort, status_of
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServicer):
+    """Serves `specinfer.v1.Generation`."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        decoder: RequestDecoder,
+        tokenizer: Tokenizer,
+        callers: Callers,
+        status: StatusReporter,
+        watches: WatchReplies,
+        refused: Callable[[grpc.StatusCode], None],
+    ) -> None:
+        """`refused` is told of every stream that is refused."""
+        self._desk, self._decoder, self._tokenizer = desk, decoder, tokenizer
+        self._callers, self._status, self._refused = callers, status, refused
+        self._watches = watches
+
+    async def Generate(
+        self, message: generation_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateReply]:
+        """Streams tokens; the last message carries the summary."""
+        try:
+            with self._counting_refusals():
+                caller = self._callers.identify(context.invocation_metadata())
+                request = await self._decoder.decode(message, caller)
+                REQUEST_ID.set(request.request_id)
+                feed = await self._desk.submit(
+                    request, digest_of(message, caller), caller, _traceparent(context)
+                )
+        except SpecInferError as error:
+            await abort(context, error)
+        async for reply in self._stream(feed, 0, context):
+            yield reply
+
+    async def Attach(
+        self, message: generation_pb2.AttachRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateReply]:
+        """Goes on with a stream."""
+        try:
+            with self._counting_refusals():
+                caller = self._callers.identify(context.invocation_metadata())
+                self._decoder.check_request_id(message.request_id)
+                REQUEST_ID.set(message.request_id)
+                feed = await self._desk.attach(message.request_id, message.from_token, caller)
+        except SpecInferError as error:
+            await abort(context, error)
+        async for reply in self._stream(feed, message.from_token, context):
+            yield reply
+
+    async def Cancel(
+        self, message: generation_pb2.CancelRequest, context: Context
+    ) -> generation_pb2.CancelReply:
+        """Stops a request."""
+        try:
+            caller = self._callers.identify(context.invocation_metadata())
+            self._decoder.check_request_id(message.request_id)
+            await self._desk.cancel(message.request_id, caller)
+        except SpecInferError as error:
+            await abort(context, error)
+        return generation_pb2.CancelReply()
+
+    async def Status(
+        self, message: generation_pb2.StatusRequest, context: Context
+    ) -> generation_pb2.StatusReply:
+        """The state of the system."""
+        try:
+            self._callers.identify(context.invocation_metadata())
+        except SpecInferError as error:
+            await abort(context, error)
+        return self._status.reply()
+
+    async def Watch(
+        self, message: generation_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.WatchReply]:
+        """Tells steps as they happen."""
+        try:
+            caller = self._callers.identify(context.invocation_metadata())
+            self._decoder.check_request_id(message.request_id)
+            async with aclosing(self._watches.of(message.request_id, caller)) as replies:
+                async for reply in replies:
+                    yield reply
+        except SpecInferError as error:
+            await abort(context, error)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Counts a call that does not come to stream anything."""
+        try:
+            yield
+        except SpecInferError as error:
+            self._refused(status_of(error))
+            raise
+        except Exception:
+            self._refused(grpc.StatusCode.INTERNAL)
+            raise
+
+    async def _stream(
+        self, feed: Feed, position: int, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateReply]:
+        """A feed from a position on: what is in it at once, then what comes."""
+        text = TextStream(self._tokenizer, feed.request.stop_strings)
+        with self._desk.reading(feed) as feed:
+            try:
+                if position:
+                    await feed.reach(position)
+                    text.skip(feed.tokens[:position])
+                async for piece in feed.pieces(position):
+                    if piece.ending is not None and piece.ending.failure is not None:
+                        raise piece.ending.failure
+                    yield generation_pb2.GenerateReply(
+                        request_id=feed.request.request_id,
+                        position=piece.position,
+                        token_ids=piece.tokens,
+                        text=text.push(piece.tokens, last=piece.ending is not None).text,
+                        **(told_logprobs(piece, self._tokenizer) if feed.request.logprobs else {}),
+                        summary=_summary(piece.ending) if piece.ending is not None else None,
+                    )
+            except SpecInferError as error:
+                await abort(context, error)
+
+
+def _traceparent(context: Context) -> str:
+    """The caller's trace context; empty if it has none."""
+    values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
+
+
+def _summary(ending: Ending) -> generation_pb2.Summary:
+    return generation_pb2.Summary(
+        finish_reason=int(ending.finish),  # type: ignore[arg-type]  # the enums share their numbers
+        prompt_tokens=ending.prompt_tokens,
+        new_tokens=ending.new_tokens,
+        stats=_stats(ending),
+        ttft_seconds=ending.ttft_s,
+        total_seconds=ending.total_s,
+        queue_seconds=ending.queue_s,
+        seed=ending.seed,
+    )
+
+
+def _stats(ending: Ending) -> generation_pb2.SpeculationStats:
+    return generation_pb2.SpeculationStats(
+        steps=ending.steps,
+        drafted=ending.drafted,
+        accepted=ending.accepted,
+        acceptance_histogram=ending.histogram,
+        speculators=[
+            generation_pb2.SpeculatorStats(name=name, drafted=drafted, accepted=accepted, wins=wins)
+            for name, (drafted, accepted, wins) in ending.speculators.items()
+        ],
+        lossy=ending.lossy,
+    )

@@ -1,0 +1,114 @@
+"""What a watch is told of a step: `WatchReply` messages of finished steps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from gateway.api.watch.texts import RequestText, TokenTexts
+from gateway.api.watch.watches import Seen
+from gateway.observability.metrics.steps import PHASES
+from gateway.planner_state import planner_state
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.step import Progress
+from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
+from specinfer.v1 import generation_pb2, tree_pb2
+
+
+def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> generation_pb2.WatchReply:
+    """What is told; `text` is that of the request."""
+    item, finish = seen.item, seen.item.state.finish if seen.item.final else None
+    step = None if item.outcome is None else seen.step  # one that failed has nothing to show
+    return generation_pb2.WatchReply(
+        request_id=item.request_id,
+        step=None if step is None else _step(item, step, seen.names, texts, text),
+        dropped=dropped,
+        finish_reason=int(finish) if finish is not None else 0,  # type: ignore[arg-type]  # same numbers
+    )
+
+
+def _step(
+    item: Progress, step: FinishedStep, names: Sequence[str], texts: TokenTexts, text: RequestText
+) -> generation_pb2.WatchedStep:
+    tree, verdict = step.trees[item.request_id], step.verdicts[item.request_id]
+    reply = generation_pb2.WatchedStep(
+        position=item.start,
+        nodes=_nodes(tree, sorted(step.choice.speculators), step.drafts.get(item.request_id, ()), texts),
+        accepted=verdict.accepted,
+        bonus=generation_pb2.WatchedToken(token_id=verdict.bonus, text=texts.of(verdict.bonus)),
+        planner=planner_state(step.choice, names),
+        batch=len(step.entries),
+        seconds=step.seconds,
+        phases=[
+            generation_pb2.PhaseState(name=name, seconds=stop - start)
+            for name, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True)
+        ],
+    )
+    for place, (token, completed) in enumerate(zip(item.tokens, text.push(item), strict=True)):
+        told = reply.tokens.add(token_id=token, text=completed)
+        if item.state.request.logprobs:
+            told.logprob = item.logprobs[place].chosen
+    return reply
+
+
+def _nodes(
+    tree: TokenTree, asked: Sequence[int], drafts: Sequence[tuple[int, TokenTree]], texts: TokenTexts
+) -> Iterator[generation_pb2.WatchedNode]:
+    """`asked` are the numbers of the speculators, in the order in which they are named."""
+    proposals = _proposals(tree, {number: index for index, number in enumerate(asked)}, _own(tree, drafts))
+    forced = tree.forced
+    numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
+    for node, (token, parent, score) in enumerate(numbers):
+        found = proposals.get(node, [])
+        drawn = max((p.chance for p in found if p.kind != tree_pb2.PROPOSAL_KIND_POINT), default=0.0)
+        yield generation_pb2.WatchedNode(
+            token_id=token,
+            text=texts.of(token),
+            parent=parent,
+            chance=score or drawn,
+            proposals=found,
+            forced=node in forced,
+        )
+
+
+def _proposals(
+    tree: TokenTree, index: Mapping[int, int], own: Mapping[tuple[int, int], float]
+) -> dict[int, list[generation_pb2.WatchedProposal]]:
+    """By node, who proposed it."""
+    found: dict[int, list[generation_pb2.WatchedProposal]] = {}
+    for proposal in tree.proposals:
+        if proposal.speculator == NOBODY:
+            continue
+        for node in dict.fromkeys(proposal.children):
+            found.setdefault(node, []).append(
+                generation_pb2.WatchedProposal(
+                    speculator=index[proposal.speculator],
+                    kind=int(proposal.kind),  # type: ignore[arg-type]  # the enums share their numbers
+                    chance=_chance(proposal, node, tree, own),
+                )
+            )
+    return found
+
+
+def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[int, int], float]) -> float:
+    """What the speculator thinks of its candidate."""
+    if proposal.kind is ProposalKind.POINT:
+        return own.get((proposal.speculator, node), 0.0)
+    drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
+    return float(drawn.sum())
+
+
+def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
+    """(speculator, node of the merged tree) -> the score in the speculator's own draft, before the gateway
+    corrected it."""
+    parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
+    place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
+    found: dict[tuple[int, int], float] = {}
+    for speculator, draft in drafts:
+        places: list[int | None] = [0]
+        above, theirs, scores = draft.parents.tolist(), draft.token_ids.tolist(), draft.scores.tolist()
+        for node in range(1, len(draft)):
+            parent = places[above[node]]
+            place = None if parent is None else place_of.get((parent, theirs[node]))
+            places.append(place)  # None: it was cut, and so is what comes below it
+            if place is not None:
+                found[speculator, place] = scores[node]
+    return found

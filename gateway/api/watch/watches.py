@@ -1,0 +1,130 @@
+"""Who watches which requests, and what of their steps has not been told yet.
+
+A step is told only to watches of its request or of all its caller's requests, and only once its tokens are
+stored. Where steps come faster than they are told, the oldest are dropped and counted.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from specinfer.errors import ExhaustedError, InvalidInputError, UnavailableError
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.caller import Caller
+from specinfer.scheduling.step import Progress
+
+MOST_WATCHES = 64
+"""Of one gateway at once; one API key may have half of them."""
+MOST_UNTOLD = 64
+"""Steps that may wait to be told to one watch."""
+
+
+class Seen(NamedTuple):
+    """What happened to a request."""
+
+    item: Progress
+    step: FinishedStep | None
+    """None: it ended between steps."""
+    names: Sequence[str]
+    """Of the speculators, by number."""
+
+
+class Watch:
+    """What one call is still to be told."""
+
+    def __init__(self, request_id: str) -> None:
+        """`request_id`: empty for all requests of the caller."""
+        self.request_id = request_id
+        self._untold: deque[Seen] = deque()
+        self._dropped = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, seen: Seen) -> None:
+        """Adds something to tell. Where too much waits the oldest step is dropped, but not the end of a
+        request as long as there is anything else."""
+        if len(self._untold) >= MOST_UNTOLD:
+            steps = (place for place, old in enumerate(self._untold) if not old.item.final)
+            del self._untold[next(steps, 0)]
+            self._dropped += 1
+        self._untold.append(seen)
+        self._changed.set()
+
+    def close(self) -> None:
+        """What is left is told, then the call ends."""
+        self._closed = True
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Waits until there is something to take.
+
+        Raises:
+            UnavailableError: after `close`, if all was told.
+        """
+        while not self._untold:
+            if self._closed:
+                raise UnavailableError("this gateway ends; watch at another one")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def take(self) -> tuple[Seen, int]:
+        """What to tell next, and how many steps were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return self._untold.popleft(), dropped
+
+
+class Watches:
+    """Those of one gateway: false while there are none."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[Watch]] = {}
+        """By caller and request; the request is empty for all requests of a caller."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    @contextmanager
+    def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
+        """Watches a request, or all requests of a caller, until the context is left.
+
+        Raises:
+            InvalidInputError: for all requests where there are no keys: there, nothing keeps strangers from a
+                request but its id, which nobody guesses.
+            ExhaustedError: if there are too many watches.
+        """
+        if not request_id and not caller.name:
+            raise InvalidInputError("request_id", request_id, "needed where there are no API keys")
+        self._check_room(caller)
+        watch, key = Watch(request_id), (caller.name, request_id)
+        self._open.setdefault(key, []).append(watch)
+        try:
+            yield watch
+        finally:
+            self._open[key].remove(watch)
+            if not self._open[key]:
+                del self._open[key]
+
+    def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
+        """What a step brought, and is stored, to those who watch it; see `Seen`."""
+        for item in progress:
+            caller = item.state.request.caller
+            for key in ((caller, item.request_id), (caller, "")):
+                for watch in self._open.get(key, ()):
+                    watch.put(Seen(item, step, names))
+
+    def close(self) -> None:
+        """Ends all of them soon."""
+        for found in self._open.values():
+            for watch in found:
+                watch.close()
+
+    def _check_room(self, caller: Caller) -> None:
+        total = len(self)
+        own = sum(len(found) for (name, _), found in self._open.items() if name == caller.name)
+        if total >= MOST_WATCHES or (caller.name and own >= MOST_WATCHES // 2):
+            raise ExhaustedError(f"{total} calls watch this gateway, {own} of them with this key")

@@ -1,0 +1,72 @@
+"""Reads requests that another gateway runs, for the clients that ask for them here."""
+
+import asyncio
+import logging
+import time
+
+from gateway.observability.metrics import SystemMetrics
+from gateway.session.token_stream import Feed, Feeds
+from gateway.store.reading import RequestReader
+from gateway.store.records import Known
+from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
+from specinfer.log_context import about
+from specinfer.log_pace import LogPace
+
+log = logging.getLogger(__name__)
+_INTERVAL_S = 0.025
+"""Between two looks: about a step of the verifier. One pipeline for all requests, 50 us and 5 us for each."""
+_MISSING_S = 10.0
+"""Time that a request may be missing, for example until its owner writes it again after Redis lost its
+data."""
+
+
+class Follower:
+    """Fills the feeds that no lane of this gateway fills."""
+
+    def __init__(self, feeds: Feeds, store: RequestReader, metrics: SystemMetrics) -> None:
+        self._feeds, self._store, self._metrics = feeds, store, metrics
+        self._missing_since: dict[str, float] = {}
+        self._pace = LogPace()
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            followed = self._feeds.followed()
+            if not followed:
+                continue
+            try:
+                await self._look(followed)
+            except UnavailableError:
+                continue  # whoever renews the lease says so; the feeds go on when it answers
+            except Exception:  # a fault of ours: the next look may go better
+                if self._pace.due(time.monotonic()):
+                    log.exception("following %d requests failed", len(followed))
+                self._metrics.keeper_faults.inc()
+
+    async def _look(self, followed: dict[str, Feed]) -> None:
+        positions = {
+            name: Known(len(feed.tokens), feed.request.top_logprobs) for name, feed in followed.items()
+        }
+        for name, glimpse in (await self._store.glimpse(positions)).items():
+            feed = followed[name]
+            if feed.local or feed.ending is not None:
+                continue  # a lane took it meanwhile
+            if glimpse is None:
+                self._note_missing(name, feed)
+                continue
+            self._missing_since.pop(name, None)
+            if isinstance(glimpse, FaultError):
+                log.error("%s", glimpse.for_logs, extra=about(name))
+                feed.fail(SpecInferError(glimpse.for_logs))
+                continue
+            if glimpse.tokens or glimpse.ending:
+                feed.extend(positions[name].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                self._feeds.forget_if_idle(feed)
+
+    def _note_missing(self, name: str, feed: Feed) -> None:
+        now = time.monotonic()
+        if now - self._missing_since.setdefault(name, now) > _MISSING_S:
+            del self._missing_since[name]
+            log.warning("request %s is not in Redis any more", name)
+            feed.fail(NotFoundError(f"request_id = {name!r}: no gateway knows it any more"))

@@ -1,0 +1,263 @@
+"""The lanes of a gateway, and the verifiers that it could drive.
+
+Invariant: nobody waits here for one verifier on behalf of another. Each is described, begun and ended by a
+task of its own, so one that swallows what it is sent delays nothing but itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Iterator
+
+from gateway.cluster.rules import best_lane
+from gateway.services.verifier_link import VerifierLink, resolve
+from gateway.session.session import Lane, Shared
+from gateway.store.leases import LeaseStore, VerifierLease
+from gateway.store.records import Record
+from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
+from specinfer.log_context import about
+from specinfer.scheduling.request import GenerationRequest
+from specinfer.scheduling.step import Progress
+from specinfer.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Lanes:
+    """Verifiers by address, lanes by the verifier's instance id."""
+
+    def __init__(self, shared: Shared, leases: LeaseStore) -> None:
+        self._shared, self._leases = shared, leases
+        self.links: dict[str, VerifierLink] = {}
+        self.by_instance: dict[str, Lane] = {}
+        self._descriptions: dict[str, asyncio.Task[bool]] = {}
+        """Under way or not looked at yet, by address."""
+        self._work: set[asyncio.Task[None]] = set()
+        """Lanes that begin or end."""
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self.by_instance.values())
+
+    def __len__(self) -> int:
+        return len(self.by_instance)
+
+    @property
+    def held(self) -> list[VerifierLease]:
+        """The leases of all lanes."""
+        return [lane.lease for lane in self.by_instance.values()]
+
+    @property
+    def known(self) -> int:
+        """Verifiers that could be driven, by whomever."""
+        return sum(link.description is not None for link in self.links.values())
+
+    @property
+    def target(self) -> verifier_pb2.DescribeVerifierReply:
+        """What a verifier that this gateway has met says of itself."""
+        return next(link.description for link in self.links.values() if link.description is not None)
+
+    @property
+    def read_references(self) -> bool:
+        """Whether any speculator drafts from references; where there is no lane, those of others may."""
+        lanes = self.by_instance.values()
+        return not lanes or any(lane.loop.pool.read_references for lane in lanes)
+
+    def of_request(self, request_id: str) -> Lane | None:
+        """The lane that runs a request."""
+        found = (lane for lane in self.by_instance.values() if request_id in lane.loop.scheduler.states)
+        return next(found, None)
+
+    def owns(self, request_id: str) -> bool:
+        """Whether a lane has a request, or has not stored its end yet."""
+        return self._holder(request_id) is not None
+
+    def _holder(self, request_id: str) -> Lane | None:
+        lanes = self.by_instance.values()
+        return next((lane for lane in lanes if request_id in lane.loop.deliveries.unfinished), None)
+
+    def best_for(self, request: GenerationRequest, model: str = "") -> Lane | None:
+        """Where a request goes best; None if no lane serves its model."""
+        lanes = [lane for lane in self.by_instance.values() if lane.running and model in ("", lane.model)]
+        lanes = [lane for lane in lanes if lane.begun] or lanes
+        best = best_lane([lane.view(request) for lane in lanes])
+        return None if best is None else lanes[best]
+
+    async def take(self, record: Record) -> None:
+        """Goes on with a request that this gateway has adopted, or gives it away if it has no place for it.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        request = record.request
+        if record.ending is not None:
+            return  # its end was written just before
+        holder = self._holder(request.request_id)
+        if holder is not None and holder.loop.deliveries.adopted_again(request.request_id, record.adoption):
+            return  # nobody has had it meanwhile
+        if holder is not None:
+            holder.loop.deliveries.let_go([request.request_id])
+        lane = self.best_for(request, record.model)
+        try:
+            if lane is None:
+                raise UnavailableError("no lane serves its model")
+            feed = self._shared.feeds.open_local(request, record.digest)
+            feed.extend(0, record.tokens, record.logprobs, None)
+            state = lane.submit(record)
+        except SpecInferError as error:
+            why, name = "request %s is given away again: %s", request.request_id
+            log.info(why, name, error, extra=about(name))
+            self._shared.feeds.moved([request.request_id])
+            await self._shared.store.disown([request.request_id], in_vain=True)
+            return
+        self._shared.journal.adopted(request, len(record.tokens))
+        if state.finish is not None:  # its last tokens end it; only that was not written
+            await lane.loop.deliveries.put([Progress(state, [], [], state.new_tokens, True)])
+
+    async def look_up(self, patience_s: float = 0.0, strict: bool = False) -> None:
+        """Resolves names, and asks every verifier that is not driven from here what it is.
+
+        Args:
+            patience_s: time to wait for their answers; those that come later count when they come.
+
+        Raises:
+            IncompatibleError: if one does not fit the gateway's tokenizer, and `strict`.
+        """
+        addresses = await resolve(self._shared.settings.verifier_addresses)
+        for address in addresses:
+            if address not in self.links:
+                self.links[address] = self._link(address)
+        driven = {lane.link.address for lane in self.by_instance.values()}
+        for address in [a for a in self.links if a not in addresses and a not in driven]:
+            await self._forget(address)
+        for address, link in self.links.items():
+            if address not in driven and address not in self._descriptions:
+                self._descriptions[address] = asyncio.create_task(link.describe())
+        if self._descriptions and patience_s:
+            await asyncio.wait(self._descriptions.values(), timeout=patience_s)
+        for address in [a for a, task in self._descriptions.items() if task.done()]:
+            try:
+                self._descriptions.pop(address).result()
+            except IncompatibleError as error:
+                if strict:
+                    raise
+                log.error("%s; it is left out", error)
+
+    async def _forget(self, address: str) -> None:
+        """A name does not stand for this address any more."""
+        task = self._descriptions.pop(address, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.links.pop(address).close()
+
+    async def claim(self, most: int, strict: bool = False) -> None:
+        """Takes up to so many verifiers that nobody drives; their lanes begin beside this.
+
+        Raises:
+            IncompatibleError: if a speculator does not fit the model, and `strict`, which waits for lanes.
+            UnavailableError: if Redis does not answer.
+        """
+        begun = []
+        for link in list(self.links.values()):
+            instance = link.instance_id
+            if most <= 0 or link.description is None or instance in self.by_instance:
+                continue
+            lease = await self._leases.claim(instance)
+            if isinstance(lease, str):
+                link.holder = lease
+                continue
+            most -= 1
+            lane = self.by_instance[instance] = Lane(self._shared, link, lease)
+            link.holder = self._leases.gateway_id
+            log.info("driving the verifier at %s, fence %d", link.address, lease.fence)
+            begun.append(self._beside(self._start(lane, strict)))
+        if strict:
+            await asyncio.gather(*begun)
+
+    async def keep(self, instance_id: str) -> None:
+        """The lease of a lane is gone: claims it again, or ends the lane if another gateway has it."""
+        lane = self.by_instance.get(instance_id)
+        if lane is None:
+            return
+        lease = await self._leases.claim(instance_id)
+        if isinstance(lease, VerifierLease):
+            lane.go_on_with(lease)
+        else:
+            self.begin_to_end(lane)
+            lane.link.holder = lease
+
+    def end_stopped(self) -> bool:
+        """Begins to end the lanes whose loops have ended; says whether there were any."""
+        stopped = [lane for lane in self.by_instance.values() if not lane.running]
+        for lane in stopped:
+            self.begin_to_end(lane)
+        return bool(stopped)
+
+    def begin_to_end(self, lane: Lane) -> None:
+        """From now on a lane is none of this gateway's; its verifier and its requests are free soon."""
+        self.by_instance.pop(lane.lease.instance_id, None)
+        lane.link.description = None  # it is asked again what it is
+        lane.link.holder = ""
+        self._beside(self._end(lane))
+
+    async def end(self, lane: Lane) -> None:
+        """Ends a lane; its verifier and its requests are free on return."""
+        self.begin_to_end(lane)
+        await self._all_done()
+
+    async def end_all(self) -> None:
+        """Ends all lanes, side by side."""
+        for lane in list(self.by_instance.values()):
+            self.begin_to_end(lane)
+        await self._all_done()
+
+    async def close(self) -> None:
+        """Ends all work here; what has begun is done, nothing else is said to Redis."""
+        for task in self._descriptions.values():
+            task.cancel()
+        await asyncio.gather(*self._descriptions.values(), return_exceptions=True)
+        await asyncio.gather(*(lane.stop() for lane in self.by_instance.values()))
+        await self._all_done()
+        for link in self.links.values():
+            await link.close()
+
+    async def _start(self, lane: Lane, strict: bool) -> None:
+        try:
+            await lane.start(strict)
+        except SpecInferError as error:
+            if strict:
+                raise
+            log.warning("the lane of the verifier at %s does not begin: %s", lane.link.address, error)
+            if self.by_instance.get(lane.lease.instance_id) is lane:
+                self.begin_to_end(lane)
+
+    async def _end(self, lane: Lane) -> None:
+        try:
+            await lane.end()
+            await self._leases.give_up(lane.lease)
+        except UnavailableError as error:
+            log.warning("the lane of the verifier at %s ends without a word: %s", lane.link.address, error)
+
+    def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, SpecInferError):
+            log.error("a lane did not begin or end as it should", exc_info=error)
+
+    async def _all_done(self) -> None:
+        """Waits for lanes that begin or end."""
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+    def _link(self, address: str) -> VerifierLink:
+        tokenizer, settings = self._shared.tokenizer, self._shared.settings
+        fingerprints = (tokenizer.fingerprint(), tokenizer.text_fingerprint())
+        return VerifierLink(address, fingerprints, settings.hung_seconds, settings.services_tls)
+
+
+def models_of(lanes: Iterable[Lane]) -> list[str]:
+    """Fingerprints of the models that running lanes serve."""
+    return sorted({lane.model for lane in lanes if lane.running})

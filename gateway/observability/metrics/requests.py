@@ -1,0 +1,98 @@
+"""What becomes of requests: how many, how long they take, and which are refused."""
+
+from functools import cache
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter
+
+from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.step import Progress
+from specinfer.service.step_metrics import TO_MINUTES_S, StepCounter, StepHistogram
+
+_CODES = (
+    *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
+    *("NOT_FOUND", "ALREADY_EXISTS", "INTERNAL"),
+)
+"""Status codes with which requests are refused; they are there from the start, so that rates begin at 0."""
+
+
+class RequestMetrics:
+    """Counts requests and their tokens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._success = cache(
+            Counter(
+                "specinfer_request_success",
+                "Requests that ended, by why; those that failed while they ran are `error`.",
+                ["finished_reason"],
+                registry=registry,
+            ).labels
+        )
+        self._refused = cache(
+            Counter(
+                "specinfer_requests_refused",
+                "Calls of Generate and Attach refused before they streamed anything, by status code.",
+                ["code"],
+                registry=registry,
+            ).labels
+        )
+        self._prompt_tokens = StepCounter(
+            "specinfer_prompt_tokens", "Prompt tokens of requests that got a first token.", (), registry
+        )
+        self._generation_tokens = StepCounter(
+            "specinfer_generation_tokens", "Generated tokens, stored and shown to clients.", (), registry
+        )
+        self._first_token = StepHistogram(
+            "specinfer_time_to_first_token_seconds",
+            "Time from a request's arrival to its first token.",
+            TO_MINUTES_S,
+            registry,
+        )
+        self._inter_token = StepHistogram(
+            "specinfer_inter_token_latency_seconds",
+            "Time per token after the first: of tokens that come together each has its share.",
+            TO_MINUTES_S,
+            registry,
+        )
+        self._e2e = StepHistogram(
+            "specinfer_e2e_request_latency_seconds",
+            "Time from a request's arrival to its end.",
+            TO_MINUTES_S,
+            registry,
+        )
+        self._queue = StepHistogram(
+            "specinfer_request_queue_time_seconds",
+            "Time that a request waited until it was admitted to the running batch.",
+            TO_MINUTES_S,
+            registry,
+        )
+        for reason in FinishReason:
+            self._success(reason.name.lower())
+        for code in _CODES:
+            self._refused(code)
+
+    def refused(self, code: grpc.StatusCode) -> None:
+        """Counts a call that was refused."""
+        self._refused(code.name).inc()
+
+    def admitted(self, state: RequestState) -> None:
+        """Counts the wait of a request that is admitted for the first time."""
+        self._queue.observe((state.admitted_at or state.queued_at) - state.queued_at)
+
+    def progress(self, item: Progress) -> None:
+        """Counts new tokens of a request, and its end if this is it."""
+        state, count = item.state, len(item.tokens)
+        if count:
+            self._generation_tokens.add(count)
+            self._latencies(item, count)
+        if item.final and state.finish is not None:
+            self._success(state.finish.name.lower()).inc()
+            self._e2e.observe((state.finished_at or state.queued_at) - state.queued_at)
+
+    def _latencies(self, item: Progress, count: int) -> None:
+        state = item.state
+        if item.start == 0:
+            self._prompt_tokens.add(len(state.request.prompt))
+            self._first_token.observe((state.first_token_at or state.queued_at) - state.queued_at)
+        if item.since_s is not None:
+            self._inter_token.observe(item.since_s / count, times=count)

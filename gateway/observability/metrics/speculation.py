@@ -1,0 +1,130 @@
+"""What is drafted, verified and accepted, by speculator; what becomes of drafts."""
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from specinfer.planning.step_counts import SpeculatorStep, StepCounts
+from specinfer.service.step_metrics import StepCounter, StepHistogram
+
+OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
+"""Of drafts; see `gateway.services.draft_books`."""
+VERIFIER = "verifier"
+"""As the `service` of the verifier's resyncs."""
+
+
+class Named(NamedTuple):
+    """A speculator, as labels name it."""
+
+    service: str
+    """Its service's address."""
+    speculator: str
+
+
+class SpeculationMetrics:
+    """Counts trees and drafts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, documentation: str, *labels: str) -> StepCounter:
+            return StepCounter(f"specinfer_{name}", documentation, labels, registry)
+
+        speculator = ("service", "speculator")
+        self._drafts = counter(
+            "spec_decode_num_drafts", "Verified trees with nodes of a speculator's.", *speculator
+        )
+        self._drafted = counter(
+            "spec_decode_num_draft_tokens", "Verified nodes that a speculator proposed.", *speculator
+        )
+        self._accepted = counter(
+            "spec_decode_num_accepted_tokens", "Accepted nodes that a speculator proposed.", *speculator
+        )
+        self._positions = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted nodes by depth; position 0 is the child of the root.",
+            "position",
+        )
+        self._nodes = counter(
+            "tree_nodes",
+            "Nodes that a speculator proposed; what of those was kept to be verified; what of that another "
+            "speculator proposed, too (duplicate).",
+            *("speculator", "stage"),
+        )
+        self._depth = StepHistogram(
+            "specinfer_accepted_depth",
+            "Accepted nodes of a verified tree that had nodes below its root.",
+            range(17),
+            registry,
+        )
+        self._wins = counter(
+            "speculator_wins", "Trees of which a speculator proposed the whole accepted path.", "speculator"
+        )
+        self._outcomes = counter(
+            "drafts",
+            "Drafts asked for, by what came: ok (in time; perhaps nothing to propose), late, failed, "
+            "malformed, stale (its request had ended).",
+            *("service", "outcome"),
+        )
+        self._quarantines = counter(
+            "speculator_quarantines",
+            "Times that a speculator was left out because its trees were malformed again and again.",
+            "speculator",
+        )
+        self._resyncs = counter(
+            "resyncs",
+            "Requests of which a service held something else than the gateway thought, so that all is "
+            "sent again; `verifier` stands for the verifier.",
+            "service",
+        )
+        self._resyncs.add(0, VERIFIER)
+        self._collapsed = Gauge(
+            "specinfer_speculator_collapsed",
+            "Whether the last thousand drafts of a speculator brought nothing, or less than a tenth of what "
+            "they did.",
+            speculator,
+            registry=registry,
+        )
+
+    def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
+        """Counts a step; `names` are those of the speculators by number."""
+        for number, did in counts.speculators.items():
+            self._count_speculator(names[number], did)
+        for depth, trees in Tally(counts.depths).items():
+            self._depth.observe(depth, times=trees)
+        for position in range(max(counts.depths, default=0)):
+            self._positions.add(sum([depth > position for depth in counts.depths]), str(position))
+        if counts.resyncs:
+            self._resyncs.add(counts.resyncs, VERIFIER)
+
+    def service(
+        self, address: str, outcomes: Mapping[str, int], resyncs: int, quarantines: Mapping[str, int]
+    ) -> None:
+        """Counts what became of drafts of a speculator service; `quarantines` by the speculator's name."""
+        for outcome, count in outcomes.items():
+            self._outcomes.add(count, address, outcome)
+        self._resyncs.add(resyncs, address)
+        for name, count in quarantines.items():
+            self._quarantines.add(count, name)
+
+    def collapse(self, named: Named, collapsed: bool) -> None:
+        """Shows whether a speculator's drafts are accepted no more."""
+        self._collapsed.labels(*named).set(collapsed)
+
+    def announce(self, names: Sequence[Named]) -> None:
+        """Speculators that were reached: what is counted of them begins at 0."""
+        for named in names:
+            self._collapsed.labels(*named)
+            self._count_speculator(named, SpeculatorStep())
+            self._quarantines.add(0, named.speculator)
+            self.service(named.service, dict.fromkeys(OUTCOMES, 0), 0, {})
+
+    def _count_speculator(self, named: Named, did: SpeculatorStep) -> None:
+        name = named.speculator
+        self._drafts.add(did.drafts, *named)
+        self._drafted.add(did.kept, *named)
+        self._accepted.add(did.accepted, *named)
+        self._nodes.add(did.proposed, name, "proposed")
+        self._nodes.add(did.kept, name, "kept")
+        self._nodes.add(did.duplicate, name, "duplicate")
+        self._wins.add(did.wins, name)

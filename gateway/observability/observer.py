@@ -1,0 +1,124 @@
+"""What operators are told of requests and steps: metrics, totals, log lines and traces. No text, no tokens.
+
+Everything here is told of something that has happened; nothing depends on it.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from gateway.acceptance_watch import AcceptanceWatch
+from gateway.observability.metrics import GatewayMetrics
+from gateway.observability.metrics.speculation import Named
+from gateway.observability.totals import Totals
+from gateway.observability.traces import RequestTraces, StepTrace
+from gateway.services.speculator_pool import SpeculatorPool
+from specinfer.errors import FaultError
+from specinfer.log_context import about
+from specinfer.planning.feedback import FinishedStep
+from specinfer.planning.step_counts import count_step
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.step import Progress, StepEntry
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """One gateway's."""
+
+    def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
+        """`traces`: None without tracing."""
+        self.metrics, self.totals, self._traces = metrics, Totals(), traces
+        self._acceptance = AcceptanceWatch(metrics.steps.speculation)
+
+    def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
+        """A request has come, and is recorded."""
+        name = request.request_id
+        if self._traces is not None:
+            self._traces.arrived(request, time.monotonic(), traceparent)
+        log.info(
+            "request %s arrives: %d prompt tokens, at most %d new ones",
+            *(name, len(request.prompt), request.max_new_tokens),
+            extra=self._about(name),
+        )
+
+    def waits(self, request: GenerationRequest) -> None:
+        """A request is recorded that no lane of this gateway can run."""
+        name = request.request_id
+        log.info("request %s waits for a gateway that serves", name, extra=about(name))
+
+    def adopted(self, request: GenerationRequest, tokens: int) -> None:
+        """This gateway goes on with a request, which has so many tokens."""
+        name = request.request_id
+        self.metrics.system.adopted_requests.inc()
+        log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
+
+    def left(self, request_ids: Iterable[str], why: str) -> None:
+        """Requests that this gateway does not run any more, though they have not ended."""
+        for name in request_ids:
+            log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
+            if self._traces is not None:
+                self._traces.left([name], time.monotonic(), why)
+
+    def fault(self, request_id: str, error: Exception) -> str:
+        """A request suffers from a fault of ours; returns what its client is told."""
+        log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
+        self.metrics.steps.failed_steps.inc()
+        return FaultError("internal error", error).for_logs
+
+    def admitted(self, states: Iterable[RequestState]) -> None:
+        """Requests begin to run, for the first time."""
+        for state in states:
+            self.metrics.requests.admitted(state)
+
+    def progress(self, item: Progress) -> None:
+        """New tokens of a request are stored, or its end is."""
+        self.totals.tokens += len(item.tokens)
+        self.metrics.requests.progress(item)
+        if item.final and item.state.finish is not None:
+            self._ended(item.state, item.state.finish)
+
+    def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
+        """A step is done."""
+        counts, names = count_step(step), named(pool)
+        self.metrics.steps.count(step, counts, names)
+        self.totals.add(step, counts, names)
+        self._acceptance.count(counts, names)
+        for service in pool.services:
+            if books := service.books:
+                taken = books.take()
+                left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
+                speculation = self.metrics.steps.speculation
+                speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
+
+    @contextmanager
+    def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
+        """The spans of a step that begins; None if it is not traced."""
+        trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
+        try:
+            yield trace
+        except Exception as error:
+            if trace is not None:
+                trace.fail(time.perf_counter(), error)
+            raise
+
+    def _ended(self, state: RequestState, finish: FinishReason) -> None:
+        name = state.request.request_id
+        self.totals.finished += 1
+        log.info(
+            "request %s ends: %s, %d tokens in %.3f s",
+            *(name, finish.name.lower(), state.new_tokens),
+            (state.finished_at or state.queued_at) - state.queued_at,
+            extra=self._about(name),
+        )
+        if self._traces is not None:
+            self._traces.ended(state)
+
+    def _about(self, request_id: str) -> dict[str, str]:
+        return about(request_id, self._traces.trace_id(request_id) if self._traces is not None else "")
+
+
+def named(pool: SpeculatorPool) -> list[Named]:
+    """The speculators of a pool by number, as metrics name them."""
+    return list(map(Named, pool.places, pool.names))

@@ -1,0 +1,50 @@
+"""What a gateway has done since it started, for `Generation.Status`. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from gateway.observability.metrics.speculation import Named
+from gateway.observability.metrics.steps import PHASES
+from specinfer.planning.feedback import FinishedStep
+from specinfer.planning.step_counts import StepCounts
+
+
+@dataclass(slots=True)
+class SpeculatorTotals:
+    """Of one speculator, whichever lane asked it."""
+
+    drafted: int = 0
+    accepted: int = 0
+    wins: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of all lanes, also of those that have ended."""
+
+    steps: int = 0
+    tokens: int = 0
+    finished: int = 0
+    trees: int = 0
+    """Verified trees with nodes below their root."""
+    drafted: int = 0
+    """Their nodes, roots excluded."""
+    accepted: int = 0
+    phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
+    """Seconds, in the order of `PHASES`."""
+    speculators: dict[Named, SpeculatorTotals] = field(default_factory=dict)
+
+    def add(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
+        """Adds a step; `names` are those of the speculators by number."""
+        self.steps += 1
+        self.trees += len(counts.depths)
+        self.drafted += counts.nodes
+        self.accepted += sum(counts.depths)
+        for index, (start, stop) in enumerate(pairwise(step.times[1:])):
+            self.phases[index] += stop - start
+        for number, did in counts.speculators.items():
+            total = self.speculators.setdefault(names[number], SpeculatorTotals())
+            total.drafted += did.kept
+            total.accepted += did.accepted
+            total.wins += did.wins

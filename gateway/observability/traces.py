@@ -1,0 +1,120 @@
+"""Traces of requests: a span of each, below it its queue, prefill and decode, its steps and their phases.
+
+    request ----------------------------------------
+      queue --- prefill ------ decode --------------
+                    step ----- step ---- step ------      (draft, merge, verify, commit in each)
+
+Only requests whose trace is wanted are known here; without any, a step makes no spans. A step of several
+traced requests has a span in each one's trace, linked to the others.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.step import StepEntry
+from specinfer.service.tracing import Attributes, Tracer, trace_id_of, traceparent_of
+
+if TYPE_CHECKING:
+    from specinfer.service.tracing import Span
+
+_PHASES = ("draft", "merge", "verify", "commit")
+
+
+class StepTrace:
+    """The spans of one step."""
+
+    def __init__(self, tracer: Tracer, spans: "Sequence[Span]") -> None:
+        self._tracer, self._spans = tracer, spans
+        self.traceparent = traceparent_of(spans[0])
+        """What the services are told."""
+
+    def end(self, step: FinishedStep) -> None:
+        """The step is done."""
+        told = {
+            "specinfer.nodes": sum([len(tree) - 1 for tree in step.trees.values()]),
+            "specinfer.accepted": sum([len(verdict.accepted) for verdict in step.verdicts.values()]),
+        }
+        for span in self._spans:
+            for phase, (start, stop) in zip(_PHASES, pairwise(step.times[1:]), strict=True):
+                self._tracer.add(phase, span, start, stop)
+            self._tracer.end(span, step.times.done, told)
+
+    def fail(self, at: float, error: Exception) -> None:
+        """The step came to nothing."""
+        for span in self._spans:
+            self._tracer.end(span, at, error=type(error).__name__)
+
+
+class RequestTraces:
+    """The open spans of requests."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[str, Span] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
+        """Begins a request's trace, if it is wanted."""
+        told: Attributes = {
+            "specinfer.request_id": request.request_id,
+            "specinfer.prompt_tokens": len(request.prompt),
+            "specinfer.max_new_tokens": request.max_new_tokens,
+        }
+        span = self._tracer.begin("request", now, traceparent=traceparent, attributes=told)
+        if span is not None:
+            self._open[request.request_id] = span
+
+    def trace_id(self, request_id: str) -> str:
+        """The id of a request's trace; empty if it has none."""
+        span = self._open.get(request_id)
+        return "" if span is None else trace_id_of(span)
+
+    def step(self, entries: Sequence[StepEntry], now: float) -> StepTrace | None:
+        """Begins the spans of a step; None if none of its requests is traced."""
+        parents = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
+        if not parents:
+            return None
+        spans: list[Span] = []
+        for parent in parents:
+            span = self._tracer.begin(
+                "step",
+                now,
+                traceparent=traceparent_of(parent),
+                links=[other for other in parents if other is not parent],
+                attributes={"specinfer.requests": len(entries)},
+            )
+            if span is not None:
+                spans.append(span)
+        return StepTrace(self._tracer, spans) if spans else None
+
+    def ended(self, state: RequestState) -> None:
+        """Ends a request's trace, with the parts of its life."""
+        span = self._open.pop(state.request.request_id, None)
+        if span is None or state.finish is None:
+            return
+        end = state.finished_at or state.queued_at
+        admitted, first = state.admitted_at or end, state.first_token_at or end
+        self._tracer.add("queue", span, state.queued_at, admitted)
+        if state.admitted_at is not None:
+            self._tracer.add("prefill", span, admitted, first)
+        if state.first_token_at is not None:
+            self._tracer.add("decode", span, first, end)
+        told: Attributes = {
+            "specinfer.finish_reason": state.finish.name.lower(),
+            "specinfer.new_tokens": state.new_tokens,
+            "specinfer.steps": state.stats.steps,
+            "specinfer.accepted": state.stats.accepted,
+        }
+        self._tracer.end(span, end, told, "error" if state.finish is FinishReason.ERROR else "")
+
+    def left(self, request_ids: Iterable[str], now: float, why: str) -> None:
+        """Requests go on elsewhere, or were refused: their traces end here."""
+        for request_id in request_ids:
+            span = self._open.pop(request_id, None)
+            if span is not None:
+                self._tracer.end(span, now, {"specinfer.left": why})

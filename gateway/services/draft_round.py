@@ -1,0 +1,118 @@
+"""A round of drafts: one step's exchanges with the speculator services, and what they answer."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.references import add_references
+from gateway.services.speculator import Asked, SpeculatorService
+from gateway.services.target_relay import TargetRelay
+from gateway.services.tree_share import TreeShare
+from specinfer.errors import UnavailableError
+from specinfer.planning.latency import DraftTime
+from specinfer.speculators.drafts import exchange_drafts
+from specinfer.tree import TokenTree
+from specinfer.v1 import speculator_pb2
+
+_USUAL_DELTA = 16
+"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
+_FEATURE_BYTES = 2**23
+"""Most features in one message, of 16 MiB at most."""
+
+
+class Drafts(NamedTuple):
+    """What the speculators answered in time."""
+
+    trees: dict[str, list[tuple[int, TokenTree]]]
+    """By request, (speculator, tree) in pool order."""
+    times: list[DraftTime]
+    """Of every service that answered."""
+
+
+class DraftRound:
+    """Collects the answers to one step, until the next step begins; what comes later is only counted."""
+
+    def __init__(
+        self, step: int, policy: PoolPolicy, target: TargetRelay, share: TreeShare, traceparent: str = ""
+    ) -> None:
+        """`share`: what each speculator may send for each request; services are told the trace context."""
+        self._step, self._policy, self._target = step, policy, target
+        self._share, self._traceparent = share, traceparent
+        self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
+        self._times: list[DraftTime] = []
+        self.over = False
+        """Whether the next step has begun."""
+
+    def drafts(self) -> Drafts:
+        """What has arrived by now: copies, as more may arrive."""
+        in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in self._trees.items()}
+        return Drafts(in_order, list(self._times))
+
+    async def ask(self, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
+        """One exchange with one service; adds its trees, and its time, when they arrive.
+
+        Raises:
+            UnavailableError: if it does not answer, or another process does.
+        """
+        started = time.perf_counter()
+        request, features_until = self._message(service, asked)
+        service.busy = True
+        try:
+            reply = await exchange_drafts(
+                service.address, service.stream, request, service.description, self._policy.hung_s
+            )
+        except UnavailableError:
+            service.books.count("failed", _drafts(asked))
+            raise
+        finally:
+            service.busy = False
+        self._take(service, asked, reply, features_until)
+        service.last_seconds = time.perf_counter() - started
+        read = tokens_read([len(entry.delta_token_ids) for entry in request.entries])
+        self._times.append(service.draft_time(reply, read))
+
+    def _message(
+        self, service: SpeculatorService, asked: Mapping[str, Asked]
+    ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
+        """What a service is sent; by request, the position up to which it has features once it took that."""
+        most = _FEATURE_BYTES // len(asked)
+        entries = [service.encode(item, self._target, most) for item in asked.values()]
+        if service.reads_references:
+            add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
+        until = {e.request_id: self._target.features.until(e, service.feature_layers) for e in entries}
+        request = speculator_pb2.DraftRequest(
+            step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent
+        )
+        return request, until
+
+    def _take(
+        self,
+        service: SpeculatorService,
+        asked: Mapping[str, Asked],
+        reply: speculator_pb2.DraftReply,
+        features_until: Mapping[str, int],
+    ) -> None:
+        service.losses = 0
+        in_time = not self.over
+        service.counters.answered += in_time
+        service.counters.missed += not in_time
+        open_ = dict(asked)
+        for result in reply.entries:
+            until = features_until.get(result.request_id, 0)
+            found = service.accept(open_, result, self._policy.vocab_size, self._share, in_time, until)
+            open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
+            if found and in_time:
+                self._trees.setdefault(result.request_id, []).extend(found)
+        service.books.count("failed", _drafts(open_))  # not answered
+
+
+def tokens_read(tokens: Sequence[int]) -> int:
+    """How many context tokens a service read, of those sent for each request, if what it took tells of that
+    rather than of drafting; else 0."""
+    return sum(tokens) if max(tokens) > _USUAL_DELTA else 0
+
+
+def _drafts(asked: Mapping[str, Asked]) -> int:
+    """How many drafts are asked for."""
+    return sum([len(item.speculators) for item in asked.values()])

@@ -1,0 +1,39 @@
+"""What is done about something that fails again and again: what is logged, the first time and then a line
+every five seconds, and how long it is left alone."""
+
+import logging
+from dataclasses import dataclass
+
+from specinfer.log_pace import LogPace
+
+log = logging.getLogger(__name__)
+
+
+def backoff(first_s: float, failures: int, longest_s: float) -> float:
+    """Seconds to wait after so many failures before: doubled for each, up to a bound, however many."""
+    return min(longest_s, first_s * 2.0 ** min(failures, 64))
+
+
+@dataclass(slots=True)
+class Outage:
+    """The time in which a service does not answer."""
+
+    name: str = "the verifier"
+    since: float | None = None
+    """When it failed first; None while it answers."""
+    _pace: LogPace | None = None
+
+    def failed(self, error: Exception, now: float) -> float:
+        """Notes a failure; returns for how many seconds the service has been away."""
+        if self.since is None or self._pace is None:
+            self.since, self._pace = now, LogPace()
+        away = now - self.since
+        if self._pace.due(now):
+            log.warning("%s does not answer (for %.0f s): %s", self.name, away, error)
+        return away
+
+    def over(self, now: float) -> None:
+        """Notes that it answered."""
+        if self.since is not None:
+            log.warning("%s answers again after %.1f s", self.name, now - self.since)
+            self.since = None

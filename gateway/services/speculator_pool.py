@@ -1,0 +1,228 @@
+"""The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
+
+Replicas of one service share the requests; each has a connection and books of its own. A late one keeps
+working on its message and is left out of the iterations until it is done; a failed one, or one that was
+replaced, is left out until it was described again. Malformed trees are dropped and counted.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import grpc
+
+from gateway.services.draft_round import DraftRound, Drafts
+from gateway.services.features import FeatureWish
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.speculator import Asked, SpeculatorService
+from gateway.services.speculator_directory import SpeculatorDirectory
+from gateway.services.speculator_replicas import SpeculatorReplicas
+from gateway.services.target_relay import TargetRelay, TargetWish
+from gateway.services.tree_share import TreeShare
+from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
+from specinfer.planning.latency import SpeculatorSet
+from specinfer.scheduling.request import Speculation
+from specinfer.scheduling.step import StepEntry, VerdictEntry
+from specinfer.service.wire_meter import Channel
+from specinfer.speculators.deadline import StepTimes
+from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, describe_together
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 2.0
+"""Between two looks at what a name stands for: new replicas begin to draft that much later."""
+
+
+class SpeculatorPool:
+    """All speculators of a gateway, in the order in which sequence speculation prefers them."""
+
+    def __init__(
+        self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
+    ) -> None:
+        """`services` are as `gateway.services.addresses` says; whoever opens channels closes them."""
+        self._policy = policy
+        self._replicas = SpeculatorReplicas(services, open_channel)
+        self.services = self._replicas.known
+        """Every replica of every service, those that are away included; the list itself stays the same."""
+        self._directory = SpeculatorDirectory(policy)
+        self._target = TargetRelay(policy.hidden_size)
+        self.names = self._directory.names
+        """Of the speculators of all services that were ever reached, by number."""
+        self.places = self._directory.places
+        """Their services as the operator wrote them, by number."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = 0
+        self._round: DraftRound | None = None
+        """The latest."""
+        self._step_times = StepTimes()
+
+    async def connect(self, strict: bool = True) -> None:
+        """Describes every service that answers soon, all at once, and keeps trying the others in the
+        background. Who answers is numbered in the order of the settings.
+
+        Raises:
+            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
+                gateway serves, such a service stays out, and the verifier is driven without it.
+        """
+        services = await self._replicas.look()
+        patience_s = CALL_S if strict else FIRST_ANSWER_S
+        answers = await describe_together([(each.address, each.stub) for each in services], patience_s)
+        for service, answer in zip(services, answers, strict=True):
+            try:
+                if isinstance(answer, UnavailableError):
+                    raise answer
+                self._directory.enrol(service, answer)
+            except (UnavailableError, IncompatibleError) as error:
+                if strict and isinstance(error, IncompatibleError):
+                    raise
+                log.warning("going on without %s for now: %s", service.address, error)
+                self._spawn(self._directory.keep_describing(service))
+        if self._replicas.may_change:
+            self._spawn(self._keep_looking())
+
+    @property
+    def groups(self) -> list[SpeculatorSet]:
+        """The present speculators, by service: not those that a service had before it was replaced."""
+        return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
+
+    @property
+    def draws(self) -> bool:
+        """Whether any speculator draws for requests that are sampled."""
+        return any(service.drawing for service in self.services)
+
+    @property
+    def read_references(self) -> bool:
+        """Whether any service drafts from references, also one that is away just now."""
+        return any(service.reads_references for service in self.services)
+
+    def wish(self, entries: Sequence[StepEntry]) -> TargetWish:
+        """What of the target the verifier is to return with a step, for services that read it."""
+        reading = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]
+        self._target.top_k.want([service.target_top_k for service in self.services])
+        k = self._target.top_k.k
+        top_k = {entry.request_id: k for entry in reading if entry.final} if k else {}
+        return TargetWish(self._wished_features(entries, reading), top_k)
+
+    def _wished_features(self, entries: Sequence[StepEntry], reading: Sequence[StepEntry]) -> FeatureWish:
+        """Which hidden states services lack that read them, of the entries that want drafts at all."""
+        readers, features = [s for s in self.services if s.feature_layers], self._target.features
+        features.want([service.feature_layers for service in readers])
+        places = self._replicas.places(entries) if readers else {}
+        since = {}
+        for entry in reading if readers else ():
+            name, mine = entry.request_id, places[entry.request_id]
+            held = [service.features_held.get(name, 0) for service in readers if service.address in mine]
+            features.drop(name, held)
+            start = features.wanted_from(name, held)
+            if start is not None:
+                since[name] = start
+        return FeatureWish(features.layers, since, features.bytes_of(features.layers))
+
+    def keep(
+        self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """What a step returned of it, for the trees that were verified."""
+        self._target.arrived(wish, trees, verdicts)
+
+    async def draft(
+        self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
+    ) -> Drafts:
+        """Trees of the chosen speculators that meet the deadline; services are told the trace context.
+
+        A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
+        to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
+        taken for dead.
+        """
+        self._step_times.begins(time.perf_counter())
+        round_ = self._begin_round(len(entries), traceparent)
+        shares = self._replicas.divide(entries)
+        questions = [
+            (service, asked)
+            # whoever takes longest is asked first
+            for service in sorted(self.services, key=lambda s: -s.last_seconds)
+            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
+        ]
+        drawn = any(service.will_draw(asked.values()) for service, asked in questions)
+        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
+        if running:
+            deadline_s = self._policy.deadline(self._step_times.usual_s)
+            await asyncio.wait(running, timeout=None if drawn else deadline_s)
+        late = [task for task in running if not task.done()]
+        if late:
+            log.debug("%d services missed the deadline", len(late))
+        self._step_times.drafted(time.perf_counter())
+        return round_.drafts()
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Lets all services forget requests; their time-to-live covers lost calls."""
+        self._target.forget(request_ids)
+        self._replicas.forget(request_ids)
+        await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
+
+    async def close(self) -> None:
+        """Ends background work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        """Names may stand for other addresses by now; a replica that is gone is just away."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            for service in await self._replicas.look():
+                log.info("%s has a replica at %s", service.service, service.address)
+                self._spawn(self._directory.keep_describing(service, at_once=True))
+
+    def _share(self, requests: int) -> TreeShare:
+        """What each speculator may send for each of so many requests."""
+        speculators = sum([len(members) for members in self.groups])
+        return TreeShare.of(
+            self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
+        )
+
+    def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
+        """The round of the next step; the one before is over."""
+        self._steps += 1
+        if self._round is not None:
+            self._round.over = True
+        share = self._share(requests)
+        self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
+        return self._round
+
+    async def _ask(self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
+        try:
+            await round_.ask(service, asked)
+        except UnavailableError as error:
+            self._lost(service, error)
+
+    def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
+        """Leaves a service out until it was described again."""
+        log.warning("%s", error)
+        changed = isinstance(error, ServiceChangedError)
+        service.counters.missed += 1
+        service.description = None
+        service.losses += not changed
+        self._spawn(self._directory.keep_describing(service, at_once=changed))
+
+    async def _release(self, service: SpeculatorService, request_ids: Sequence[str]) -> None:
+        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self._policy.client)
+        try:
+            await service.stub.Release(request, timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            log.warning("%s could not release: %s", service.address, error.details())
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _available(service: SpeculatorService) -> bool:
+    if service.description is None or service.busy:
+        service.counters.missed += 1
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""The replicas of all speculator services: finds them, and divides requests among those of one service."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.services.addresses import replica_addresses
+from gateway.services.replicas import ReplicaShares
+from gateway.services.speculator import SpeculatorService
+from gateway.services.verifier_link import resolve
+from specinfer.scheduling.step import StepEntry
+from specinfer.service.stream import MessageStream
+from specinfer.service.wire_meter import Channel
+from specinfer.v1 import speculator_pb2_grpc
+
+
+class SpeculatorReplicas:
+    """Every replica that was ever found, those that are away included."""
+
+    def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
+        """`services` are as `gateway.services.addresses` says; whoever opens channels closes them."""
+        self._open = open_channel
+        self._shares = {service: ReplicaShares() for service in services}
+        self.known: list[SpeculatorService] = []
+
+    @property
+    def may_change(self) -> bool:
+        """Whether any service is a name, which may get other addresses."""
+        return any(service.startswith("dns:///") for service in self._shares)
+
+    async def look(self) -> list[SpeculatorService]:
+        """Those that are new since the last look; they are known from now on."""
+        known = {(each.service, each.address) for each in self.known}
+        found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
+        new = [
+            _replica(service, address, self._open(address))
+            for service, addresses in zip(self._shares, found, strict=True)
+            for address in addresses
+            if (service, address) not in known
+        ]
+        self.known += new
+        return new
+
+    def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
+        """What each replica is asked for, by its address; while a service is away that is all, so that each
+        counts what it misses."""
+        found: dict[str, list[StepEntry]] = {}
+        for service, shares in self._shares.items():
+            replicas = [each for each in self.known if each.service == service]
+            present = [each.address for each in replicas if each.description is not None]
+            places = shares.divide([entry.request_id for entry in entries], present)
+            for each in replicas:
+                mine = [e for e in entries if places.get(e.request_id, each.address) == each.address]
+                found[each.address] = mine
+        return found
+
+    def places(self, entries: Sequence[StepEntry]) -> dict[str, set[str]]:
+        """Addresses of the replicas that draft for each request."""
+        found: dict[str, set[str]] = {entry.request_id: set() for entry in entries}
+        for address, mine in self.divide(entries).items():
+            for entry in mine:
+                found[entry.request_id].add(address)
+        return found
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops what is known of requests that have ended."""
+        for shares in self._shares.values():
+            shares.forget(request_ids)
+        for replica in self.known:
+            replica.forget(request_ids)
+
+
+def _replica(service: str, address: str, channel: Channel) -> SpeculatorService:
+    stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
+    return SpeculatorService(service, address, stub, MessageStream(address, lambda: stub.Draft()))

@@ -1,0 +1,64 @@
+"""The constraints of a gateway's requests: checked when a request comes, matched while it runs.
+
+Matching is only for drafts: without it the verifier, which masks by the same constraint, refuses what is
+forbidden. So a step waits for no constraint to be compiled.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from specinfer.constraints.checker import Checker
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.scheduling.request import RequestState, Speculation
+from specinfer.tokenizer import Tokenizer
+
+
+class Constraints:
+    """Those of one model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiler: Compiler | None = None
+        self._checker: Checker | None = None
+        self._incompatible = ""
+
+    def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """The target is known now. Takes half a second for 50,000 tokens."""
+        text = self._tokenizer.to_json()
+        self._checker = Checker(text, vocab_size, eos_token_ids)
+        try:
+            self._compiler = Compiler(text, vocab_size, eos_token_ids)
+        except IncompatibleError as error:
+            self._incompatible = str(error)
+
+    async def check(self, constraint: Constraint) -> None:
+        """Returns if the constraint can be followed.
+
+        Raises:
+            InvalidInputError: naming its field and what is wrong where.
+            IncompatibleError: if the model's tokenizer allows none.
+            ExhaustedError: if too many wait to be checked.
+        """
+        if self._compiler is None or self._checker is None:
+            raise IncompatibleError(self._incompatible)
+        await self._checker.check(constraint)
+
+    def match(self, states: Iterable[RequestState]) -> None:
+        """Gives requests that want drafts matchers of their constraints, as soon as those are compiled."""
+        for state in states:
+            constraint = state.request.constraint
+            if constraint is None or state.matcher is not None or self._compiler is None:
+                continue
+            if state.request.speculation is not Speculation.OFF:
+                try:
+                    state.matcher = self._compiler.ready(constraint)
+                except InvalidInputError:  # recorded by a gateway that knew more kinds
+                    continue
+
+    async def close(self) -> None:
+        """Ends what compiles and checks."""
+        if self._compiler is not None:
+            self._compiler.close()
+        if self._checker is not None:
+            await self._checker.close()

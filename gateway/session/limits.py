@@ -1,0 +1,47 @@
+"""What a lane may ask of its verifier: the gateway's settings within the verifier's limits."""
+
+from gateway.settings import GatewaySettings
+from specinfer.planning.budget import derive_budget
+from specinfer.planning.pass_times import PassCurve
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.v1 import verifier_pb2
+
+
+def scheduler_limits(
+    settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
+) -> SchedulerLimits:
+    """The gateway's own limits within those of the verifier."""
+    return SchedulerLimits(
+        max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
+        max_waiting=settings.max_waiting,
+        prefill_chunk=min(settings.prefill_chunk, verifier.max_step_tokens),
+        tree_depth=settings.tree_depth or verifier.max_nodes,
+        sequence_length=settings.sequence_length,
+        max_step_tokens=verifier.max_step_tokens,
+        max_context_len=verifier.max_context_len,
+        kv_capacity_tokens=verifier.kv_capacity_tokens,
+        kv_block_tokens=verifier.kv_block_tokens,
+        kv_window_tokens=verifier.kv_window_tokens,
+        max_tree_nodes=verifier.max_nodes - 1,
+    )
+
+
+def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
+    """Most tokens of a request, prompt included, that a verifier has room for, whatever trees it gets."""
+    if verifier.kv_window_tokens:
+        return verifier.max_context_len
+    whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
+    return min(verifier.max_context_len, whole_blocks - verifier.max_nodes)
+
+
+def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
+    """The operator's, or what the verifier's passes allow."""
+    return derive_budget(
+        curve,
+        limits.max_batch,
+        limits.max_tree_nodes,
+        limits.max_step_tokens,
+        settings.tree_nodes,
+        settings.step_nodes,
+    )

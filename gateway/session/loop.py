@@ -1,0 +1,255 @@
+"""The main loop: draft, merge, verify, commit, deliver; once per iteration for the whole batch.
+
+An iteration that the verifier does not answer is repeated (the services resynchronise by themselves, see
+docs/protocol.md). When it stays away, is replaced, or serves another gateway, the loop ends with that
+error, and its requests go on elsewhere. One that fails by a fault of ours is repeated request by request,
+so that only the culprit ends.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.observability.observer import Journal
+from gateway.services.outage import Outage
+from gateway.services.speculator_pool import SpeculatorPool
+from gateway.services.verifier import VerifierClient
+from gateway.session.constraints import Constraints
+from gateway.session.persist import Deliveries
+from gateway.session.releases import Releases
+from gateway.session.step_recorder import NO_RECORDER, StepRecorder
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import FinishedStep, StepTimes, learn
+from specinfer.planning.planner import PLAIN, Planner
+from specinfer.planning.step_planner import Step, StepPlanner
+from specinfer.planning.trees import trees_to_verify
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.step import Progress
+
+log = logging.getLogger(__name__)
+_BACKOFF_S = 0.1
+_PUT_OFF_S = 0.01
+"""Pause after a step in which the verifier put off everything: the next one would come at once."""
+
+
+class GenerationLoop:
+    """Owns the scheduler and drives every request to its end."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: SpeculatorPool,
+        verifier: VerifierClient,
+        journal: Journal,
+        planner: Planner,
+        deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
+        constraints: Constraints,
+        verifier_patience_seconds: float = 3.0,
+        recorder: StepRecorder = NO_RECORDER,
+    ) -> None:
+        """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
+        requests; after `verifier_patience_seconds` without an answer the loop ends. `recorder` is told every
+        finished step."""
+        self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
+        self._constraints, self._recorder = constraints, recorder
+        self._journal, self._planner, self._calibration = journal, planner, Calibration()
+        self._step_planner = StepPlanner(scheduler, pool, planner, journal)
+        self._metrics = journal.metrics.steps
+        self._patience_s = verifier_patience_seconds
+        self._wake = asyncio.Event()
+        self._releases = Releases(verifier, pool)
+        self.deliveries = deliveries(self._learn, self._releases.begin)
+        self._unreleased: list[str] = []
+        """Preempted requests that the verifier may still hold."""
+        self._outage = Outage("the verifier")
+        self._last_done = 0.0
+        """When the last step ended; 0 after a pause."""
+        self.steps = 0
+        self.choice = PLAIN
+        """Of the latest step."""
+
+    @property
+    def verifier_ready(self) -> bool:
+        """Whether the last call to the verifier succeeded."""
+        return self._outage.since is None
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        generated: Sequence[int] = (),
+        drawn_for: bool | None = None,
+        arrived_ago_s: float = 0.0,
+        adoption: int = 1,
+    ) -> RequestState:
+        """Queues a request that is recorded, by this adoption; see `Scheduler.submit`, whose errors it
+        raises."""
+        state = self.scheduler.submit(
+            request,
+            time.monotonic(),
+            self.pool.draws,
+            generated=generated,
+            drawn_for=drawn_for,
+            arrived_ago_s=arrived_ago_s,
+        )
+        self.deliveries.open(state, adoption)
+        self._wake.set()
+        return state
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at the next iteration."""
+        self.scheduler.cancel(request_id)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Iterates until cancelled, or until it cannot go on with this verifier.
+
+        Raises:
+            FencedError: if another gateway drives it.
+            UnavailableError: if it stays away, or another process answers at its address.
+        """
+        delivering = asyncio.create_task(self.deliveries.run())
+        iterating = asyncio.create_task(self._run())
+        try:
+            await asyncio.wait([delivering, iterating], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (delivering, iterating):
+                task.cancel()
+            results = await asyncio.gather(delivering, iterating, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    async def _run(self) -> None:
+        while True:
+            step = await self._next_step()
+            try:
+                await self._iterate(step)
+            except (FencedError, ServiceChangedError):
+                raise
+            except UnavailableError as error:
+                await self._bear_with_verifier(error)
+            except Exception:  # a fault of ours must not end everybody's requests
+                log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
+                self._metrics.failed_steps.inc()
+                await self._serve_one_by_one(step)
+
+    async def _serve_one_by_one(self, step: Step) -> None:
+        """Plain decoding, so that a fault in drafts or trees is avoided, too; who fails alone ends."""
+        for entry in step.entries:
+            if entry.state.finish is not None:
+                continue
+            try:
+                await self._iterate(Step(PLAIN, [entry]))
+            except (FencedError, ServiceChangedError):
+                raise
+            except UnavailableError as error:
+                return await self._bear_with_verifier(error)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+                await self._fail(entry.state, error)
+        return None
+
+    async def _fail(self, state: RequestState, error: Exception) -> None:
+        """Ends a request that causes a fault of ours."""
+        why = self._journal.fault(state.request.request_id, error)
+        await self.deliveries.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
+
+    async def _next_step(self) -> Step:
+        """Waits until there is something to do, and plans it."""
+        while True:
+            self._wake.clear()
+            await self.deliveries.put(self.scheduler.reap(time.monotonic()))
+            try:
+                step = self._step_planner.plan(time.monotonic())
+            except Exception as error:  # noqa: BLE001  # as above
+                await self._fail_unplannable(error)
+                continue
+            if step.entries:
+                self.choice = step.choice
+                return step
+            await self._wake.wait()
+            self._last_done = 0.0
+
+    async def _fail_unplannable(self, error: Exception) -> None:
+        """Ends the requests that no step can be planned with.
+
+        Raises:
+            Exception: the error, if no request causes it: then this lane ends, and its requests begin anew.
+        """
+        culprits = self.scheduler.unplannable()
+        if not culprits:
+            raise error
+        for state, fault in culprits:
+            await self._fail(state, fault)
+
+    async def _iterate(self, step: Step) -> None:
+        await self._release_preempted()
+        with self._journal.traced(step.entries) as trace:
+            finished, progress = await self._do(step, trace.traceparent if trace else "")
+            if trace is not None:
+                trace.end(finished)
+        await self.deliveries.put(progress, finished)
+        if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
+            await asyncio.sleep(_PUT_OFF_S)
+            self._last_done = 0.0
+
+    async def _do(self, step: Step, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
+        """Draft, merge, verify, commit; `traceparent` is told to the services."""
+        entries = step.entries
+        started = time.perf_counter()
+        drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
+        drafted = time.perf_counter()
+        self._constraints.match([entry.state for entry in entries])
+        trees = trees_to_verify(entries, drafts, self._calibration, step.choice.keeps)
+        merged = time.perf_counter()
+        wish = self.pool.wish(entries)
+        verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wish)
+        self.pool.keep(wish, trees, verdicts)
+        verified = time.perf_counter()
+        self._outage.over(time.monotonic())
+        progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
+        self.steps += 1
+        done = time.perf_counter()
+        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
+        self._last_done = done
+        outcomes = [item.outcome for item in progress if item.outcome is not None]
+        finished = FinishedStep(
+            step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times, outcomes
+        )
+        return finished, progress
+
+    async def _release_preempted(self) -> None:
+        """Their blocks are needed in this very step, so this is waited for, and tried again with the step;
+        speculators keep theirs."""
+        preempted = self.scheduler.take_preempted()
+        if preempted:
+            log.info("preempting %d requests", len(preempted))
+            self._metrics.preemptions.inc(len(preempted))
+            self._unreleased += preempted
+        if self._unreleased:
+            await self.verifier.release(self._unreleased)
+            self._unreleased = []
+
+    async def close(self) -> None:
+        """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
+        await self._releases.close()
+
+    def _learn(self, step: FinishedStep) -> None:
+        self._journal.step(step, self.pool)
+        learn(step, self._planner, self._calibration)
+        self._recorder.write(step, self.pool.names)
+
+    async def _bear_with_verifier(self, error: UnavailableError) -> None:
+        """Waits a little for the verifier; after its patience this loop gives it up.
+
+        Raises:
+            UnavailableError: the error, after the patience.
+        """
+        self._metrics.verifier_failures.inc()
+        if self._outage.failed(error, time.monotonic()) > self._patience_s:
+            raise error
+        await asyncio.sleep(_BACKOFF_S)

@@ -1,0 +1,249 @@
+"""What happens to a step beside the next one: it is learnt from, stored, and published. In this order of
+steps.
+
+Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps
+gather here up to a bound, then the loop waits.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gateway.api.watch.watches import Watches
+from gateway.observability.observer import Journal
+from gateway.services.outage import Outage, backoff
+from gateway.session.publish import Publisher
+from gateway.session.token_stream import Feeds
+from gateway.store.requests import RequestStore, Written
+from specinfer.errors import UnavailableError
+from specinfer.log_context import about
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.step import Progress
+from specinfer.scheduling.stop_strings import StopStrings
+from specinfer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+_MOST_WAITING = 64
+"""Steps that may wait for the store before the loop waits too."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Between two attempts to write while Redis is away."""
+
+
+class _Delivery(NamedTuple):
+    progress: Sequence[Progress]
+    step: FinishedStep | None
+    """To learn from; None if requests ended between steps."""
+
+
+class Deliveries:
+    """The queue between a lane's loop and everybody who waits for tokens."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: RequestStore,
+        feeds: Feeds,
+        tokenizer: Tokenizer,
+        journal: Journal,
+        names: Sequence[str],
+        watches: Watches,
+        learn: Callable[[FinishedStep], None],
+        release: Callable[[list[str]], None],
+        model: str = "",
+        redis_patience_s: float = 300.0,
+    ) -> None:
+        """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
+        the speculators, which the pool goes on filling."""
+        self._scheduler, self._store, self._feeds, self._journal = scheduler, store, feeds, journal
+        self._names, self._learn, self._release = names, learn, release
+        self._publisher = Publisher(feeds, journal, names, watches)
+        self._model, self._patience_s = model, redis_patience_s
+        self._stops = StopStrings(tokenizer)
+        self.unfinished: dict[str, int] = {}
+        """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
+        self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
+        self._outage = Outage("Redis")
+
+    def open(self, state: RequestState, adoption: int) -> None:
+        """From now on a request is this lane's, and its text is searched for its stop strings."""
+        request = state.request
+        self.unfinished[request.request_id] = adoption
+        if self._stops.begin(request, state.tokens[len(request.prompt) :]):  # only its end was not written
+            self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
+
+    def adopted_again(self, request_id: str, adoption: int) -> bool:
+        """The gateway lost a request that runs here and got it back: whether nobody had it in between, so
+        that the lane goes on with it."""
+        unbroken = self.unfinished.get(request_id) == adoption - 1
+        if unbroken:
+            self.unfinished[request_id] = adoption
+        return unbroken
+
+    async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
+        """Hands on what a step brought; waits only if the store is far behind.
+
+        A stop string ends a request, which the next plan must know: so text is searched here.
+        """
+        for item in progress:
+            try:
+                self._stop_at_string(item)
+            except Exception as error:  # noqa: BLE001  # a fault of ours ends this request only
+                self._end_unread(item, error)
+        ended = [item.request_id for item in progress if item.final]
+        if ended:
+            self._release(ended)  # not once it is stored: who comes next needs their room in the cache
+        if progress or step:
+            await self._waiting.put(_Delivery(progress, step))
+
+    async def run(self) -> None:
+        """Delivers until cancelled; what has gathered meanwhile is stored at once."""
+        while True:
+            waiting = [await self._waiting.get()]
+            await asyncio.sleep(0)  # the drafts of the next step are asked for first
+            while not self._waiting.empty():
+                waiting.append(self._waiting.get_nowait())
+            for step in [step for _, step in waiting if step is not None]:
+                self._learn_from(step)
+            progress = [item for items, _ in waiting for item in items]
+            if progress:
+                await self._store_and_publish(progress)
+                self._publisher.show(waiting)
+
+    def _learn_from(self, step: FinishedStep) -> None:
+        try:
+            self._learn(step)
+        except Exception:  # what is learnt makes steps faster, not right
+            log.exception("nothing is learnt from a step")
+            self._journal.metrics.steps.failed_steps.inc()
+
+    async def _store_and_publish(self, progress: list[Progress]) -> None:
+        try:
+            written = await self._write(progress)
+        except UnavailableError as error:
+            self._give_up(progress, error)
+            return
+        except Exception as error:  # noqa: BLE001  # a fault of ours ends the request that causes it
+            await self._write_one_by_one(progress, error)
+            return
+        for item in progress:
+            if written[item.request_id] in (Written.OK, Written.CANCEL):
+                self._publisher.publish(item)
+        self._heed(written)
+        self._forget([item.request_id for item in progress if item.final])
+
+    async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
+        """A fault of ours: who cannot be written alone ends, and is forgotten in Redis."""
+        if len(progress) > 1:
+            log.error("%d requests cannot be written together", len(progress), exc_info=error)
+            self._journal.metrics.steps.failed_steps.inc()
+            for item in progress:
+                await self._store_and_publish([item])
+            return
+        state, name = progress[0].state, progress[0].request_id
+        if name not in self.unfinished:
+            return
+        why = self._journal.fault(name, error)
+        self._scheduler.fail([state], why, time.monotonic(), retryable=False)
+        self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
+        self._publisher.break_off(name, why)
+        self._forget([name])
+        self._release([name])
+        try:
+            await self._store.discard(name)
+        except UnavailableError as away:
+            log.warning("request %s stays in Redis: %s", name, away, extra=about(name))
+
+    async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes until Redis answers.
+
+        Raises:
+            UnavailableError: if it is away for longer than the patience.
+        """
+        attempt = 0
+        while True:
+            try:
+                written = await self._write_once(progress)
+            except UnavailableError as error:
+                if self._outage.failed(error, time.monotonic()) > self._patience_s:
+                    raise
+                await asyncio.sleep(backoff(_FIRST_PAUSE_S, attempt, _LONGEST_PAUSE_S))
+                attempt += 1
+            else:
+                self._outage.over(time.monotonic())
+                return written
+
+    async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
+        """Writes; what Redis lost of these requests first."""
+        written = await self._store.append(progress, self._names, self.unfinished, self._model)
+        lost = [item for item in progress if written[item.request_id] is Written.LOST]
+        if not lost:
+            return written
+        states = {item.request_id: item.state for item in lost}
+        log.warning("Redis does not know %d requests any more; writing them again", len(states))
+        for state in states.values():
+            await self.write_again(state)
+        return written | await self._store.append(lost, self._names, self.unfinished, self._model)
+
+    async def write_again(self, state: RequestState) -> None:
+        """Writes a request to a Redis that lost it.
+
+        Raises:
+            UnavailableError: if Redis does not answer.
+        """
+        name = state.request.request_id
+        feed = self._feeds.get(name)
+        if feed is not None and name in self.unfinished:
+            await self._store.restore(state, feed, self._model, self.unfinished[name], time.monotonic())
+
+    def _heed(self, written: dict[str, Written]) -> None:
+        """Ends what somebody wants cancelled, and lets go of what another gateway owns."""
+        for request_id, what in written.items():
+            if what is Written.CANCEL and request_id in self._scheduler.states:
+                self._scheduler.cancel(request_id)
+        fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
+        if fenced:
+            log.warning("%d requests belong to another gateway now", len(fenced))
+            self._journal.metrics.system.fenced_requests.inc(len(fenced))
+            self.let_go(fenced)
+
+    def let_go(self, request_ids: Sequence[str]) -> None:
+        """Another gateway goes on with these requests; their streams here follow it."""
+        self._journal.left(request_ids, "another gateway goes on with it")
+        for request_id in request_ids:
+            if request_id in self._scheduler.states:
+                self._scheduler.drop(request_id)
+        self._feeds.moved(request_ids)
+        self._forget(request_ids)
+        if request_ids:
+            self._release(list(request_ids))
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._stops.forget(request_id)
+            self.unfinished.pop(request_id, None)
+
+    def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
+        """Redis was away for too long: these requests end here; what was not stored is not shown."""
+        names = list({item.request_id for item in progress})
+        log.error("%s; ending %d requests", error, len(names))
+        for name in names:
+            feed = self._feeds.get(name)
+            if feed is not None and feed.ending is None:
+                feed.fail(error)
+        self.let_go(names)
+
+    def _stop_at_string(self, item: Progress) -> None:
+        keep = self._stops.find(item.request_id, item.tokens, last=item.final)
+        if keep is not None:
+            self._scheduler.cut(item, keep, time.monotonic())
+
+    def _end_unread(self, item: Progress, error: Exception) -> None:
+        """The text of a request cannot be searched for its stop strings, so no more of it is shown."""
+        self._stops.forget(item.request_id)
+        now = time.monotonic()
+        self._scheduler.cut(item, 0, now)
+        item.state.end(FinishReason.ERROR, now, self._journal.fault(item.request_id, error), retryable=False)

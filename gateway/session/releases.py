@@ -1,0 +1,42 @@
+"""Releases: services forget requests that have ended, while the loop goes on."""
+
+import asyncio
+import logging
+
+from gateway.services.speculator_pool import SpeculatorPool
+from gateway.services.verifier import VerifierClient
+from specinfer.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+_LAST_RELEASES_S = 0.5
+"""Time for the last releases: what is lost is covered by the services' own time-to-live."""
+
+
+class Releases:
+    """Tells the verifier and the speculators of one lane, without anybody waiting for it."""
+
+    def __init__(self, verifier: VerifierClient, pool: SpeculatorPool) -> None:
+        self._verifier, self._pool = verifier, pool
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, request_ids: list[str]) -> None:
+        """Begins to let the services forget these requests."""
+        task = asyncio.get_running_loop().create_task(self._release(request_ids))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Waits a little for what is under way, and gives up the rest."""
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_RELEASES_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _release(self, request_ids: list[str]) -> None:
+        try:
+            await self._verifier.release(request_ids)
+        except UnavailableError as error:
+            log.warning("could not release %d requests: %s", len(request_ids), error)
+        await self._pool.release(request_ids)

@@ -1,0 +1,235 @@
+"""A lane: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
+
+A lane has its own scheduler, planner, streams and speculator pool, so lanes know nothing of each other.
+When it ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.api.watch.watches import Watches
+from gateway.observability.observer import Journal
+from gateway.services.pool_policy import PoolPolicy
+from gateway.services.speculator_pool import SpeculatorPool
+from gateway.services.verifier import VerifierClient, pass_curve
+from gateway.services.verifier_link import VerifierLink
+from gateway.session.constraints import Constraints
+from gateway.session.limits import node_budget, scheduler_limits
+from gateway.session.loop import GenerationLoop
+from gateway.session.persist import Deliveries
+from gateway.session.prefixes import PrefixIndex
+from gateway.session.step_recorder import StepRecorder
+from gateway.session.token_stream import Feeds
+from gateway.settings import GatewaySettings
+from gateway.store.leases import VerifierLease
+from gateway.store.records import Record
+from gateway.store.requests import RequestStore
+from specinfer.errors import SpecInferError
+from specinfer.planning.acceptance_models import acceptance_model
+from specinfer.planning.feedback import FinishedStep
+from specinfer.planning.linear import LinearModel
+from specinfer.planning.planner import Planner
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.service.channel import open_channel
+from specinfer.service.wire_meter import MeteredChannel
+from specinfer.tokenizer import Tokenizer
+from specinfer.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all lanes of a gateway have in common."""
+
+    settings: GatewaySettings
+    tokenizer: Tokenizer
+    journal: Journal
+    store: RequestStore
+    feeds: Feeds
+    constraints: Constraints
+    watches: Watches
+    recorder: StepRecorder
+    trained: Mapping[str, LinearModel]
+    """Weights of the learned planner by speculator set; see `specinfer.planning.weights`."""
+
+
+class Lane:
+    """One verifier's requests, from `start` to `end`."""
+
+    def __init__(self, shared: Shared, link: VerifierLink, lease: VerifierLease) -> None:
+        self._shared, self.link, self.lease = shared, link, lease
+        assert link.description is not None, "a lease is of a verifier that was described"
+        self.description = link.description
+        self._channels: list[grpc.aio.Channel] = []
+        self._task: asyncio.Task[None] | None = None
+        self._expected = 0
+        self._prefixes = PrefixIndex(max(1, self.description.kv_block_tokens))
+        self.loop = self._build(self.description)
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the model that it serves."""
+        return self.description.model_fingerprint
+
+    @property
+    def running(self) -> bool:
+        """Whether its loop goes on, or is about to begin."""
+        return self._task is None or not self._task.done()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it iterates, with the speculators that answered in time."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def room(self) -> int:
+        """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
+        limit = scheduler_limits(self._shared.settings, self.description).max_batch
+        return max(0, limit - self._requests)
+
+    @property
+    def spare(self) -> int:
+        """Requests like those that it has for which it has places and cache."""
+        return max(0, self.loop.scheduler.spare - self._expected)
+
+    @property
+    def _requests(self) -> int:
+        return self.loop.scheduler.running + self.loop.scheduler.waiting + self._expected
+
+    def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
+        """What decides whether a request goes here; see `gateway.cluster.rules.best_lane`."""
+        shared = self._prefixes.shared(request.prompt)
+        fits = self.room > 0 and self.loop.scheduler.has_room(request)
+        return fits, self._requests, shared
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """A request is being recorded for this lane: it counts already."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
+    def submit(self, record: Record) -> RequestState:
+        """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it
+        raises."""
+        request = record.request
+        state = self.loop.submit(
+            request,
+            generated=record.tokens,
+            drawn_for=record.drawn_for,
+            arrived_ago_s=record.age_s,
+            adoption=record.adoption,
+        )
+        self._prefixes.note(request.prompt)
+        return state
+
+    def go_on_with(self, lease: VerifierLease) -> None:
+        """The lease was lost and got again, under a higher fence."""
+        self.lease = lease
+        self.loop.verifier.fence = lease.fence
+
+    async def start(self, strict: bool = False) -> None:
+        """Reaches the speculators and begins to iterate.
+
+        Raises:
+            IncompatibleError: if a speculator does not fit the model, and `strict`.
+        """
+        await self.loop.pool.connect(strict)
+        self._task = asyncio.create_task(self.loop.run())
+        self._task.add_done_callback(self._ended)
+
+    async def end(self) -> None:
+        """Stops iterating, and lets go of its requests.
+
+        Raises:
+            UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
+        """
+        await self._stop_iterating()
+        names = list(self.loop.deliveries.unfinished)
+        self.loop.deliveries.let_go(names)
+        try:
+            await self._shared.store.disown(names)
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stops iterating and closes the connections."""
+        await self._stop_iterating()
+        await self.loop.close()
+        await self.loop.pool.close()
+        for channel in self._channels:
+            await channel.close()
+
+    async def _stop_iterating(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SpecInferError):
+            log.warning("the lane of the verifier at %s ends: %s", self.link.address, error)
+        elif error is not None:
+            log.error("the lane of the verifier at %s failed", self.link.address, exc_info=error)
+
+    def _open_channel(self, address: str) -> MeteredChannel:
+        """To a speculator; closed with the lane."""
+        channel = open_channel(address, self._shared.settings.services_tls)
+        self._channels.append(channel)
+        return MeteredChannel(channel, self._shared.journal.metrics.system.meter("speculator"))
+
+    def _build(self, description: verifier_pb2.DescribeVerifierReply) -> GenerationLoop:
+        settings, shared = self._shared.settings, self._shared
+        policy = PoolPolicy(
+            settings.draft_deadline_ms / 1000,
+            description.vocab_size,
+            description.tokenizer_fingerprint,
+            settings.hung_seconds,
+            trust_draws=settings.trust_draws,
+            max_nodes=description.max_nodes,
+            hidden_size=description.hidden_size,
+            feature_layers=description.feature_layers,
+        )
+        pool = SpeculatorPool(settings.speculator_services, self._open_channel, policy)
+        limits, curve = scheduler_limits(settings, description), pass_curve(description)
+        budget = node_budget(settings, limits, curve)
+        log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
+        scheduler = Scheduler(limits, budget)
+
+        def deliveries(
+            learn: Callable[[FinishedStep], None], release: Callable[[list[str]], None]
+        ) -> Deliveries:
+            return Deliveries(
+                scheduler,
+                shared.store,
+                shared.feeds,
+                shared.tokenizer,
+                shared.journal,
+                pool.names,
+                shared.watches,
+                learn,
+                release,
+                self.model,
+                settings.redis_patience_seconds,
+            )
+
+        channel = MeteredChannel(self.link.channel, shared.journal.metrics.system.meter("verifier"))
+        verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
+        verifier.expect(description)
+        acceptance = acceptance_model(settings.planner, shared.trained, pool.names, scheduler.states)
+        planner = Planner(curve, budget, settings.adaptive, acceptance)
+        return GenerationLoop(
+            *(scheduler, pool, verifier, shared.journal, planner, deliveries),
+            shared.constraints,
+            settings.lease_seconds,
+            shared.recorder,
+        )

@@ -1,0 +1,177 @@
+"""Drafters: methods that turn a context into a token tree. One file each, one line in `DRAFTERS`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.drafters.references import References
+from specinfer.errors import InvalidInputError, SettingError, SpecInferError
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+
+DRAFTERS = {
+    "ssm": "specinfer.drafters.ssm:SsmDrafter",
+    "eagle": "specinfer.drafters.eagle:EagleDrafter",
+    "medusa": "specinfer.drafters.medusa:MedusaDrafter",
+    "blockwise": "specinfer.drafters.blockwise:BlockwiseDrafter",
+    "ngram": "specinfer.drafters.ngram:NgramDrafter",
+    "suffix": "specinfer.drafters.suffix:SuffixDrafter",
+    "lookahead": "specinfer.drafters.lookahead:LookaheadDrafter",
+    "recycling": "specinfer.drafters.recycling:RecyclingDrafter",
+    "retrieval": "specinfer.drafters.retrieval:RetrievalDrafter",
+    "custom": "specinfer.drafters.custom:CustomDrafter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target at consecutive context tokens."""
+
+    start: int
+    """Context position of the first."""
+    states: NDArray[np.int16]
+    """[positions, layers, hidden] bfloat16, by their bits."""
+
+    @property
+    def stop(self) -> int:
+        """Behind the last."""
+        return self.start + len(self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTopK:
+    """What the target predicted at the nodes of the request's last verified tree."""
+
+    token_ids: NDArray[np.int64]
+    """[nodes] tokens of the nodes, the root first."""
+    parents: NDArray[np.int32]
+    """[nodes] index of each node's parent, which comes before it; -1 for the root."""
+    top_k: NDArray[np.int64]
+    """[nodes, k] the tokens that are most probable behind each, most probable first."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
+        """From numbers in a row.
+
+        Raises:
+            InvalidInputError: if there are not as many for each node, or if it is no tree.
+        """
+        nodes, ids = len(token_ids), len(top_k)
+        if not nodes or not ids or ids % nodes:
+            raise InvalidInputError("target_top_k", ids, f"not as many for each of {nodes} nodes")
+        if len(parents) != nodes or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+            raise InvalidInputError("target_top_k.parents", len(parents), f"are not those of {nodes} nodes")
+        rows = np.array(top_k, np.int64).reshape(nodes, -1)
+        return cls(np.array(token_ids, np.int64), np.array(parents, np.int32), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftJob:
+    """One request's part of a step."""
+
+    request_id: str
+    context: Sequence[int]
+    """All committed tokens; the last one is the tree's root."""
+    limits: TreeLimits
+    sampling: SamplingParams
+    """The request's, with the seed by which the target chooses: what is drawn must not hang on that."""
+    draw_seed: int = 0
+    """Seed of what is drawn, the drafter's own."""
+    sees_noise: bool = True
+    """Whether the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
+    features: Features | None = None
+    """Hidden states of the target that this drafter was not given before, if it reads any."""
+    target_top_k: TargetTopK | None = None
+    """Predictions of the target, if this drafter reads any and the last step brought some."""
+    references: References | None = None
+    """Texts that this request may copy from, if it has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDescription:
+    """What a drafter is and what it can do."""
+
+    model: str = ""
+    vocab_size: int = 0
+    tokenizer_fingerprint: str = ""
+    """Empty if the drafter works with any tokenizer."""
+    max_context_len: int = 0
+    """0 is no limit."""
+    draws: bool = False
+    """Whether it may draw children of requests that are sampled. Then no speculator of the pool sees the
+    noise of such requests."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target after which it reads hidden states, ascending; none: it reads tokens only."""
+    feature_size: int = 0
+    """Numbers in a hidden state."""
+    target_top_k: int = 0
+    """How many of the target's predictions it reads at every node of a verified tree; 0: none."""
+    reads_references: bool = False
+    """Whether it looks in the texts that a request may copy from."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions:
+    """What all drafters can be told; each reads what concerns it."""
+
+    model: str = ""
+    layers: int = 0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    weights: str = "auto"
+    executor: str = "auto"
+    attention: str = "reference"
+    kv_tokens: int = CACHE_TOKENS
+    expansion: str = ""
+    beam: int = 4
+    depth: int = 7
+    min_path_probability: float = 0.05
+    proposal: str = "point"
+    q_support: int = 32
+    ngram_max: int = 4
+    ngram_min: int = 2
+    ngram_branches: int = 3
+    suffix_learn: bool = False
+    lookahead_window: int = 5
+    lookahead_ngram: int = 3
+    lookahead_candidates: int = 4
+    lookahead_share: bool = False
+    datastore: str = ""
+    retrieval_min: int = 3
+    function: str = ""
+
+
+class Drafter(Protocol):
+    """context -> tree, for a batch. May cache per request; must survive any request's disappearance."""
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "Drafter":
+        """Loads what the drafter needs."""
+
+    @property
+    def description(self) -> DrafterDescription:
+        """What it is."""
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """One tree or error per job, in order. A job with empty limits only extends caches."""
+
+    def release(self, request_id: str) -> None:
+        """Forgets a request; unknown ids are ignored."""
+
+
+def make_drafter(name: str, options: DrafterOptions) -> Drafter:
+    """The drafter of this name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if name not in DRAFTERS:
+        raise SettingError("drafter", name, f"must be one of {', '.join(DRAFTERS)}")
+    module, cls = DRAFTERS[name].split(":")
+    drafter: Drafter = getattr(import_module(module), cls).from_options(options)
+    return drafter

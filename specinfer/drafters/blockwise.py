@@ -1,0 +1,21 @@
+"""Blockwise parallel decoding: k heads propose one chain; the pass that verifies it predicts the next one.
+
+The first token of a block is the target's own choice, the root; with k heads a block has k + 1 tokens, and in
+the ideal case m tokens take one pass for the prompt and m / (k + 1) more.
+"""
+
+from dataclasses import replace
+
+from specinfer.drafters.medusa import HeadsDrafter
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource
+from specinfer.tree import TreeLimits
+
+
+class BlockwiseDrafter(HeadsDrafter):
+    """Drafts a chain of each head's first token."""
+
+    kind = BlockwiseSource
+
+    def limits(self, asked: TreeLimits) -> TreeLimits:
+        """One branch, whatever is asked for."""
+        return replace(asked, width=1)

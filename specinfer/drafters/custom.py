@@ -1,0 +1,80 @@
+"""A user's own function drafts: the paper's "user-defined function".
+
+It is named by import path and called as `function(context, limits)` with the committed tokens and what the
+tree may be at most. It returns a `TokenTree`, or None for no draft; docs/drafters.md has an example of ten
+lines. Whatever it raises or returns concerns the one request it was called for.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecInferError
+from specinfer.tree import TokenTree, TreeLimits, check_tree
+
+DraftFunction = Callable[[Sequence[int], TreeLimits], object]
+"""Should return a tree or None; that is checked."""
+_ANY_TOKEN = 2**31 - 1
+"""The function knows its vocabulary; the gateway checks it again."""
+
+
+class CustomDrafter:
+    """Calls a function for every request."""
+
+    def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
+        """`draws` says whether the function's trees may hold drawn children."""
+        self._function, self._name, self._draws = function, name, draws
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
+        """Imports the function; the working directory counts as a place to import from.
+
+        Raises:
+            SettingError: if there is no such function.
+        """
+        module, _, name = options.function.partition(":")
+        if not module or not name:
+            raise SettingError("function", options.function, "must be module:name")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise SettingError("function", options.function, str(error)) from error
+        if not callable(function):
+            raise SettingError("function", options.function, "cannot be called")
+        return cls(function, options.function, options.proposal != "point")
+
+    @property
+    def description(self) -> DrafterDescription:
+        """Works with any tokenizer, as far as we can know."""
+        return DrafterDescription(self._name, draws=self._draws)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`."""
+        return [self._draft(job) for job in jobs]
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+    def _draft(self, job: DraftJob) -> TokenTree | SpecInferError:
+        nothing = TokenTree.root_only(job.context[-1])
+        if job.limits.empty:
+            return nothing
+        try:
+            tree = self._function(tuple(job.context), job.limits)
+        except Exception as error:  # noqa: BLE001  it is not our code: it may raise anything
+            return FaultError(f"{self._name} failed", error)
+        if tree is None:
+            return nothing
+        if not isinstance(tree, TokenTree):
+            return SpecInferError(f"{self._name} returned {type(tree).__name__}, not a TokenTree")
+        try:
+            check_tree(tree, _ANY_TOKEN, job.limits.nodes + 1)
+            if tree.has_draws and not self._draws and not job.sampling.greedy:
+                raise MalformedTreeError("tree.proposals", "drawn", "a function that draws needs --proposal")
+        except MalformedTreeError as error:
+            return error
+        return tree

@@ -1,0 +1,209 @@
+"""The speculators' domain: context deltas in, trees out. No gRPC here.
+
+Several speculators of one service share contexts and messages; each drafts for itself.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
+from specinfer.drafters.checks import check_entry
+from specinfer.drafters.contexts import Contexts
+from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
+from specinfer.log_pace import LogPace
+from specinfer.sampling import draft_seed
+from specinfer.tree import TokenTree, most_depth
+
+log = logging.getLogger(__name__)
+
+
+class SpeculatorEngine:
+    """Keeps contexts and asks the drafters. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        max_nodes: int = 128,
+        idle_seconds: float = 300.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.drafters, self.max_nodes = list(drafters), max_nodes
+        self.description = combined([drafter.description for drafter in drafters])
+        self._contexts = Contexts(idle_seconds, clock)
+        self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
+        self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
+        self.seconds = [0.0] * len(self.drafters)
+        """What each drafter took in the last step."""
+
+    def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
+        """Serves one step; one outcome per entry, in order."""
+        self.release(self._contexts.idle())
+        outcomes: dict[int, DraftOutcome] = {}
+        jobs: dict[int, DraftJob] = {}
+        for index, entry in enumerate(entries):
+            try:
+                taken = self._take(entry)
+            except Exception as error:  # whatever it is, the others are served
+                log.exception("an entry failed")
+                self.release([entry.request_id])
+                why = FaultError("internal error", error).for_logs
+                taken = DraftOutcome(entry.request_id, EntryStatus.EXHAUSTED, why)
+            if isinstance(taken, DraftJob):
+                jobs[index] = taken
+            else:
+                outcomes[index] = taken
+        for index, found in self._ask_all(entries, jobs).items():
+            job = jobs[index]
+            outcomes[index] = DraftOutcome(
+                job.request_id, EntryStatus.OK, drafts=tuple(found), held_len=len(job.context)
+            )
+        return [outcomes[index] for index in range(len(entries))]
+
+    def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
+        """Adds to what is held of a request; the job, or why there is none."""
+        name = entry.request_id
+        if entry.base_len == 0 and self._contexts.held_len(name):
+            self.release([name])  # whatever was held, this starts over
+        held = self._contexts.held_len(name)
+        try:
+            check_entry(entry, self.description, self.max_nodes, len(self.drafters))
+        except InvalidInputError as error:
+            return DraftOutcome(name, EntryStatus.ERROR, error.for_logs, held_len=held)
+        if held != entry.base_len:
+            self.release([name])
+            return DraftOutcome(name, EntryStatus.RESYNC, held_len=held)
+        context = self._contexts.append(name, entry.delta)
+        if entry.features:
+            shape = len(self.description.feature_layers), self.description.feature_size
+            self._contexts.features(name).add(entry.features_start, entry.features, shape)
+        if entry.references:
+            self._contexts.refer(name, entry.references)
+        return DraftJob(
+            *(name, context, entry.limits, entry.sampling, entry.draw_seed, entry.sees_noise),
+            references=self._contexts.references(name),
+        )
+
+    def release(self, request_ids: Sequence[str]) -> int:
+        """Forgets requests; returns how many were known."""
+        for drafter in self.drafters:
+            for request_id in request_ids:
+                drafter.release(request_id)
+        return sum([self._contexts.release(request_id) for request_id in request_ids])
+
+    @property
+    def held_requests(self) -> int:
+        """Requests with a context."""
+        return len(self._contexts)
+
+    def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
+        """What every drafter says to the jobs whose entries ask for it, by index of the entry."""
+        drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
+        for speculator in range(len(self.drafters)):
+            asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
+            started = time.perf_counter()
+            own: dict[int, DraftJob] = {}
+            for index in asked:
+                found = self._own(jobs[index], speculator, entries[index].target_top_k)
+                if isinstance(found, SpecInferError):
+                    drafts[index].append((speculator, found))
+                elif found is not None:
+                    own[index] = found
+            results = self._run(speculator, list(own.values()))
+            for index, result in zip(own, results, strict=True):
+                if isinstance(result, SpecInferError) or len(result) > 1:
+                    drafts[index].append((speculator, result))
+            self.seconds[speculator] = time.perf_counter() - started if asked else 0.0
+        return drafts
+
+    def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
+        """The job of one drafter, no deeper than it has positions; None where the context alone is too long
+        for it: it then forgets the request, which others go on drafting for."""
+        try:
+            job = self._with_target(_own_draws(job, speculator), speculator, top_k)
+        except Exception as error:  # its draft only
+            log.exception("what the target said could not be read")
+            return FaultError("internal error", error)
+        most = self.drafters[speculator].description.max_context_len
+        if not most:
+            return job
+        if len(job.context) > most:
+            self.drafters[speculator].release(job.request_id)
+            return None
+        depth = min(job.limits.depth, most_depth(0, len(job.context), most))
+        return replace(job, limits=replace(job.limits, depth=depth))
+
+    def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
+        """The job with what this drafter reads of the target: predictions, and the hidden states that it was
+        not given before."""
+        description = self.drafters[speculator].description
+        if description.target_top_k and top_k is not None:
+            own = top_k.top_k[:, : description.target_top_k]
+            job = replace(job, target_top_k=replace(top_k, top_k=own))
+        wanted = description.feature_layers
+        if not wanted:
+            return job
+        buffer = self._contexts.features(job.request_id)
+        places = [self.description.feature_layers.index(layer) for layer in wanted]
+        features = buffer.take(speculator, places)
+        buffer.drop(self._readers)
+        return replace(job, features=features)
+
+    def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """Drafts for all jobs at once; if that fails, one by one, so that only the culprit fails."""
+        if not jobs:
+            return []
+        drafter = self.drafters[speculator]
+        try:
+            found = drafter.draft(jobs)
+            if len(found) != len(jobs):
+                raise RuntimeError(f"{len(found)} drafts for {len(jobs)} requests")
+            return found
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they raise is their requests' matter only
+            if self._paces[speculator].due(self._clock()):
+                log.exception("drafting failed for a batch of %d", len(jobs))
+            for job in jobs:
+                drafter.release(job.request_id)
+            if len(jobs) == 1:
+                return [FaultError("the drafter failed", error)]
+        return [result for job in jobs for result in self._run(speculator, [job])]
+
+
+def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
+    """What a service of several drafters can do: the vocabulary that all know, the inputs that any reads.
+
+    Raises:
+        IncompatibleError: if they have different tokenizers.
+    """
+    fingerprints = {d.tokenizer_fingerprint for d in descriptions} - {""}
+    if len(fingerprints) > 1:
+        raise IncompatibleError(f"the drafters have different tokenizers: {', '.join(sorted(fingerprints))}")
+    sizes = {d.feature_size for d in descriptions} - {0}
+    if len(sizes) > 1:
+        raise IncompatibleError(f"the drafters read hidden states of different sizes: {sorted(sizes)}")
+    return DrafterDescription(
+        vocab_size=min((d.vocab_size for d in descriptions if d.vocab_size), default=0),
+        tokenizer_fingerprint=min(fingerprints, default=""),
+        max_context_len=_longest([d.max_context_len for d in descriptions]),
+        feature_layers=tuple(sorted({layer for d in descriptions for layer in d.feature_layers})),
+        feature_size=min(sizes, default=0),
+        target_top_k=max((d.target_top_k for d in descriptions), default=0),
+        reads_references=any(d.reads_references for d in descriptions),
+    )
+
+
+def _longest(contexts: Sequence[int]) -> int:
+    """The longest context that any drafts for; 0 is no limit."""
+    return max(contexts, default=0) if all(contexts) else 0
+
+
+def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
+    """The first draws from the stream that it is given; drafts that are merged must be independent."""
+    if speculator == 0 or job.sampling.greedy:
+        return job
+    return replace(job, draw_seed=draft_seed(job.draw_seed, speculator))

@@ -1,0 +1,223 @@
+"""Lookahead decoding (arXiv 2402.02057): n-grams from Jacobi iterations that the target itself makes.
+
+A window holds guesses of the next W tokens, from the last N - 1 iterations (N = 3: two rows). They ride in
+the verifier's pass as nodes of the tree, row 0 as a trunk and the younger rows below it, column by column:
+
+    root - a0 - a1 - a2      row 0, the oldest      what the target predicts at b0, b1, b2 is the next row;
+           |    |    |                              (a0 b0 c0), (a1 b1 c1), .. are n-grams that it would
+           b0   b1   b2      row 1                  write if the guesses before them were right
+
+N-grams go into a pool by their first token, with those of prompts and answers; those that begin with the root
+are proposed beside the window. Predictions come back at all nodes (`target_top_k`): where the target's own
+choices are nodes of the tree, of this speculator or of others, what it writes there is an n-gram, too. Where
+a budget cuts the window, or the gateway finds that its nodes do not pay, less is learnt.
+
+Every request has a pool of its own, unless all share one (`lookahead_share`): one user's text can then come
+back as another's *draft*; the output never changes, but its timing can tell. Every proposal is a point: text
+is that of the target, greedy or sampled.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob, TargetTopK
+from specinfer.errors import SpecInferError
+from specinfer.hub import resolve_model
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
+
+_CANDIDATE_SCORE = 0.4
+"""How likely a token of a known n-gram is right, until the gateway has measured it."""
+_WINDOW_SCORE = 0.05
+"""The same of a guess in the window."""
+_MOST_FIRST_TOKENS = 1 << 15
+"""First tokens of n-grams in the pool; those not met for longest go."""
+
+Ngram = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadShape:
+    """The method's numbers."""
+
+    window: int
+    """W"""
+    ngram: int
+    """N"""
+    candidates: int
+    """G"""
+
+
+class NgramPool:
+    """The latest G n-grams by first token."""
+
+    def __init__(self, candidates: int) -> None:
+        self._candidates = candidates
+        self._by_first: OrderedDict[int, OrderedDict[Ngram, None]] = OrderedDict()
+
+    def add(self, ngram: Ngram) -> None:
+        """Takes one in; the oldest of its first token goes, and the first token not met for longest."""
+        same = self._by_first.setdefault(ngram[0], OrderedDict())
+        self._by_first.move_to_end(ngram[0])
+        same[ngram[1:]] = None
+        same.move_to_end(ngram[1:])
+        if len(same) > self._candidates:
+            same.popitem(last=False)
+        if len(self._by_first) > _MOST_FIRST_TOKENS:
+            self._by_first.popitem(last=False)
+
+    def behind(self, first: int) -> list[Ngram]:
+        """What is known to follow a token, the latest first."""
+        return list(reversed(self._by_first.get(first, {})))
+
+
+class Window:
+    """Guesses of the next tokens: rows of the last N - 1 iterations, oldest first."""
+
+    def __init__(self, shape: LookaheadShape, context: Sequence[int]) -> None:
+        """Begins with tokens of the context, as good as any."""
+        self._filler, self.context_len = list(context), len(context)
+        self.rows = [self._fill(row, shape.window) for row in range(shape.ngram - 1)]
+
+    def advance(self, predicted: dict[Ngram, int], context_len: int) -> None:
+        """The next iteration: predictions become the youngest row; what has become context leaves the window.
+
+        Args:
+            predicted: by path behind the root, what the target predicted there.
+        """
+        youngest = [predicted.get(path) for path in self.paths()]
+        fill = self._fill(len(self.rows), len(youngest))
+        fresh = [fill[i] if token is None else token for i, token in enumerate(youngest)]
+        # each row's guesses are one place further than those of the row before: one token needs no move
+        moved = max(context_len - self.context_len - 1, 0)
+        self.context_len = context_len
+        rows = [*self.rows[1:], fresh]
+        self.rows = [[*row[moved:], *self._fill(moved, min(moved, len(row)))] for row in rows]
+
+    def ngrams(self, predicted: dict[Ngram, int]) -> Iterator[Ngram]:
+        """Of every column that was verified: its guesses, the oldest first, and what the target predicted."""
+        for column, path in enumerate(self.paths()):
+            if path in predicted:
+                yield (*(row[column] for row in self.rows), predicted[path])
+
+    def paths(self) -> Iterator[Ngram]:
+        """The tokens behind the root up to the youngest row, by column."""
+        for column in range(len(self.rows[0])):
+            yield (*self.rows[0][: column + 1], *(row[column] for row in self.rows[1:]))
+
+    def _fill(self, start: int, count: int) -> list[int]:
+        """Some tokens of the context, others for every start."""
+        return [self._filler[(start * 31 + i * 7) % len(self._filler)] for i in range(count)]
+
+
+class LookaheadDrafter:
+    """Keeps a window for every request, and a pool for each or for all."""
+
+    def __init__(self, description: DrafterDescription, shape: LookaheadShape, share: bool = False) -> None:
+        self.description, self._shape = description, shape
+        self._shared = NgramPool(shape.candidates) if share else None
+        self._windows: dict[str, Window] = {}
+        self._pools: dict[str, NgramPool] = {}
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "LookaheadDrafter":
+        """See `Drafter.from_options`."""
+        tokenizer = Tokenizer.load(resolve_model(options.model))
+        shape = LookaheadShape(
+            options.lookahead_window, options.lookahead_ngram, options.lookahead_candidates
+        )
+        fingerprint = tokenizer.fingerprint()
+        return cls(
+            DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=1),
+            shape,
+            options.lookahead_share,
+        )
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`. What the jobs bring is taken in first, so that each drafts from all of it."""
+        for job in jobs:
+            self._learn(job)
+        return [self._tree(job) for job in jobs]
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter.release`."""
+        self._windows.pop(request_id, None)
+        self._pools.pop(request_id, None)
+
+    def _pool(self, request_id: str) -> NgramPool:
+        return self._shared or self._pools.setdefault(request_id, NgramPool(self._shape.candidates))
+
+    def _learn(self, job: DraftJob) -> None:
+        window, pool, ngram = self._windows.get(job.request_id), self._pool(job.request_id), self._shape.ngram
+        seen = window.context_len if window is not None else 0
+        for start in range(max(seen - ngram + 1, 0), len(job.context) - ngram + 1):
+            pool.add(tuple(job.context[start : start + ngram]))
+        if window is None:
+            self._windows[job.request_id] = Window(self._shape, job.context)
+            return
+        predicted = predictions(job.target_top_k) if job.target_top_k is not None else {}
+        found = written(job.target_top_k, ngram) if job.target_top_k is not None else ()
+        for each in (*window.ngrams(predicted), *found):
+            pool.add(each)
+        window.advance(predicted, len(job.context))
+
+    def _tree(self, job: DraftJob) -> TokenTree:
+        """Known n-grams first, the window with what is left of the budget."""
+        growing = _Growing(job.context[-1], job.limits)
+        for ngram in self._pool(job.request_id).behind(job.context[-1]):
+            growing.add(ngram, _CANDIDATE_SCORE)
+        if job.limits.width is None:
+            for path in self._windows[job.request_id].paths():
+                growing.add(path, _WINDOW_SCORE)
+        return growing.build()
+
+
+def predictions(found: TargetTopK) -> dict[Ngram, int]:
+    """By path behind the root, the target's first choice there."""
+    paths: list[Ngram] = []
+    for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
+        paths.append((*paths[parent], token) if parent >= 0 else ())
+    return dict(zip(paths, found.top_k[:, 0].tolist(), strict=True))
+
+
+def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
+    """What the target would write behind each node, as far as its own choices are nodes of the tree, too."""
+    tokens, choices = found.token_ids.tolist(), found.top_k[:, 0].tolist()
+    edges = zip(found.parents.tolist(), tokens, strict=True)
+    children = {edge: node for node, edge in enumerate(edges)}
+    for start, token in enumerate(tokens):
+        text = [token]
+        node: int | None = start
+        while node is not None and len(text) < ngram:
+            text.append(choices[node])
+            node = children.get((node, choices[node]))
+        if len(text) == ngram:
+            yield tuple(text)
+
+
+class _Growing:
+    """A tree to which paths are added as far as its limits go."""
+
+    def __init__(self, root: int, limits: TreeLimits) -> None:
+        self._builder, self._limits = TreeBuilder(root), limits
+        self._children: dict[int, list[int]] = {}
+
+    def add(self, path: Ngram, score: float) -> None:
+        node = 0
+        for token in path[: self._limits.depth]:
+            child = self._builder.find(node, token)
+            if child is None:
+                siblings = self._children.setdefault(node, [])
+                narrow = self._limits.width is not None and len(siblings) >= self._limits.width
+                if narrow or len(self._builder) > self._limits.nodes:
+                    return
+                child = self._builder.add(node, token, score)
+                siblings.append(child)
+            node = child
+
+    def build(self) -> TokenTree:
+        for parent, children in self._children.items():
+            tokens = [self._builder.token_ids[child] for child in children]
+            self._builder.propose_points(parent, tokens, [self._builder.scores[child] for child in children])
+        return self._builder.build()

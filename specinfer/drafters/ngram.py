@@ -1,0 +1,115 @@
+"""Prompt lookup: continues the context as it continued the last times its final tokens occurred.
+
+    context   ... the cat sat on the mat . the cat ran . the cat
+    matches       the cat -> sat on the                the cat -> ran .
+    tree      cat-+-ran-.-the
+                  +-sat-on-the
+
+The request's references are looked at, too; the longest match comes first, wherever it is.
+Needs no model. Every proposal is a point: losslessness is the verifier's business.
+"""
+
+from collections.abc import Sequence
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.occurrences import Match
+from specinfer.drafters.suffix_array import END
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
+
+_SCORE_BY_LENGTH = {1: 0.2, 2: 0.4, 3: 0.6}
+_BEST_SCORE = 0.75
+"""Priors for ranking under a budget: how likely the next token repeats, by length of the match."""
+
+
+class NgramIndex:
+    """Where every n-gram of one growing context ends, for n up to a maximum."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._indexed = 0
+
+    def extend(self, context: Sequence[int]) -> None:
+        """Indexes the tokens added since the last call."""
+        for end in range(self._indexed + 1, len(context) + 1):
+            for length in self._lengths:
+                if length <= end:
+                    self._ends.setdefault(tuple(context[end - length : end]), []).append(end)
+        self._indexed = len(context)
+
+    def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
+        """(end of match, its length): longest first, then latest; the context's own end left out."""
+        found: dict[int, int] = {}
+        for length in self._lengths:
+            if length > len(context):
+                continue
+            for end in reversed(self._ends.get(tuple(context[-length:]), ())):
+                if end != len(context):
+                    found.setdefault(end, length)
+                if len(found) == most:
+                    return list(found.items())
+        return list(found.items())
+
+
+class NgramDrafter:
+    """Several matches become several branches."""
+
+    def __init__(self, shortest: int = 2, longest: int = 4, branches: int = 3) -> None:
+        if not 1 <= shortest <= longest:
+            raise SettingError("ngram_min", shortest, f"must be in [1, ngram_max = {longest}]")
+        self._shortest, self._longest, self._branches = shortest, longest, branches
+        self._indexes: dict[str, NgramIndex] = {}
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
+        """See `Drafter.from_options`."""
+        return cls(options.ngram_min, options.ngram_max, options.ngram_branches)
+
+    @property
+    def description(self) -> DrafterDescription:
+        """Works with any tokenizer."""
+        return DrafterDescription(reads_references=True)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`."""
+        return [self._draft(job) for job in jobs]
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter.release`."""
+        self._indexes.pop(request_id, None)
+
+    def _draft(self, job: DraftJob) -> TokenTree:
+        index = self._indexes.setdefault(job.request_id, NgramIndex(self._shortest, self._longest))
+        index.extend(job.context)
+        if job.limits.empty:
+            return TokenTree.root_only(job.context[-1])
+        branches = job.limits.width if job.limits.width is not None else self._branches
+        branches = min(branches, self._branches)
+        matches = [Match(job.context, *found) for found in index.matches(job.context, branches)]
+        if job.references is not None:
+            matches += job.references.matches(job.context, self._shortest)
+            matches.sort(key=lambda match: -match.length)  # of equal ones the request's own first
+        return _tree(job.context[-1], matches[:branches], job.limits)
+
+
+def _tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
+    builder = TreeBuilder(root)
+    followers: dict[int, list[int]] = {}
+    for text, end, length in matches:
+        score = _SCORE_BY_LENGTH.get(length, _BEST_SCORE)
+        node = 0
+        for token in text[end : end + limits.depth]:
+            if token == END:
+                break
+            child = builder.find(node, token)
+            if child is None:
+                if len(builder) > limits.nodes:
+                    break
+                child = builder.add(node, token, score)
+                followers.setdefault(node, []).append(child)
+            node = child
+    for parent, kids in followers.items():
+        tokens = [builder.token_ids[kid] for kid in kids]
+        builder.propose_points(parent, tokens, [builder.scores[kid] for kid in kids])
+    return builder.build()

@@ -1,0 +1,174 @@
+"""A small model (SSM) drafts: it keeps a cache per request and grows trees
+(`specinfer.model.drafting.expansion`)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.checkpoint import load_trained
+from specinfer.errors import ExhaustedError, SettingError, SpecInferError
+from specinfer.hub import resolve_model
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.native.build import multiplies_bytes
+from specinfer.model.options import RunnerOptions, holds_blocks
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.draft_checkpoint import DraftModel, is_draft_checkpoint
+from specinfer.sampling import GREEDY
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
+
+log = logging.getLogger(__name__)
+
+_CATCH_UP = 1024
+"""Most context tokens read at once: the service may hold many that this drafter was never asked about."""
+_PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
+"""What the children for stochastic requests may be."""
+
+
+class SsmDrafter:
+    """Drafts with a small model of the same tokenizer."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        description: DrafterDescription,
+        shape: GrowthShape,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        self._runner, self._shape = runner, shape
+        self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
+        ids = token_ids if token_ids is not None else torch.arange(runner.config.vocab_size)
+        self._token_ids = ids.to(torch.int32)  # as the kernels read them
+        self._sequences: dict[str, KVSequence] = {}
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "SsmDrafter":
+        """Loads the model; `layers` keeps only its first ones.
+
+        Raises:
+            SettingError: naming the bad option.
+        """
+        shape = shape_of(options)
+        directory = resolve_model(options.model)
+        if is_draft_checkpoint(directory):
+            return cls._trained(options, shape)
+        runner = ModelRunner.load(directory, runner_options(options))
+        name = f"{options.model}[:{options.layers}]" if options.layers else options.model
+        description = DrafterDescription(
+            name,
+            runner.config.vocab_size,
+            Tokenizer.load(directory).fingerprint(),
+            runner.config.max_positions,
+        )
+        return cls(runner, description, shape)
+
+    @classmethod
+    def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
+        """Loads a trained SSM: a reduced head, the target's embeddings and tokenizer."""
+        trained = load_trained(options, DraftModel)
+        draft = trained.draft
+        runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
+        return cls(runner, trained.description, shape, draft.token_ids)
+
+    @property
+    def description(self) -> DrafterDescription:
+        """What it is."""
+        return self._description
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter.release`."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._runner.cache.release(sequence)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`."""
+        results: dict[int, TokenTree | SpecInferError] = {}
+        tasks: dict[int, GrowthTask] = {}
+        for index, job in enumerate(jobs):
+            try:
+                tasks[index] = self._task(job)
+            except ExhaustedError as error:
+                self.release(job.request_id)
+                results[index] = error
+        if tasks:
+            trees = self._runner.grow(list(tasks.values()), self._shape, self._token_ids)
+            results.update(zip(tasks, trees, strict=True))
+        return [results[index] for index in range(len(jobs))]
+
+    def _task(self, job: DraftJob) -> GrowthTask:
+        """Finds the request's cache and reserves room for its new context and every node of its tree."""
+        sequence = self._sequences.get(job.request_id)
+        if sequence is None or sequence.length >= len(job.context):
+            self.release(job.request_id)
+            sequence = self._sequences[job.request_id] = self._runner.open()
+            # prompts that begin alike are read once; the last token is always read
+            self._runner.cache.share(sequence, job.context[:-1])
+        delta = job.context[sequence.length : sequence.length + _CATCH_UP]
+        complete = sequence.length + len(delta) == len(job.context)
+        limits = self._shape.limits(job.limits) if complete else TreeLimits(0, 0)
+        self._runner.cache.reserve(sequence, len(delta) + self._shape.scored_nodes(limits))
+        return growth_task(self._shape, job, sequence, delta, limits)
+
+
+def growth_task(
+    shape: GrowthShape,
+    job: DraftJob,
+    sequence: KVSequence,
+    delta: Sequence[int],
+    limits: TreeLimits,
+    offset: int = 0,
+) -> GrowthTask:
+    """The task of a job: it draws by the drafter's own seed; points look at the noise only where they may."""
+    if shape.draws(job.sampling):
+        own = replace(job.sampling, seed=job.draw_seed)
+        return GrowthTask(sequence, delta, limits, own, offset=offset)
+    if job.sees_noise or job.sampling.greedy:
+        return GrowthTask(sequence, delta, limits, job.sampling, offset=offset)
+    return GrowthTask(sequence, delta, limits, GREEDY, blind=job.sampling.temperature, offset=offset)
+
+
+def runner_options(options: DrafterOptions) -> RunnerOptions:
+    """How a drafter's model is loaded and run."""
+    return RunnerOptions(
+        dtype=options.dtype,
+        device=options.device,
+        weights=_weights(options),
+        executor=options.executor,
+        attention=options.attention,
+        kv_tokens=options.kv_tokens,
+        layers=options.layers or None,
+    )
+
+
+def _weights(options: DrafterOptions) -> str:
+    """What `auto` means: bytes where the native kernels will run and multiply them. A draft may be rough."""
+    if options.weights != "auto":
+        return options.weights
+    native = options.device == "cpu" and holds_blocks(options.dtype, options.executor)
+    chosen = "w8a8" if native and multiplies_bytes() else "converted"
+    log.info("weights = auto: %s", chosen)
+    return chosen
+
+
+def shape_of(options: DrafterOptions) -> GrowthShape:
+    """Reads the growth options.
+
+    Raises:
+        SettingError: naming the bad one.
+    """
+    if options.proposal not in _PROPOSALS:
+        raise SettingError("proposal", options.proposal, f"must be one of {', '.join(_PROPOSALS)}")
+    expansion = ExpansionVector.parse(options.expansion) if options.expansion else None
+    return GrowthShape(
+        expansion=expansion,
+        beam=options.beam,
+        deepest=options.depth,
+        min_path_probability=options.min_path_probability,
+        kind=_PROPOSALS[options.proposal],
+        q_support=options.q_support,
+    )

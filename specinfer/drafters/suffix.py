@@ -1,0 +1,166 @@
+"""Suffix decoding (arXiv 2411.04975): what followed the longest earlier occurrences of the context's end, in
+the request itself, in its references and in finished requests.
+
+    context  ... press the red button twice . ... press the red lever , then ... . To start it, press the red
+    tree     red-+-button-twice-.       an occurrence weighs by the tokens that match before it
+                 +-lever-,-then
+
+A child's score is the share of its parent's weight that goes through it, times how far a match of that length
+is to be trusted. Along a branch the match gets longer, so trust grows: long repeats are drafted deep, chance
+repeats hardly at all. Nothing is rebuilt; a text can be drafted from as soon as it is there.
+
+Finished requests are learnt only if that is allowed (`suffix_learn`): one user's text then comes back as
+another's *draft*; the output never changes, but its timing can tell. Every proposal is a point.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from specinfer.drafters import DrafterDescription, DrafterOptions, DraftJob
+from specinfer.drafters.occurrences import Match, Occurrences
+from specinfer.drafters.suffix_array import END
+from specinfer.errors import SpecInferError
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree.builder import point_tree
+
+_SHORTEST = 1
+_TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
+"""How likely the heaviest continuation of a match is right, by tokens that match; for more `_MOST_TRUST`."""
+_MOST_TRUST = 0.92
+_WEIGHT = 4.0
+"""A match that is longer by a token weighs so many times as much."""
+_MOST_LEARNT = 1 << 18
+"""Tokens of finished requests."""
+
+
+class FinishedTexts:
+    """Finished requests, the oldest forgotten."""
+
+    def __init__(self, most: int = _MOST_LEARNT) -> None:
+        self._most, self._held = most, 0
+        self._texts: deque[Sequence[int]] = deque()
+        self.occurrences = Occurrences(_SHORTEST)
+
+    def add(self, text: Sequence[int]) -> None:
+        """Takes in one."""
+        self._texts.append(text)
+        self._held += len(text)
+        self.occurrences.file(text)
+        while self._held > self._most and len(self._texts) > 1:
+            oldest = self._texts.popleft()
+            self._held -= len(oldest)
+            self.occurrences.drop(oldest)
+
+
+@dataclass(slots=True)
+class _Own:
+    """A request's own text."""
+
+    occurrences: Occurrences = field(default_factory=lambda: Occurrences(_SHORTEST))
+    text: list[int] = field(default_factory=list)
+
+    def extend(self, context: Sequence[int]) -> None:
+        """Takes in what is new of a context."""
+        filed = len(self.text)
+        self.text += context[filed:]
+        self.occurrences.file(self.text, filed)
+
+
+class SuffixDrafter:
+    """Drafts from a request's own text, from its references, and from finished requests if it may."""
+
+    def __init__(self, learn: bool = False) -> None:
+        self._finished = FinishedTexts() if learn else None
+        self._own: dict[str, _Own] = {}
+
+    @classmethod
+    def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
+        """See `Drafter.from_options`."""
+        return cls(options.suffix_learn)
+
+    @property
+    def description(self) -> DrafterDescription:
+        """Works with any tokenizer."""
+        return DrafterDescription(reads_references=True)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        """See `Drafter.draft`."""
+        return [self._draft(job) for job in jobs]
+
+    def release(self, request_id: str) -> None:
+        """See `Drafter.release`; what was said is learnt now."""
+        own = self._own.pop(request_id, None)
+        if own is not None and self._finished is not None:
+            self._finished.add(own.text)
+
+    def _draft(self, job: DraftJob) -> TokenTree:
+        own = self._own.setdefault(job.request_id, _Own())
+        own.extend(job.context)
+        if job.limits.empty:
+            return TokenTree.root_only(job.context[-1])
+        matches = list(own.occurrences.matches(job.context))
+        if job.references is not None:
+            matches += job.references.matches(job.context, _SHORTEST)
+        if self._finished is not None:
+            matches += self._finished.occurrences.matches(job.context)
+        return weighted_tree(job.context[-1], matches, job.limits)
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A node that may be taken: the occurrences that go on with its tokens."""
+
+    parent: int
+    depth: int
+    token: int
+    score: float
+    matches: list[Match]
+    weight: float
+
+
+def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
+    """The most probable nodes of what followed the matches, up to the budget."""
+    tokens, parents, scores = [root], [-1], [1.0]
+    waiting: list[tuple[float, int, _Branch]] = []
+    """By minus path probability, then in the order in which they came."""
+    number = count()
+
+    def offer(parent: int, depth: int, among: Iterable[Match], above: float) -> None:
+        for branch in _branches(parent, depth, among, limits.width):
+            if above * branch.score >= limits.min_path_probability:
+                heapq.heappush(waiting, (-above * branch.score, next(number), branch))
+
+    if not limits.empty:
+        offer(0, 1, matches, 1.0)
+    while waiting and len(tokens) <= limits.nodes:
+        negative, _, taken = heapq.heappop(waiting)
+        node = len(tokens)
+        tokens.append(taken.token)
+        parents.append(taken.parent)
+        scores.append(taken.score)
+        if taken.depth < limits.depth:
+            offer(node, taken.depth + 1, taken.matches, -negative)
+    return point_tree(tokens, parents, scores, range(1, len(tokens)))
+
+
+def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
+    """What follows some matches `depth` tokens behind them, heaviest first."""
+    found: dict[int, _Branch] = {}
+    total = 0.0
+    for match in matches:
+        place = match.end + depth - 1
+        token = match.text[place] if place < len(match.text) else END
+        if token == END:
+            continue
+        weight = _WEIGHT**match.length
+        branch = found.setdefault(token, _Branch(parent, depth, token, 0.0, [], 0.0))
+        branch.matches.append(match)
+        branch.weight += weight
+        total += weight
+    for branch in found.values():
+        longest = max([match.length for match in branch.matches]) + depth - 1
+        branch.score = branch.weight / total * (_TRUST[longest] if longest < len(_TRUST) else _MOST_TRUST)
+    return sorted(found.values(), key=lambda branch: -branch.weight)[:width]

@@ -1,0 +1,40 @@
+"""Drafts for nobody before a speculator service serves: the first ones take several times as long as those to
+come, and the gateway chooses by what drafts take."""
+
+import logging
+import time
+
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.entries import DraftEntry
+from specinfer.entry_status import EntryStatus
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TreeLimits
+
+log = logging.getLogger(__name__)
+
+_NAME = "warm-up"
+_SIZES = (2, 4, 8, 16)
+_SAMPLED = SamplingParams(temperature=0.8, seed=1)
+_READ, _COMES = 8, 2
+"""Context tokens of the first step, and of each one after it."""
+
+
+def warm_up(engine: SpeculatorEngine) -> None:
+    """Drafts trees of several sizes, greedy and sampled, and forgets the request. What a drafter cannot do
+    now it cannot do later either, and then says so: here it is only logged."""
+    started = time.perf_counter()
+    vocab = min([speculator.description.vocab_size or _READ for speculator in engine.drafters])
+    base, delta = 0, _READ
+    for sampling in (GREEDY, _SAMPLED):
+        for nodes in _SIZES:
+            tokens = [position % vocab for position in range(base, base + delta)]
+            limits = TreeLimits(min(nodes, engine.max_nodes), nodes)
+            entry = DraftEntry(_NAME, base, tokens, limits, sampling, sees_noise=False)
+            (outcome,) = engine.draft([entry])
+            if outcome.status is not EntryStatus.OK:
+                log.warning("cannot draft ahead: %s", outcome.message)
+                engine.release([_NAME])
+                return
+            base, delta = outcome.held_len, _COMES
+    engine.release([_NAME])
+    log.info("drafts were tried in %.0f ms", 1000 * (time.perf_counter() - started))

@@ -1,0 +1,127 @@
+"""What a finished step teaches the planner and the calibration. Pure.
+
+The loop learns from a step when the next one is under way: nothing in it waits for that. So a choice knows
+all steps but the last.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specinfer.entry_status import EntryStatus
+from specinfer.planning.acceptance import Outcomes
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.latency import DraftTime
+from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.scheduling.request import Speculation
+from specinfer.scheduling.speculation import TreeOutcome
+from specinfer.scheduling.step import StepEntry, VerdictEntry
+from specinfer.tree import TokenTree
+
+log = logging.getLogger(__name__)
+
+Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
+"""By request, (speculator, tree)."""
+
+
+class StepTimes(NamedTuple):
+    """When the phases of a step ended, on a monotonic clock."""
+
+    began: float
+    """When the step before ended, or this one started if there was a pause."""
+    started: float
+    drafted: float
+    merged: float
+    verified: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """What a step did, took and brought."""
+
+    choice: Choice
+    entries: Sequence[StepEntry]
+    drafts: Drafts
+    trees: Mapping[str, TokenTree]
+    """As they were verified."""
+    verdicts: Mapping[str, VerdictEntry]
+    draft_times: Sequence[DraftTime]
+    pass_s: float
+    times: StepTimes
+    outcomes: Sequence[TreeOutcome] = ()
+    """Of the verified trees."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step, from the end of the one before."""
+        return self.times.done - self.times.began
+
+    @property
+    def overhead_s(self) -> float:
+        """What neither the pass nor drafting took. Nobody in time: the wait is no drafter's cost, nor is it
+        plain decoding's."""
+        waited = self.times.drafted - self.times.started
+        drafting = max((draft.total_s for draft in self.draft_times), default=waited)
+        return self.seconds - self.pass_s - drafting
+
+
+def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:
+    """Tells both what they should know of a step."""
+    report = report_of(step)
+    if report is not None:
+        planner.observe(report)
+        log.debug("%s", _line(step, report))
+    for entry in step.entries:
+        after = entry.state.tokens[entry.base_len + len(entry.delta) :]
+        for index, draft in step.drafts.get(entry.request_id, ()):
+            calibration.observe(index, draft, after)
+        tree, verdict = step.trees.get(entry.request_id), step.verdicts.get(entry.request_id)
+        if tree is not None and verdict is not None and verdict.status is EntryStatus.OK:
+            calibration.observe_draws(tree, verdict.accepted)
+
+
+def report_of(step: FinishedStep) -> StepReport | None:
+    """What a step tells the planner; nothing if prompts were read in it, which takes time of its own."""
+    if any(not entry.final or len(entry.delta) > 1 for entry in step.entries):
+        return None
+    return StepReport(
+        choice=step.choice,
+        batch=len(step.entries),
+        tokens=sum(len(step.trees[entry.request_id]) for entry in step.entries),
+        pass_s=step.pass_s,
+        drafts=step.draft_times,
+        overhead_s=step.overhead_s,
+        outcomes=_outcomes(step, Speculation.TREE),
+        chains=_outcomes(step, Speculation.SEQUENCE),
+        contexts=contexts_of(step),
+    )
+
+
+def contexts_of(step: FinishedStep) -> dict[str, int]:
+    """Tokens of the requests when the step began."""
+    return {entry.request_id: entry.base_len + len(entry.delta) for entry in step.entries}
+
+
+def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
+    """By request. An entry that was refused tells nothing: nothing of it was verified, and its tree will be
+    drafted again from the same root, with the same draws, so that no choice may depend on it."""
+    return {
+        entry.request_id: (step.trees[entry.request_id], verdict.accepted)
+        for entry in step.entries
+        if entry.state.request.speculation is speculation
+        and (verdict := step.verdicts.get(entry.request_id)) is not None
+        and verdict.status is EntryStatus.OK
+    }
+
+
+def _line(step: FinishedStep, report: StepReport) -> str:
+    """What was chosen, what was expected of it and what came of it, in one line."""
+    choice = step.choice
+    accepted = sum(len(verdict.accepted) for verdict in step.verdicts.values())
+    return (
+        f"batch {report.batch}: {choice.reason}, speculators {sorted(choice.speculators)}, "
+        f"{report.tokens - report.batch} of {choice.step_nodes} nodes; tokens {report.batch + accepted} "
+        f"(expected {choice.tokens:.1f}), ms {1000 * step.seconds:.1f} (expected {1000 * choice.seconds:.1f})"
+    )

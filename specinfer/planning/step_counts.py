@@ -1,0 +1,75 @@
+"""What speculation did in a step, by speculator. Pure.
+
+drafted by A: the-cat-sat, by B: the-cat-ran         proposed  kept  duplicate  accepted  won
+verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1         2      yes
+                        +-ran                        B   2       2       1         1      no
+"""
+
+from dataclasses import dataclass, field
+
+from specinfer.entry_status import EntryStatus
+from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.speculation import TreeOutcome
+
+
+@dataclass(slots=True)
+class SpeculatorStep:
+    """What one speculator did in a step, all requests together."""
+
+    drafts: int = 0
+    """Verified trees with nodes of its."""
+    proposed: int = 0
+    """Nodes of its drafts, roots excluded."""
+    kept: int = 0
+    """Those of them that were verified."""
+    duplicate: int = 0
+    """Those of them that another speculator proposed, too."""
+    accepted: int = 0
+    wins: int = 0
+    """Trees of which it proposed the whole accepted path, of at least one node."""
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What all did."""
+
+    speculators: dict[int, SpeculatorStep] = field(default_factory=dict)
+    """By number."""
+    depths: list[int] = field(default_factory=list)
+    """Accepted nodes of every verified tree that had nodes below its root."""
+    nodes: int = 0
+    """Verified nodes, roots excluded."""
+    resyncs: int = 0
+    """Requests of which the verifier held something else."""
+
+    def of(self, speculator: int) -> SpeculatorStep:
+        """The counts of one speculator."""
+        found = self.speculators.get(speculator)
+        if found is None:
+            found = self.speculators[speculator] = SpeculatorStep()
+        return found
+
+
+def count_step(step: FinishedStep) -> StepCounts:
+    """Counts a finished step."""
+    counts = StepCounts()
+    for drafts in step.drafts.values():
+        for speculator, draft in drafts:
+            counts.of(speculator).proposed += len(draft) - 1
+    for outcome in step.outcomes:
+        if outcome.drafted:
+            _count(counts, outcome)
+    counts.resyncs = sum([verdict.status is EntryStatus.RESYNC for verdict in step.verdicts.values()])
+    return counts
+
+
+def _count(counts: StepCounts, outcome: TreeOutcome) -> None:
+    counts.nodes += outcome.drafted
+    counts.depths.append(outcome.accepted)
+    for speculator, part in outcome.speculators.items():
+        did = counts.of(speculator)
+        did.drafts += 1
+        did.kept += part.drafted
+        did.duplicate += part.duplicate
+        did.accepted += part.accepted
+        did.wins += part.won

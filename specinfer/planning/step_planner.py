@@ -1,0 +1,51 @@
+"""Plans a lane's next step: who is admitted, what is drafted, what each request gets."""
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gateway.observability.observer import Journal
+from gateway.services.speculator_pool import SpeculatorPool
+from specinfer.log_pace import LogPace
+from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.scheduling.step import StepEntry
+
+log = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    """What is to be done in one iteration."""
+
+    choice: Choice
+    entries: list[StepEntry]
+    """Empty if there is nothing to do."""
+
+
+class StepPlanner:
+    """One lane's."""
+
+    def __init__(
+        self, scheduler: Scheduler, pool: SpeculatorPool, planner: Planner, journal: Journal
+    ) -> None:
+        self._scheduler, self._pool, self._planner, self._journal = scheduler, pool, planner, journal
+        self._pace = LogPace()
+
+    def plan(self, now: float) -> Step:
+        """The next step, at this time in seconds."""
+        running, wanting = self._scheduler.admit(now)
+        choice = self._choose(running, wanting, now)
+        entries = self._scheduler.plan(now, choice.nodes, choice.node_threshold)
+        self._journal.admitted(self._scheduler.take_admitted())
+        return Step(choice, entries)
+
+    def _choose(self, running: int, wanting: Mapping[str, int], now: float) -> Choice:
+        """What the planner chooses; a fault of ours in it costs the step its drafts."""
+        try:
+            self._planner.enrol(self._pool.groups)
+            return self._planner.choose(running, wanting)
+        except Exception:
+            if self._pace.due(now):
+                log.exception("nothing can be chosen for steps, so they decode plainly")
+            self._journal.metrics.steps.failed_steps.inc()
+            return PLAIN

@@ -1,0 +1,87 @@
+"""From drafts to the trees that are verified: corrected, merged, and cut over the whole batch. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from specinfer.errors import ConstraintError
+from specinfer.planning.calibration import Calibration
+from specinfer.planning.feedback import Drafts
+from specinfer.scheduling.request import Speculation
+from specinfer.scheduling.step import StepEntry
+from specinfer.tree import (
+    TokenMatcher,
+    TokenTree,
+    cut_trees,
+    merge_trees,
+    with_forced,
+    without_forbidden,
+)
+from specinfer.tree.cut import Keeps
+
+T = TypeVar("T")
+
+
+def trees_to_verify(
+    entries: Sequence[StepEntry], drafts: Drafts, calibration: Calibration, keeps: Keeps
+) -> dict[str, TokenTree]:
+    """By request; only a root where nothing was drafted, and nothing for prompts that are still being read.
+
+    Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
+    request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
+    """
+    trees: dict[str, TokenTree] = {}
+    drafted: list[StepEntry] = []
+    for entry in entries:
+        if not entry.final:
+            continue
+        found = drafts.get(entry.request_id, ())
+        if entry.state.request.speculation is Speculation.SEQUENCE:
+            found = found[:1]
+        if found:
+            drafted.append(entry)
+        corrected = [(index, calibration.correct(index, tree)) for index, tree in found]
+        tree = merge_trees(corrected) if found else TokenTree.root_only(entry.delta[-1])
+        trees[entry.request_id] = _constrained(entry, tree, without_forbidden)
+    limits = [entry.limits.nodes + 1 - _reserved(entry) for entry in drafted]
+    whole = [trees[entry.request_id] for entry in drafted]
+    cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
+    trees |= {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
+    for entry in entries:
+        if entry.final and entry.state.request.constraint is not None:
+            trees[entry.request_id] = _constrained(entry, trees[entry.request_id], _adding_forced(entry))
+    return trees
+
+
+def _constrained(
+    entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
+) -> TokenTree:
+    """The tree changed by its request's constraint, where that is known."""
+    return _with_matcher(entry, lambda matcher: change(tree, matcher), tree)
+
+
+def _reserved(entry: StepEntry) -> int:
+    """Nodes that drafts leave to what is forced behind the root, which is likelier than they are. It hangs on
+    committed tokens alone, not on what was drawn."""
+    forced = _with_matcher(entry, lambda matcher: len(matcher.forced()), 0)
+    return min(forced, entry.limits.nodes, entry.reach)
+
+
+def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
+    """What the matcher of a request's constraint says; the other where there is none that has read all that
+    was generated: the verifier, which knows the constraint too, has the last word."""
+    state = entry.state
+    try:
+        matcher = state.match()
+        return otherwise if matcher is None or state.matched < state.new_tokens else ask(matcher)
+    except ConstraintError:
+        return otherwise
+
+
+def _adding_forced(entry: StepEntry) -> Callable[[TokenTree, TokenMatcher], TokenTree]:
+    chain = entry.state.request.speculation is Speculation.SEQUENCE
+    whole = entry.limits.nodes + entry.forced
+
+    def add(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
+        return with_forced(tree, matcher, whole + 1 - len(tree), entry.reach, chain)
+
+    return add

@@ -1,0 +1,138 @@
+"""Trials: steps that do not do what promises most, to learn what else there is. Pure.
+
+What was hardly measured is tried where it promises nearly as much as the best, out of a small credit. What
+was left out for so long that trying it costs little of that time is probed: plain decoding beside trees, the
+whole pool beside plain decoding or a part of it, trees of twice and half as many nodes. Speculators that were
+not asked for a while have to read what they missed first, which is part of the cost.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from specinfer.planning.latency import SpeculatorSet
+
+_MARGIN = 1.02
+"""Speculation must promise so much of plain decoding's speed: of several noisy promises the best is too
+good."""
+_TIMES = 3
+"""Steps after which a choice is measured."""
+_HOPE = 1.25
+"""How much faster than expected a choice may turn out that was not measured."""
+_CREDIT = 10.0
+"""Plain steps that trials may cost at first."""
+_CREDIT_SHARE = 0.007
+"""Of the time, by which the credit grows while something promising has to wait for it."""
+_SHARE, _NEARNESS, _LEAST_SHARE = 0.02, 6.0, 0.004
+"""Of the time, for probes of one kind that promises as much as the best; times that power of how near it is;
+at least."""
+_TREES, _PLAIN = 8, 2
+"""Trees of a probe beside plain decoding at most: as many as cost what speculators have to read once for
+them. Steps of a probe of plain decoding: the first one's caches are cold from drafts."""
+_LEAST = 0.2
+"""Of a step: the least that a step of a probe is counted for."""
+
+
+class Option(NamedTuple):
+    """What a step may do, and what to expect of it."""
+
+    asked: SpeculatorSet
+    nodes: int
+    """For each request."""
+    tokens: float
+    seconds: float
+    pass_s: float
+    kept: float
+    """Nodes that are verified in the step."""
+    speed: float
+    """Tokens per second."""
+
+
+class Trials:
+    """Knows what was tried how often, and what was not for how long."""
+
+    def __init__(self) -> None:
+        self._times = Counter[tuple[int, SpeculatorSet, int]]()
+        self._left_out_s: defaultdict[str, float] = defaultdict(float)
+        self._credit_s: float | None = None
+        self._kind, self._steps = "", 0
+        """Of the probe that goes on, and how many steps it still takes."""
+
+    def count(self, batch: int, asked: SpeculatorSet, nodes: int) -> None:
+        """This was done, and measured."""
+        self._times[_size(batch), asked, nodes] += 1
+
+    def pick(
+        self, batch: int, plain: Option, trees: Sequence[Option], pool: SpeculatorSet, behind_s: float
+    ) -> tuple[Option, str]:
+        """What the step does, and why.
+
+        Args:
+            pool: everybody.
+            behind_s: what speculators have to read if plain decoding went on before.
+        """
+        best = max([o for o in trees if self._measured(batch, o)], key=lambda o: o.speed, default=plain)
+        if best.speed <= _MARGIN * plain.speed:
+            best = plain
+        behind_s = 0.0 if best.asked else behind_s
+        trial = self._trial(batch, best, [plain, *trees], behind_s)
+        if trial is not None:
+            return trial, "first trees" if trial.asked else "first plain"
+        for kind, option in _neglected(best, plain, trees, pool):
+            if kind == self._kind and self._steps:
+                self._steps -= 1
+                return option, kind
+            self._left_out_s[kind] += best.seconds
+            cost = max(_cost(option, best), _LEAST * best.seconds)
+            reading_s = behind_s * bool(option.asked)
+            steps = min(max(round(reading_s / cost), 1), -(-_TREES // batch)) if option.asked else _PLAIN
+            nearness = min(option.speed / best.speed, 1.0) ** _NEARNESS
+            share = max(_SHARE * nearness, _LEAST_SHARE)
+            if share * self._left_out_s[kind] >= steps * cost + reading_s:
+                self._left_out_s[kind], self._kind, self._steps = 0.0, kind, steps - 1
+                return option, kind
+        self._steps = 0
+        return best, "fastest" if best.asked else "plain is faster"
+
+    def _trial(self, batch: int, best: Option, options: Sequence[Option], behind_s: float) -> Option | None:
+        """The most promising of what was hardly measured, if it may be as fast as the best."""
+        hoped = [o for o in options if not self._measured(batch, o) and _HOPE * o.speed > best.speed]
+        trial = max(hoped, key=lambda option: option.speed, default=None)
+        if trial is None:
+            return None
+        if self._credit_s is None:
+            self._credit_s = _CREDIT * best.seconds
+        cost = max(_cost(trial, best), 0.0) + behind_s * bool(trial.asked)
+        if cost > self._credit_s:
+            self._credit_s += _CREDIT_SHARE * best.seconds
+            return None
+        self._credit_s -= cost
+        return trial
+
+    def _measured(self, batch: int, option: Option) -> bool:
+        return self._times[_size(batch), option.asked, option.nodes] >= _TIMES
+
+
+def _neglected(
+    best: Option, plain: Option, trees: Sequence[Option], pool: SpeculatorSet
+) -> Iterator[tuple[str, Option]]:
+    """By kind, what is not chosen and should not be forgotten."""
+    if best.asked:
+        yield "probe plain", plain
+        for kind, nodes in (("probe smaller", -1), ("probe larger", 1)):
+            sizes = [option for option in trees if option.asked == best.asked]
+            place = sizes.index(best) + nodes
+            if 0 <= place < len(sizes):
+                yield kind, sizes[place]
+    whole = [option for option in trees if option.asked == pool]
+    if whole and pool != best.asked:
+        yield "probe all", max(whole, key=lambda option: option.speed)
+
+
+def _cost(option: Option, best: Option) -> float:
+    """Seconds that a step takes longer for its tokens than with the best choice."""
+    return option.seconds - option.tokens / best.speed
+
+
+def _size(batch: int) -> int:
+    return (batch - 1).bit_length()

@@ -1,0 +1,87 @@
+"""Which requests run, and which wait for room in the verifier's cache. Pure.
+
+Invariant: after `preempt`, what the running requests need in their next step fits into the cache (or only
+one runs), and of the running requests the earliest of the highest priority is never preempted, so that
+it finishes.
+"""
+
+from specinfer.scheduling.queue import WaitingQueue
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.scheduling.room import CacheRoom
+
+
+class Batch:
+    """Running requests by id, in order of admission, and the queue that they come from."""
+
+    def __init__(self, room: CacheRoom) -> None:
+        self._room, self._limits = room, room.limits
+        self.queue = WaitingQueue()
+        self.running: dict[str, RequestState] = {}
+        self._preempted: list[str] = []
+        self._admitted: list[RequestState] = []
+
+    def has_room(self, request: GenerationRequest, generated: int) -> bool:
+        """Whether the request, with so many generated tokens, would be admitted at once."""
+        held = [*self.running.values(), *self.queue]
+        if len(held) >= self._limits.max_batch:
+            return False
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        needed = self._room.to_admit(request, len(request.prompt) + generated)
+        return not held or used + needed <= self._limits.kv_capacity_tokens
+
+    @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if each needed as much cache as those here do."""
+        held = [*self.running.values(), *self.queue]
+        places = max(0, self._limits.max_batch - len(held))
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
+        free = max(0, self._limits.kv_capacity_tokens - used)
+        return min(places, free * len(held) // used) if held else places
+
+    def remove(self, state: RequestState) -> None:
+        """Takes a request out, running or waiting."""
+        if self.running.pop(state.request.request_id, None) is None:
+            self.queue.remove(state)
+        else:
+            self.queue.leave(state)
+
+    def admit(self, now: float) -> None:
+        """Lets waiting requests run while there is room."""
+        if not len(self.queue):
+            return
+        used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
+        while len(self.running) < self._limits.max_batch and (state := self.queue.first()) is not None:
+            used += self._room.to_admit(state.request, len(state.tokens))
+            if self.running and used > self._limits.kv_capacity_tokens:
+                return
+            self.queue.admit(state)
+            if state.admitted_at is None:
+                state.admitted_at = now
+                self._admitted.append(state)
+            self.running[state.request.request_id] = state
+
+    def preempt(self) -> None:
+        """Sends running requests back to waiting until the others fit."""
+        used = sum(self._room.of(state) for state in self.running.values())
+        while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
+            state = max(self.running.values(), key=self._preemption_rank)
+            used -= self._room.of(state)
+            state.verifier_len = 0
+            state.preemptions += 1
+            self.remove(state)
+            self.queue.push(state)
+            self._preempted.append(state.request.request_id)
+
+    def take_preempted(self) -> list[str]:
+        """Requests preempted since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def take_admitted(self) -> list[RequestState]:
+        """Requests admitted for the first time since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
+        """The largest goes first: lowest priority, then whose caller has most running, then the latest."""
+        return -state.request.priority, self.queue.running_of(state.request.caller), state.place

@@ -1,0 +1,104 @@
+"""What each running request gets of a step: how many of its committed tokens are read, how large a tree may
+follow. Pure.
+
+Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. The chunk goes
+to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from specinfer.scheduling.budget import fair_shares, split_budget
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.request import RequestState, Speculation
+from specinfer.scheduling.room import CacheRoom
+from specinfer.scheduling.step import StepEntry
+from specinfer.tree import TreeLimits
+
+
+def plan_entries(
+    states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, min_path_probability: float
+) -> list[StepEntry]:
+    """The entries of a step; requests whose prompts have to wait for another step have none."""
+    limits = room.limits
+    lengths = delta_lengths(states, limits)
+    free = limits.max_step_tokens - sum(lengths)
+    wanted = [_wanted_nodes(state, room, most_nodes) for state in states]
+    entries: list[StepEntry] = []
+    for state, length, share in zip(states, lengths, split_budget(room.budget, wanted), strict=True):
+        if length == 0:
+            continue
+        final = length == state.pending
+        nodes = min(share, free) if final else 0
+        free -= nodes
+        entries.append(_entry(state, length, final, nodes, room, min_path_probability))
+    return _with_forced(entries, room, free)
+
+
+def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[StepEntry]:
+    """Gives requests with constraints what step and cache have left."""
+    for index, entry in enumerate(entries):
+        request = entry.state.request
+        if request.constraint is not None and entry.final and entry.reach:
+            forced = min(room.most_nodes(request) - entry.limits.nodes, free)
+            entries[index] = replace(entry, forced=forced)
+            free -= forced
+    return entries
+
+
+def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
+    """Requests that no step could be planned with even if they were alone, and why: faults of ours."""
+    found = list[tuple[RequestState, Exception]]()
+    for state in states:
+        try:
+            room.to_admit(state.request, len(state.tokens))
+            plan_entries([state], room, None, 0.0)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the others go on
+            found.append((state, error))
+    return found
+
+
+def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:
+    """How many of its tokens that the verifier does not hold each request sends; 0: it has to wait.
+
+    Who lacks one token sends it in any case. Those that lack more share the chunk, which is not empty as long
+    as a step may have a token for every request.
+    """
+    lengths = [min(state.pending, 1) for state in states]
+    prompts = [index for index, state in enumerate(states) if state.pending > 1]
+    chunk = max(0, min(limits.prefill_chunk, limits.max_step_tokens - (len(states) - len(prompts))))
+    prompts.sort(key=lambda index: (-states[index].request.priority, states[index].place))
+    for _, level in groupby(prompts, key=lambda index: states[index].request.priority):
+        for index, length in _share_chunk(chunk, list(level), states):
+            lengths[index] = length
+            chunk -= length
+    return lengths
+
+
+def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
+    """Tokens for each of the requests with these indices: equal shares for callers, then one by one."""
+    callers: dict[str, list[int]] = {}
+    for index in prompts:
+        callers.setdefault(states[index].request.caller, []).append(index)
+    wanted = [sum(states[index].pending for index in own) for own in callers.values()]
+    for own, share in zip(callers.values(), fair_shares(chunk, wanted), strict=True):
+        for index in own:
+            length = min(states[index].pending, share)
+            share -= length
+            yield index, length
+
+
+def _wanted_nodes(state: RequestState, room: CacheRoom, most_nodes: int | None) -> int:
+    nodes = room.most_nodes(state.request) if room.most_depth(state) else 0
+    return nodes if most_nodes is None else min(nodes, most_nodes)
+
+
+def _entry(
+    state: RequestState, length: int, final: bool, nodes: int, room: CacheRoom, min_path_probability: float
+) -> StepEntry:
+    base, reach = state.verifier_len, room.most_depth(state)
+    sequence = state.request.speculation is Speculation.SEQUENCE
+    depth = min(room.limits.sequence_length if sequence else room.limits.tree_depth, reach)
+    limits = TreeLimits(nodes, depth, 1 if sequence else None, min_path_probability)
+    return StepEntry(state, base, tuple(state.tokens[base : base + length]), final, limits, reach)

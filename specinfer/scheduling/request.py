@@ -1,0 +1,227 @@
+"""One request: what was asked (`GenerationRequest`), where it stands (`RequestState`), what speculation did.
+
+Pure data; knows no clock, no network and no model.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import InvalidInputError
+from specinfer.sampling import SamplingParams, request_seed
+from specinfer.scheduling.speculation import SpeculationStats
+from specinfer.tree import TokenMatcher
+
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+"""Most tokens told of beside each generated one, as in OpenAI's API."""
+
+
+class Speculation(IntEnum):
+    """How a request may be speculated on; the numbers are those of the wire."""
+
+    TREE = 1
+    SEQUENCE = 2
+    OFF = 3
+
+
+class FinishReason(IntEnum):
+    """Why generation ended; the numbers are those of the wire."""
+
+    LENGTH = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    CANCELLED = 4
+    ERROR = 5
+    DEADLINE = 6
+    CONSTRAINT = 7
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a caller asked for, with every default filled in.
+
+    Raises:
+        InvalidInputError: naming the field and its value.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Ends generation after any of these, the model's own end-of-sequence ids included unless ignored."""
+    priority: int = 0
+    speculation: Speculation = Speculation.TREE
+    logprobs: bool = False
+    top_logprobs: int = 0
+    """Most probable tokens to tell of beside each generated one."""
+    caller: str = ""
+    """Name of the API key that asked; empty where there are no keys. Callers share the verifier fairly."""
+    deadline_s: float | None = None
+    """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
+    constraint: Constraint | None = None
+    """What the text must look like."""
+    references: tuple[tuple[int, ...], ...] = ()
+    """Texts that the answer may copy from; none if nobody here drafts from them."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidInputError("prompt", "", "must not be empty")
+        if self.max_new_tokens <= 0:
+            raise InvalidInputError("max_new_tokens", self.max_new_tokens, "must be positive")
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise InvalidInputError("stop_strings", len(self.stop_strings), f"at most {MAX_STOP_STRINGS}")
+        if "" in self.stop_strings:
+            raise InvalidInputError("stop_strings", "", "must not be empty")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:  # also refuses NaN
+            raise InvalidInputError("deadline_seconds", self.deadline_s, "must be a finite number > 0")
+
+        self._check_top_logprobs()
+
+    def _check_top_logprobs(self) -> None:
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            why = f"must be in [0, {MAX_TOP_LOGPROBS}]"
+            raise InvalidInputError("top_logprobs", self.top_logprobs, why)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
+
+    def check_against(self, vocab_size: int, max_context_len: int) -> None:
+        """Checks what depends on the target model.
+
+        Raises:
+            InvalidInputError: naming the field and its value.
+        """
+        references = [("references", text) for text in self.references]
+        for name, ids in (("prompt", self.prompt), ("stop_token_ids", self.stop_token_ids), *references):
+            for token in (min(ids, default=0), max(ids, default=0)):
+                if not 0 <= token < vocab_size:
+                    raise InvalidInputError(name, token, f"not in the vocabulary of {vocab_size}")
+        self.sampling.check_tokens(vocab_size)
+        if self.top_logprobs > vocab_size:
+            raise InvalidInputError("top_logprobs", self.top_logprobs, f"of a vocabulary of {vocab_size}")
+        total = len(self.prompt) + self.max_new_tokens
+        if total > max_context_len:
+            raise self.too_long(f"over the context of {max_context_len}")
+
+    def too_long(self, why: str) -> InvalidInputError:
+        """The error of a request that is longer than something may hold."""
+        lengths = f"{len(self.prompt)} + {self.max_new_tokens}"
+        return InvalidInputError("prompt + max_new_tokens", lengths, why)
+
+    def drawn_for(self, draws: bool) -> bool:
+        """Whether speculators may draw for it, if any of them draws for requests that are sampled."""
+        return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Where a request stands. The scheduler alone changes it."""
+
+    request: GenerationRequest
+    queued_at: float
+    """When it arrived, at whichever gateway that was, by this gateway's clock."""
+    arrival: int
+    """Order of submission at this gateway."""
+    sampling: SamplingParams
+    """How the target chooses: the request's, with a seed of its own if speculators may draw."""
+    tokens: list[int]
+    """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
+    drawn_for: bool = False
+    """Whether speculators may draw for it. Then none of them is shown the noise by which the target
+    chooses."""
+    verifier_len: int = 0
+    """How many of them the verifier holds."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    finished_at: float | None = None
+    finish: FinishReason | None = None
+    error: str = ""
+    retryable: bool = True
+    """Whether the same request may succeed later, if it ended with an error."""
+    put_off_since: float | None = None
+    """Since when the verifier puts it off in every step; None if it does not."""
+    cancelled: bool = False
+    preemptions: int = 0
+    """How often it had to give its cache to others."""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    matcher: TokenMatcher | None = None
+    """Of its constraint; None without one, and until it is compiled."""
+    matched: int = 0
+    """How many of the generated tokens the matcher has read."""
+
+    @classmethod
+    def new(
+        cls,
+        request: GenerationRequest,
+        arrived_at: float,
+        arrival: int,
+        drawn_for: bool,
+        generated: Sequence[int] = (),
+    ) -> "RequestState":
+        """That of a request that begins, or goes on after the tokens that were generated for it."""
+        sampling = request.sampling
+        if drawn_for:
+            sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
+        return cls(request, arrived_at, arrival, sampling, [*request.prompt, *generated], drawn_for)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_new_tokens - self.new_tokens
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens that the verifier does not hold."""
+        return len(self.tokens) - self.verifier_len
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Its place in the order of arrival, which it keeps when another gateway goes on with it."""
+        return self.queued_at, self.arrival
+
+    @property
+    def deadline_at(self) -> float:
+        """When its time is over."""
+        return math.inf if self.request.deadline_s is None else self.queued_at + self.request.deadline_s
+
+    @property
+    def own_end(self) -> FinishReason | None:
+        """Why its tokens end it; None if they do not."""
+        if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if self.remaining <= 0 else None
+
+    def match(self) -> TokenMatcher | None:
+        """Its matcher, which has read what was generated.
+
+        Raises:
+            ConstraintError: if the constraint is too complex.
+        """
+        if self.matcher is not None:
+            generated = self.tokens[len(self.request.prompt) + self.matched :]
+            self.matched += self.matcher.try_read(generated)
+        return self.matcher
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        """Commits tokens up to the first that ends the request, and returns those; others are dropped."""
+        kept = list(tokens[: self.remaining])
+        stop = next((i for i, t in enumerate(kept) if t in self.request.stop_token_ids), None)
+        if stop is not None:
+            kept = kept[: stop + 1]
+        self.tokens.extend(kept)
+        return kept
+
+    def end(self, reason: FinishReason, now: float, error: str = "", retryable: bool = True) -> None:
+        """Says why and when it ended."""
+        self.finish, self.finished_at = reason, now
+        self.error, self.retryable = error, retryable

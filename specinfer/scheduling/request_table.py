@@ -1,0 +1,83 @@
+"""Requests between submission and finish: by id, by deadline, and those that somebody has cancelled. Pure."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from specinfer.errors import AlreadyExistsError, NotFoundError
+from specinfer.scheduling.ranking import Ranking
+from specinfer.scheduling.request import RequestState
+
+
+class HeldRequests:
+    """Every request that waits or runs."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, RequestState] = {}
+        self._cancelled: list[RequestState] = []
+        self._deadlines: Ranking[str] = Ranking()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def states(self) -> Mapping[str, RequestState]:
+        """All, by id, in order of submission. To be read only."""
+        return MappingProxyType(self._states)
+
+    def check_new(self, request_id: str) -> None:
+        """Checks that none has this id.
+
+        Raises:
+            AlreadyExistsError: if one has.
+        """
+        if request_id in self._states:
+            raise AlreadyExistsError(f"request_id = {request_id!r}: already running")
+
+    def get(self, request_id: str) -> RequestState:
+        """The request of this id.
+
+        Raises:
+            NotFoundError: if there is none.
+        """
+        if request_id not in self._states:
+            raise NotFoundError(f"request_id = {request_id!r}: not running")
+        return self._states[request_id]
+
+    def has(self, state: RequestState) -> bool:
+        """Whether it is this very request that is held under its id."""
+        return self._states.get(state.request.request_id) is state
+
+    def add(self, state: RequestState) -> None:
+        """A request was submitted."""
+        request_id = state.request.request_id
+        self._states[request_id] = state
+        if state.request.deadline_s is not None:
+            self._deadlines.place(request_id, (state.deadline_at,))
+
+    def remove(self, state: RequestState) -> None:
+        """A request has finished, or another gateway goes on with it."""
+        del self._states[state.request.request_id]
+        self._deadlines.remove(state.request.request_id)
+
+    def cancel(self, request_id: str) -> None:
+        """Somebody wants a request to end.
+
+        Raises:
+            NotFoundError: if it is not held.
+        """
+        state = self.get(request_id)
+        if not state.cancelled:
+            state.cancelled = True
+            self._cancelled.append(state)
+
+    def take_cancelled(self) -> list[RequestState]:
+        """Those cancelled since the last call that are still held."""
+        cancelled, self._cancelled = self._cancelled, []
+        return [state for state in cancelled if self.has(state)]
+
+    def overdue(self, now: float) -> RequestState | None:
+        """The one whose deadline is over for longest; None if there is none."""
+        first = self._deadlines.first()
+        if first is None or self._states[first].deadline_at > now:
+            return None
+        return self._states[first]

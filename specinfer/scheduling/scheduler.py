@@ -1,0 +1,239 @@
+"""Decides what runs next. A pure state machine: time comes in as an argument, nothing is awaited.
+
+    submit -> waiting --plan--> running --commit--> running | finished
+                 |   <-preempt--   |
+                 +- cancel, time --+--> finished (at the next reap)
+                 +----- drop ------+--> another gateway's
+
+Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
+while there is room (`specinfer.scheduling.queue` says in which order), and gives prompts at most one chunk of
+prefill per step. Room is counted in cache blocks of what requests hold now, not of the worst case; when the
+running ones outgrow the cache, one of the lowest priority waits again and is computed again later.
+Invariant: what a step needs fits into the verifier's cache, and of the running requests the earliest of the
+highest priority is never preempted, so that it finishes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from specinfer.errors import ExhaustedError
+from specinfer.scheduling.batch import Batch
+from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.entries import plan_entries, unplannable
+from specinfer.scheduling.finish_rate import FinishRate
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.request_table import HeldRequests
+from specinfer.scheduling.room import CacheRoom
+from specinfer.scheduling.step import Progress, StepEntry, VerdictEntry
+from specinfer.scheduling.verdicts import apply_verdict
+from specinfer.tree import TokenTree
+
+
+class Scheduler:
+    """Holds every request between submission and finish."""
+
+    def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
+        self._limits, self._room = limits, CacheRoom(limits, budget)
+        self._batch = Batch(self._room)
+        self._held = HeldRequests()
+        self._arrivals = 0
+        self._rate = FinishRate()
+
+    @property
+    def waiting(self) -> int:
+        """Requests not admitted yet."""
+        return len(self._batch.queue)
+
+    @property
+    def running(self) -> int:
+        """Requests being decoded."""
+        return len(self._batch.running)
+
+    @property
+    def spare(self) -> int:
+        """How many more requests could run at once, if they were like those that it has."""
+        return self._batch.spare
+
+    @property
+    def states(self) -> Mapping[str, RequestState]:
+        """Every request that is waiting or running, by id, in order of submission. To be read only."""
+        return self._held.states
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        now: float,
+        draws: bool = False,
+        *,
+        generated: Sequence[int] = (),
+        drawn_for: bool | None = None,
+        arrived_ago_s: float = 0.0,
+    ) -> RequestState:
+        """Queues a request: a new one, or one that another gateway began. If its generated tokens end it, it
+        is not queued, and the state that is returned has its `finish` set.
+
+        Args:
+            draws: whether any speculator draws for requests that are sampled.
+            generated: tokens that are committed already.
+            drawn_for: what was decided when it began; None decides it now, by `draws`.
+            arrived_ago_s: seconds since it arrived: its place in the queue and its deadline count from then.
+
+        Raises:
+            AlreadyExistsError: if a request of this id is waiting or running.
+            ExhaustedError: if the queue is full, or the caller's share of it.
+            InvalidInputError: if the request could never fit into the cache or the context.
+        """
+        self._held.check_new(request.request_id)
+        drawn_for = request.drawn_for(draws) if drawn_for is None else drawn_for
+        state = RequestState.new(request, now - arrived_ago_s, self._arrivals, drawn_for, generated)
+        if state.own_end is not None:
+            state.end(state.own_end, now)
+            return state
+        self._check_room(request, now)
+        self._arrivals += 1
+        self._hold(state, now)
+        return state
+
+    def could_hold(self, request: GenerationRequest) -> bool:
+        """Whether the verifier has positions and, all in all, cache enough for a request."""
+        return self._room.could_hold(request)
+
+    def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
+        """Whether a request that has so many generated tokens would be admitted at the next plan."""
+        return self.could_hold(request) and self._batch.has_room(request, generated)
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at the next reap.
+
+        Raises:
+            NotFoundError: if it is neither waiting nor running.
+        """
+        self._held.cancel(request_id)
+
+    def drop(self, request_id: str) -> RequestState:
+        """Takes a request out without finishing it: another gateway goes on with it. What the verifier
+        answers for it from now on is ignored; it still has to be released there.
+
+        Raises:
+            NotFoundError: if it is neither waiting nor running.
+        """
+        state = self._held.get(request_id)
+        self._release(state)
+        return state
+
+    def last_waiting(self, most: int) -> list[str]:
+        """Up to so many waiting requests that would be admitted last."""
+        return self._batch.queue.last(most)
+
+    def reap(self, now: float) -> list[Progress]:
+        """Finishes requests that were cancelled or whose time is over; call before each plan."""
+        ended = self._held.take_cancelled()
+        for state in ended:
+            self.finish(state, FinishReason.CANCELLED, now)
+        while (overdue := self._held.overdue(now)) is not None:
+            ended.append(overdue)
+            self.finish(overdue, FinishReason.DEADLINE, now)
+        return [Progress(state, [], [], state.new_tokens, True) for state in ended]
+
+    def admit(self, now: float) -> tuple[int, dict[str, int]]:
+        """Admits waiting requests while there is room; how many run, and those of them that want drafts, with
+        the tokens of their contexts."""
+        self._batch.admit(now)
+        running = self._batch.running.items()
+        return len(running), {
+            name: len(state.tokens)
+            for name, state in running
+            if state.request.speculation is not Speculation.OFF
+        }
+
+    def plan(
+        self, now: float, most_nodes: int | None = None, min_path_probability: float = 0.0
+    ) -> list[StepEntry]:
+        """The entries of the next step; empty if there is nothing to do.
+
+        Args:
+            most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
+            min_path_probability: of a path; following a less probable one is hardly worth it in this step.
+        """
+        self._batch.admit(now)
+        self._batch.preempt()
+        return plan_entries(list(self._batch.running.values()), self._room, most_nodes, min_path_probability)
+
+    def unplannable(self) -> list[tuple[RequestState, Exception]]:
+        """Requests that no step could be planned with, and why."""
+        return unplannable(self._held.states.values(), self._room)
+
+    def take_preempted(self) -> list[str]:
+        """Requests preempted since the last call: the verifier must forget them before the next step."""
+        return self._batch.take_preempted()
+
+    def take_admitted(self) -> list[RequestState]:
+        """New requests admitted since the last call; not those that another gateway began."""
+        return [state for state in self._batch.take_admitted() if not state.new_tokens]
+
+    def commit(
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        verdicts: Mapping[str, VerdictEntry],
+        now: float,
+    ) -> list[Progress]:
+        """Applies the verifier's verdicts; returns what became of each request that moved."""
+        progress: list[Progress] = []
+        for entry in entries:
+            verdict = verdicts.get(entry.request_id)
+            if verdict is None or not self._held.has(entry.state):
+                continue
+            moved = apply_verdict(entry, trees.get(entry.request_id), verdict, now)
+            if moved is not None:
+                progress.append(moved)
+            if entry.state.finish is not None:
+                self._finished(entry.state, now)
+        return progress
+
+    def cut(self, progress: Progress, keep: int, now: float) -> None:
+        """A stop string ended the request after `keep` of its newest tokens."""
+        progress.cut(keep)
+        progress.final = True
+        self.finish(progress.state, FinishReason.STOP_STRING, now)
+
+    def fail(
+        self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
+    ) -> list[Progress]:
+        """Ends requests with an error; says whether the same request may succeed later.
+
+        Those that it does not hold any more (finished, dropped) are left as they are.
+        """
+        failed = [state for state in states if self._held.has(state)]
+        for state in failed:
+            state.end(FinishReason.ERROR, now, message, retryable)
+            self._finished(state, now)
+        return [Progress(state, [], [], state.new_tokens, True) for state in failed]
+
+    def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
+        """Says why a request ended, and takes it out if it still holds it."""
+        state.end(reason, now)
+        if self._held.has(state):
+            self._finished(state, now)
+
+    def _finished(self, state: RequestState, now: float) -> None:
+        self._rate.finish(now)
+        self._release(state)
+
+    def _check_room(self, request: GenerationRequest, now: float) -> None:
+        if not self.could_hold(request):
+            cache, context = self._limits.kv_capacity_tokens, self._limits.max_context_len
+            raise request.too_long(f"over the cache of {cache} tokens or the context of {context}")
+        full = self._batch.queue.full_for(request.caller, self._limits.max_waiting)
+        if full:
+            raise ExhaustedError(full, self._rate.hint(now))
+
+    def _hold(self, state: RequestState, now: float) -> None:
+        if not len(self._held):
+            self._rate.begin(now)
+        self._held.add(state)
+        self._batch.queue.push(state)
+
+    def _release(self, state: RequestState) -> None:
+        self._held.remove(state)
+        self._batch.remove(state)

@@ -1,0 +1,116 @@
+"""Acceptance rules: (tree, target distribution, randomness) -> verdict. Pure functions.
+
+Every rule in `RULES` is lossless: whatever the tree proposes, the tokens it returns follow the target's own
+distribution (greedy: are the target's own choices). A rule is one file plus one line there. The one that is
+not, `typical`, is none that a service is started with: a request asks for it, with its thresholds.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.errors import SettingError
+from specinfer.model.sampling.distributions import generator
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.noise import Noise
+from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.tree import ProposalKind, TokenTree
+from specinfer.tree.token_tree import Int32
+
+RULES = {
+    "greedy": "specinfer.verification.acceptance.greedy:verify_greedy",
+    "multi_step": "specinfer.verification.acceptance.multi_step:verify_multi_step",
+    "naive": "specinfer.verification.acceptance.naive:verify_naive",
+}
+
+Float64 = NDArray[np.float64]
+
+
+class Target(Protocol):
+    """The target model's prediction after each node of a tree.
+
+    `choose` draws from what `probabilities` says, which is quicker where nobody needs to see it.
+    """
+
+    def best(self, node: int) -> int:
+        """The most probable next token."""
+
+    def probabilities(self, node: int) -> Float64 | Excerpt:
+        """[V] next-token distribution; the caller may change it, at tokens that could be drawn there."""
+
+    def choose(self, node: int, noise: Noise) -> int:
+        """The next token, drawn by noise."""
+
+
+class Randomness(Protocol):
+    """What chance says at the position behind a node of some depth."""
+
+    def stream(self, depth: int) -> np.random.Generator:
+        """For trying what was drawn."""
+
+    def noise(self, depth: int) -> Noise:
+        """For choosing tokens; it hangs on nothing but seed and position."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRandomness:
+    """That of a request."""
+
+    sampling: SamplingParams
+    context_len: int
+    """Absolute position of what follows the root."""
+
+    def stream(self, depth: int) -> np.random.Generator:
+        """See `Randomness.stream`."""
+        return generator(self.sampling, self.context_len + depth, StreamDomain.VERIFY)
+
+    def noise(self, depth: int) -> Noise:
+        """See `Randomness.noise`."""
+        return Noise(self.sampling.seed, self.context_len + depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a tree."""
+
+    accepted: tuple[int, ...]
+    """Nodes from the root's child downwards."""
+    bonus: int
+    """The token the target adds after them."""
+
+
+class AcceptanceRule(Protocol):
+    """Walks down from the root, accepts what the target agrees with, and adds one bonus token."""
+
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
+
+
+def find_rule(name: str) -> AcceptanceRule:
+    """The rule of this name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if name not in RULES:
+        raise SettingError("acceptance", name, f"must be one of {', '.join(RULES)}")
+    module, function = RULES[name].split(":")
+    rule: AcceptanceRule = getattr(import_module(module), function)
+    return rule
+
+
+def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """(Node, token) -> the child of the node that has the token."""
+    edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
+    return {edge: child for child, edge in enumerate(edges, start=1)}
+
+
+def drawable(tree: TokenTree) -> dict[int, Int32]:
+    """By node with draws, the tokens that could have been drawn below it, ascending."""
+    found: dict[int, list[Int32]] = {}
+    for proposal in tree.proposals:
+        if proposal.kind is not ProposalKind.POINT:
+            found.setdefault(proposal.parent, []).append(proposal.q_token_ids)
+    return {node: np.unique(np.concatenate(lists)) for node, lists in found.items()}

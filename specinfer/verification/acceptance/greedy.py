@@ -1,0 +1,15 @@
+"""VerifyGreedy (paper, section 4.3): follow the target's own choices as far as the tree has them."""
+
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import Randomness, Target, Verdict, children_by_token
+
+
+def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    """u = root; while a child v of u has t_v = argmax P(.|u): accept v, u = v. Then add argmax P(.|u)."""
+    children = children_by_token(tree)
+    accepted: list[int] = []
+    node = 0
+    while (child := children.get((node, target.best(node)))) is not None:
+        accepted.append(child)
+        node = child
+    return Verdict(tuple(accepted), target.best(node))

@@ -1,0 +1,88 @@
+"""Multi-step speculative sampling (paper, Algorithm 2, VerifyStochastic), over merged trees.
+
+    P(.|root): the-+-cat (drawn by A)      try cat with A's q; if rejected take A's q out of P,
+                   +-dog (drawn by B)      try dog with B's q; if rejected take B's q out of P,
+                   +-bird (a point)        then draw from what is left of P: perhaps bird.
+
+Where the paper is silent or its algorithm would not be lossless:
+- Each candidate is tried with the q of the speculator that proposed it. A token proposed twice is two
+  candidates.
+- The paper tries children in random order. Draws are tried here in the order in which they were kept
+  (`TokenTree.order`), across speculators: whether a draw is in the tree may depend on the draws kept before
+  it, so it must not be tried before they are (`specinfer.tree.cut`).
+- Without replacement, a rejected token is taken out of q and q renormalised (Sequoia, algorithm 2).
+- Points are not tried at all: they are accepted if they are what is drawn from the rest, which accepts x with
+  probability P(x). Testing them against the draft's softmax, as one might, is not lossless (tests show
+  it). What is drawn hangs on noise that drafters may know (`specinfer.model.sampling.noise`), so where there
+  are only points the output is that of plain decoding, token for token.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.tree import Candidate, ProposalKind, TokenTree
+from specinfer.tree.token_tree import Int32
+from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
+
+_ROUNDING = 1e-6
+"""Share of a total below which what is left of it may be rounding, and is added up anew."""
+
+
+def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+    """Accepts a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
+    draws, children = tree.draws_by_parent(), children_by_token(tree)
+    accepted: list[int] = []
+    node = 0
+    while True:
+        child, noise, drawn = None, randomness.noise(len(accepted)), draws.get(node)
+        if drawn:
+            p = target.probabilities(node)
+            child = _try_draws(tree, drawn, p, randomness.stream(len(accepted)))
+        if child is None:
+            token = noise.choose(p) if drawn else target.choose(node, noise)
+            child = children.get((node, token))
+        if child is None:
+            return Verdict(tuple(accepted), token)
+        accepted.append(child)
+        node = child
+
+
+def _try_draws(
+    tree: TokenTree, draws: Sequence[Candidate], p: Float64 | Excerpt, rng: np.random.Generator
+) -> int | None:
+    """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
+
+    P is p / total: a rejection then costs as much as q has tokens, not as much as the vocabulary.
+    """
+    total, left = 1.0, dict[int, Float64]()
+    for index, place in draws:
+        proposal = tree.proposals[index]
+        child, ids = proposal.children[place], proposal.q_token_ids
+        token = int(tree.token_ids[child])
+        q = left[index] if index in left else _normalised(proposal.q_probabilities.astype(np.float64))
+        q_token = float(q[ids == token][0])
+        if rng.random() * q_token * total <= p[token] and p[token] > 0:
+            return child
+        total = _subtract(p, total, ids, q)
+        if total <= 0:
+            return child  # P = q: only rounding can have rejected the token
+        if proposal.kind is ProposalKind.WITHOUT_REPLACEMENT:
+            q = _normalised(np.where(ids == token, 0.0, q))
+        left[index] = q
+    return None
+
+
+def _normalised(q: Float64) -> Float64:
+    total = q.sum()
+    return np.asarray(q / total) if total > 0 else q
+
+
+def _subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
+    """p := max(0, p - total * q) in place; returns the new total, or 0 if nothing would be left."""
+    before = p[ids]
+    after = np.maximum(before - total * q, 0.0)
+    p[ids] = after
+    left = total - float((before - after).sum())
+    return left if left > _ROUNDING * total else float(p.sum())

@@ -1,0 +1,54 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1): takes what the target finds plausible. Lossy.
+
+    a child v of u is accepted if  P(t_v|u) > min(epsilon, delta * exp(-H(P(.|u))))
+
+epsilon is the hard threshold; the other is lower where the target itself is undecided (H is the entropy in
+nats). Of the accepted paths the longest wins, of several the most probable one. The token behind it is the
+target's most probable one, so a step without accepted nodes decodes greedily.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalAcceptance:
+    """The rule for one pair of thresholds."""
+
+    epsilon: float
+    delta: float
+
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+        """See `AcceptanceRule`; chance has no say."""
+        children: dict[int, list[int]] = defaultdict(list)
+        for node, parent in enumerate(tree.parents.tolist()):
+            if node:
+                children[parent].append(node)
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        best = (0, 0.0, 0)  # length, log-probability, node
+        reached = [(0, 0.0)]
+        for node, logp in reached:  # grows while it is walked: parents before children
+            if node not in children:
+                continue
+            p = np.asarray(target.probabilities(node))
+            least = self.threshold(p)
+            for child in children[node]:
+                probability = float(p[int(tree.token_ids[child])])
+                if probability > least:
+                    paths[child] = (*paths[node], child)
+                    reached.append((child, logp + math.log(probability)))
+                    best = max(best, (len(paths[child]), reached[-1][1], child))
+        last = best[2]
+        return Verdict(paths[last], target.best(last))
+
+    def threshold(self, p: Float64) -> float:
+        """The probability above which a token of the distribution p [V] is accepted."""
+        some = p[p > 0]
+        entropy = float(-(some * np.log(some)).sum())
+        return min(self.epsilon, self.delta * math.exp(-entropy))

@@ -1,0 +1,91 @@
+"""Adjustments: changes of the target's logits that a request asks for.
+
+They come before temperature, top-k and top-p, and so before any acceptance rule: P is what is left of the
+changed logits, and tree, chain and plain decoding follow the same P. They look at what was generated, so a
+node's change hangs on the tokens of its path; only the nodes that a rule asks about are changed.
+
+    prompt | generated, committed | root's child, ... , node
+           | `Adjustment.read`    | `path` of `Adjustment.change`
+
+A request's adjustment is held beside its cache and reads the tokens that the cache reads, so it is rebuilt
+whenever the cache is (base_len 0). A kind of adjustment is one file plus one line in `KINDS`; constraints
+come behind all of them: they need a matcher that the engine has compiled, and may end the text.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.constraints.matcher import Matcher
+from specinfer.verification.adjustments.constrained import Constrained
+from specinfer.verification.jobs import VerifyJob
+
+Float32 = NDArray[np.float32]
+KINDS = ("specinfer.verification.adjustments.biases:biases_of",)
+"""Functions (job, vocabulary's size) -> what the job asks for of this kind, or None."""
+
+
+class Adjustment(Protocol):
+    """One kind of change, of one request."""
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """These were generated and are committed: the next ones, in order."""
+
+    def change(self, row: Float32, path: Sequence[int]) -> None:
+        """Changes in place the logits [V] of what follows the committed tokens and those of a path.
+
+        -infinity forbids a token. Paths come in any order; what `change` learns of one must be undone.
+        """
+
+
+class RequestAdjustment:
+    """All that a request asks for."""
+
+    def __init__(
+        self, prompt_len: int, parts: Sequence[Adjustment], constrained: Constrained | None = None
+    ) -> None:
+        """`prompt_len`: context tokens that were not generated. `constrained` is the last part."""
+        self._prompt_len, self._constrained = prompt_len, constrained
+        self._parts = [*parts, constrained] if constrained is not None else parts
+
+    def read(self, position: int, tokens: Sequence[int]) -> None:
+        """Context tokens from a position on were committed."""
+        generated = tokens[max(0, self._prompt_len - position) :]
+        if generated:
+            for part in self._parts:
+                part.read(generated)
+
+    def change(self, row: Float32, path: Sequence[int]) -> None:
+        """See `Adjustment.change`.
+
+        Raises:
+            ConstraintError: see `Constrained.change`.
+        """
+        for part in self._parts:
+            part.change(row, path)
+
+    def end(self, tokens: Sequence[int]) -> int | None:
+        """See `Constrained.end`."""
+        return None if self._constrained is None else self._constrained.end(tokens)
+
+
+def adjustment_of(
+    job: VerifyJob, vocab_size: int, matcher: Matcher | None = None
+) -> RequestAdjustment | None:
+    """What a request asks for, from its first job; None if nothing. `matcher` is that of its constraint.
+
+    Raises:
+        InvalidInputError: naming the field and its value.
+    """
+    parts = [part for kind in KINDS if (part := _find(kind)(job, vocab_size)) is not None]
+    constrained = None if matcher is None else Constrained(matcher)
+    return RequestAdjustment(job.prompt_len, parts, constrained) if parts or constrained else None
+
+
+def _find(kind: str) -> Callable[[VerifyJob, int], Adjustment | None]:
+    module, function = kind.split(":")
+    found: Callable[[VerifyJob, int], Adjustment | None] = getattr(import_module(module), function)
+    return found

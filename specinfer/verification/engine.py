@@ -1,0 +1,296 @@
+"""The verifier's domain: context deltas and trees in, verdicts out. No gRPC here.
+
+One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the
+cache. A wrong or failing entry gets its own error; the rest of the batch is served. A pass that fails for
+want of a layer is nobody's fault: its entries are EXHAUSTED and come again.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.matcher import Matcher
+from specinfer.entry_status import EntryStatus
+from specinfer.errors import ExhaustedError, FaultError, SpecInferError, UnavailableError
+from specinfer.log_context import about
+from specinfer.model.batch import Segment
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.runner import ModelRunner
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import Target
+from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
+from specinfer.verification.checks import check_job
+from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.limits import EngineLimits
+from specinfer.verification.target import Rows
+from specinfer.verification.tree_verifier import TreeVerifier, Verification
+from verifier_svc.fence import Fence, Standing
+
+log = logging.getLogger(__name__)
+_COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
+"""How long a step waits for constraints to be compiled, beside other requests and for one alone. Most take a
+millisecond; for others the gateway comes again."""
+
+
+@dataclass(slots=True)
+class _Held:
+    sequence: KVSequence
+    last_used: float
+    adjustment: RequestAdjustment | None = None
+
+
+class VerifierEngine:
+    """Holds the model and every request's cache. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        acceptance: str = "multi_step",
+        limits: EngineLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        compiler: Compiler | None = None,
+    ) -> None:
+        """`compiler`: of constraints; None: they are refused."""
+        self.runner, self.limits = runner, limits or EngineLimits()
+        self._trees = TreeVerifier(acceptance, self.runner.chooser)
+        self._held: dict[str, _Held] = {}
+        self._fence = Fence()
+        self._unsettled: list[tuple[KVSequence, list[int]]] = []
+        """Sequences of the last step, each with the tentative nodes that it keeps."""
+        self.evicted_tokens = 0
+        """Context tokens dropped from windowed caches, since the start."""
+        self.passes: list[tuple[int, float]] = []
+        """Tokens and nodes of each pass of the last step, and the seconds it took."""
+        self.faults = 0
+        """What failed that nobody foresaw, since the start."""
+        self._clock, self._compiler = clock, compiler
+
+    def admit(self, fence: int) -> bool:
+        """Whether the holder of the lease with this number is served; a later lease than all before it
+        forgets every request, as its holder knows nothing of them. Prefix blocks stay."""
+        standing = self._fence.admit(fence)
+        if standing is Standing.NEW and self._held:
+            log.info("lease %d: forgetting %d requests", fence, self.release(list(self._held)))
+        return standing is not Standing.STALE
+
+    def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
+        """Serves one step; one outcome per job, in order."""
+        self.settle()
+        self._forget_idle()
+        self.passes = []
+        outcomes: dict[int, VerifyOutcome] = {}
+        ready: list[int] = []
+        segments: dict[int, Segment] = {}
+        room = self.limits.max_step_tokens
+        waits_until = self._clock() + (_COMPILING_ALONE_S if len(jobs) == 1 else _COMPILING_S)
+        for index, job in enumerate(jobs):
+            try:
+                if job.base_len == 0:
+                    self.release([job.request_id])  # whatever was held, this starts over
+                held_len = self._held_len(job.request_id)
+                if held_len != job.base_len:
+                    outcomes[index] = VerifyOutcome(job.request_id, EntryStatus.RESYNC, held_len=held_len)
+                    continue
+                segments[index] = self._admit(job, room, self._matcher(job, waits_until))
+            except SpecInferError as error:
+                outcomes[index] = self._refused(job, error)
+                continue
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+                outcomes[index] = self._faulty(job, error)
+                continue
+            room -= len(job.delta) + len(segments[index].nodes)
+            ready.append(index)
+        asking = sum([job.features_from is not None for job in jobs])
+        most = MESSAGE_BYTES // max(asking, 1)
+        logits = self._forward([segments[index] for index in ready])
+        adjustments = [self._held[jobs[index].request_id].adjustment for index in ready]
+        targets = self._targets([jobs[index] for index in ready], logits, adjustments)
+        for index, rows, target, adjustment in zip(ready, logits, targets, adjustments, strict=True):
+            try:
+                verified = self._trees.verify(jobs[index], rows, target, adjustment)
+                outcomes[index] = self._conclude(jobs[index], verified, most)
+            except Exception as error:  # noqa: BLE001  # as above
+                outcomes[index] = self._faulty(jobs[index], error)
+        return [outcomes[index] for index in range(len(jobs))]
+
+    def settle(self) -> None:
+        """Keeps in the cache what the last step accepted and drops the rest.
+
+        The next call does it, too; called before, it takes no time from a step.
+        """
+        unsettled, self._unsettled = self._unsettled, []
+        for sequence, kept in unsettled:
+            try:
+                self.runner.cache.commit(sequence, kept)
+                self.evicted_tokens += self.runner.cache.slide(sequence, self.limits.max_step_tokens)
+            except Exception:  # this request resynchronises, the others go on
+                self.faults += 1
+                log.exception("could not keep what a step accepted")
+                self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
+
+    def release(self, request_ids: Sequence[str]) -> int:
+        """Forgets requests; returns how many were known."""
+        self.settle()
+        known = [request_id for request_id in request_ids if request_id in self._held]
+        for request_id in known:
+            self.runner.cache.release(self._held.pop(request_id).sequence)
+            log.debug("request %s is released", request_id, extra=about(request_id))
+        if not self._held:
+            self.runner.cache.check()
+        return len(known)
+
+    def abandon(self, request_ids: Sequence[str]) -> None:
+        """Forgets requests after a fault in the middle of their step, whatever state their caches are in."""
+        broken = [self._held[name].sequence for name in request_ids if name in self._held]
+        self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
+        self.release(request_ids)
+
+    @property
+    def held_requests(self) -> int:
+        """Requests with something in the cache."""
+        return len(self._held)
+
+    def _held_len(self, request_id: str) -> int:
+        held = self._held.get(request_id)
+        return held.sequence.length if held else 0
+
+    def _matcher(self, job: VerifyJob, waits_until: float) -> Matcher | None:
+        """That of a constraint with which a request starts over.
+
+        Raises:
+            InvalidInputError: if it cannot be compiled.
+            ExhaustedError: while it is being compiled: the other jobs do not wait for it.
+        """
+        if job.constraint is None or job.base_len:
+            return None
+        if self._compiler is None:
+            raise job.constraint.error("not supported by this verifier")
+        matcher = self._compiler.ready(job.constraint, max(0.0, waits_until - self._clock()))
+        if matcher is None:
+            raise ExhaustedError("its constraint is being compiled")
+        return matcher
+
+    def _admit(self, job: VerifyJob, room: int, matcher: Matcher | None) -> Segment:
+        """Checks a job, reserves its cache and returns its part of the pass."""
+        check_job(job, room, self.runner.config.vocab_size, self.limits)
+        held = self._held.get(job.request_id)
+        if held is None:
+            if len(self._held) >= self.limits.max_requests:
+                raise ExhaustedError(f"{len(self._held)} requests held, no more are allowed")
+            adjustment = adjustment_of(job, self.runner.config.vocab_size, matcher)
+            held = self._held[job.request_id] = _Held(self.runner.open(), 0.0, adjustment)
+            log.debug("request %s is first seen", job.request_id, extra=about(job.request_id))
+        held.last_used = self._clock()
+        nodes, parents = _tentative(job.tree)
+        # the last token is always computed: its logits may be wanted
+        known = self.runner.cache.share(held.sequence, job.delta[:-1])
+        try:
+            self.runner.cache.reserve(held.sequence, len(job.delta) - known + len(nodes))
+        except ExhaustedError:
+            if known:  # half a delta would look like another base_len
+                self.release([job.request_id])
+            raise
+        if held.adjustment is not None:
+            held.adjustment.read(job.base_len, job.delta)
+        return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
+
+    def _forward(self, segments: list[Segment]) -> list[Rows]:
+        """One pass over all segments; if it fails, one pass each, so that only the culprit fails. A layer
+        that cannot be read is missing to all of them alike."""
+        if not segments:
+            return []
+        started = time.perf_counter()
+        try:
+            logits: list[Rows] = list(self.runner.forward(segments))
+            tokens = sum([len(segment.delta) + len(segment.nodes) for segment in segments])
+            self.passes.append((tokens, time.perf_counter() - started))
+            return logits
+        except UnavailableError as error:
+            log.error("a pass of %d entries failed, they come again: %s", len(segments), error)
+            return [error] * len(segments)
+        except Exception as error:
+            self.faults += 1
+            if len(segments) == 1:
+                log.exception("a pass failed")
+                return [error]
+            log.exception("a batched pass failed; serving its %d entries one by one", len(segments))
+        return [result for segment in segments for result in self._forward([segment])]
+
+    def _targets(
+        self,
+        jobs: Sequence[VerifyJob],
+        logits: Sequence[Rows],
+        adjustments: Sequence[RequestAdjustment | None],
+    ) -> list[Target | Exception | None]:
+        """What the rules ask. A pass on a device is waited for here, which counts as its time."""
+        started = time.perf_counter()
+        targets = self._trees.targets(jobs, logits, adjustments)
+        if self.passes:
+            tokens, seconds = self.passes[-1]
+            self.passes[-1] = tokens, seconds + time.perf_counter() - started
+        return targets
+
+    def _conclude(
+        self, job: VerifyJob, verified: Verification | SpecInferError, feature_bytes: int
+    ) -> VerifyOutcome:
+        if isinstance(verified, SpecInferError):
+            self.release([job.request_id])
+            again = isinstance(verified, UnavailableError)
+            status = EntryStatus.EXHAUSTED if again else EntryStatus.ERROR
+            return VerifyOutcome(job.request_id, status, verified.for_logs)
+        held = self._held[job.request_id]
+        sequence = held.sequence
+        accepted = verified.verdict.accepted if verified.verdict is not None else ()
+        if held.adjustment is not None and job.tree is not None:
+            held.adjustment.read(sequence.length, job.tree.token_ids[list(accepted)].tolist())
+        self._unsettled.append((sequence, [node - 1 for node in accepted]))
+        return VerifyOutcome(
+            job.request_id,
+            EntryStatus.OK,
+            verdict=verified.verdict,
+            logprobs=verified.logprobs,
+            held_len=sequence.length + len(accepted),
+            top_k=verified.top_k,
+            features=self._features(job, sequence, accepted, feature_bytes),
+            finished=verified.finished,
+        )
+
+    def _features(
+        self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], most: int
+    ) -> FeatureSpan:
+        if job.features_from is None or not self.runner.features.layers:
+            return NO_FEATURES
+        nodes = [node - 1 for node in accepted]
+        runner = self.runner
+        return features_of(runner.features, runner.cache, sequence, nodes, job.features_from, most)
+
+    def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
+        held = self._held.get(job.request_id)
+        if held is not None and not held.sequence.blocks:
+            self.release([job.request_id])  # opened for this very entry
+        status = EntryStatus.EXHAUSTED if isinstance(error, ExhaustedError) else EntryStatus.ERROR
+        return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
+
+    def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
+        """The outcome of a job that meets a fault of ours; its cache, whatever state that is in, goes."""
+        self.faults += 1
+        log.exception("an entry failed", extra=about(job.request_id))
+        self.abandon([job.request_id])
+        why = FaultError("internal error", error).for_logs
+        return VerifyOutcome(job.request_id, EntryStatus.ERROR, why)
+
+    def _forget_idle(self) -> None:
+        limit = self._clock() - self.limits.idle_seconds
+        idle = [request_id for request_id, held in self._held.items() if held.last_used < limit]
+        if idle:
+            log.warning("forgetting %d idle requests", self.release(idle))
+
+
+def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the nodes below the root, numbered as the cache numbers tentative nodes."""
+    if tree is None:
+        return [], []
+    return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

@@ -1,0 +1,28 @@
+"""Log-probabilities of returned tokens, and of the most probable ones beside them.
+
+They are the model's own, before adjustments, temperature, top-k and top-p (as vLLM's by default): so they
+tell the same of a token whatever was asked for, and at the node that emitted it what plain decoding tells.
+"""
+
+import torch
+
+from specinfer.logprobs import TokenLogprobs
+from specinfer.model.sampling.most_probable import most_probable
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import Verdict
+
+
+def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[TokenLogprobs]:
+    """Those of the accepted tokens and of the bonus token, by the logits [N, V] of a tree's nodes."""
+    nodes = [0, *verdict.accepted]
+    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+    logp = rows[nodes].log_softmax(-1)
+    chosen = logp[torch.arange(len(nodes)), tokens].tolist()
+    if not top:
+        return [TokenLogprobs(value) for value in chosen]
+    ids = most_probable(logp, top)
+    lists = [
+        list(zip(row, values, strict=True))
+        for row, values in zip(ids.tolist(), logp.gather(1, ids).tolist(), strict=True)
+    ]
+    return [TokenLogprobs(value, best) for value, best in zip(chosen, lists, strict=True)]

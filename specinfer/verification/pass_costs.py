@@ -1,0 +1,132 @@
+"""How long passes take by their tokens, measured before serving: where the gateway's planner starts from."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from statistics import median
+
+from specinfer.model.batch import Segment
+from specinfer.model.cache.sequence import KVSequence
+from specinfer.model.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
+"""The kernels take six rows at a time, so the seventh, the thirteenth and so on cost most."""
+_CONTEXT = 256
+_MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 8, 32, 2
+"""Passes over many tokens take long, and steps are rarely that large."""
+_SLOW_S, _FEW = 0.5, (1, 16, 64)
+"""Where a pass takes so long, as with offloaded weights, few sizes are measured: starting must not take
+minutes."""
+_CHEAP = 2.0
+"""Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
+one."""
+_MOVED, _FELL = 4 / 3, 0.8
+"""How much a size may differ between two measurements, and how much less a larger pass may take than a
+smaller one, before both are thought to be disturbed."""
+_AGAIN = 6
+"""Most measurements behind the first."""
+
+Costs = dict[int, float]
+"""Seconds by tokens."""
+
+
+def measure_passes(
+    runner: ModelRunner,
+    budget_s: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
+    most_tokens: int = _SIZES[-1],
+) -> list[tuple[int, float]]:
+    """(tokens, seconds) of passes behind a context of 256 tokens, or what fits a smaller model or cache.
+
+    All is measured twice, in half the time each, and again while that differs by more than a third or falls
+    with more tokens, a few times at most: a neighbour was busy. Disturbances only prolong, so the least of
+    each size counts. Beyond 64 tokens sizes are doubled up to `most_tokens`, the most that the verifier
+    accepts in a step, as long as passes stay cheap; that many is measured last. Where a pass is slow, as with
+    offloaded weights, it is one round of few sizes.
+
+    A second is enough: its medians came within 2 % of those of two seconds, those of half a second within 5 %
+    (default model, bfloat16, two cores with AVX-512). What it misses the gateway finds out while it serves
+    (`specinfer.planning.pass_times`).
+    """
+    sequence = runner.open()
+    try:
+        positions = min(runner.cache.capacity_tokens, runner.config.max_positions)
+        most = min(_SIZES[-1], positions // 2)
+        context = min(_CONTEXT, positions - most)
+        runner.forward([Segment(sequence, [1] * context)])
+
+        def one_pass(size: int) -> float:
+            return _one_pass(runner, _nodes(sequence, size), clock)
+
+        slow = one_pass(1) > _SLOW_S
+        sizes = [size for size in (_FEW if slow else _SIZES) if size <= most]
+        if slow:
+            found = {size: one_pass(size) for size in sizes}
+        else:
+            found = undisturbed(lambda: _in_turns(one_pass, sizes, budget_s / 2, clock))
+        largest, size = min(most_tokens, positions - context), max(found)
+        while size < largest and found[size] < _CHEAP * found[1]:
+            size = min(2 * size, largest)
+            found[size] = median([one_pass(size) for _ in range(1 if slow else 2)])
+    finally:
+        runner.cache.release(sequence)
+    costs = list(found.items())
+    log.info("passes take %s", ", ".join(f"{1000 * s:.1f} ms for {n}" for n, s in costs))
+    return costs
+
+
+def undisturbed(measure: Callable[[], Costs]) -> Costs:
+    """The least of measurements, of which the last two agree unless there were too many."""
+    least = latest = measure()
+    for number in range(_AGAIN):
+        before, latest = latest, measure()
+        least = {size: min(seconds, latest[size]) for size, seconds in least.items()}
+        if _agree(before, latest) and not _falls(least):
+            return least
+        if number == 0:
+            log.info("what passes take is disturbed; measuring again")
+    log.warning("what passes take is still disturbed; the gateway finds out while it serves")
+    return least
+
+
+def _agree(before: Costs, latest: Costs) -> bool:
+    pairs = [(before[size], latest[size]) for size in before]
+    return all(max(pair) <= _MOVED * min(pair) for pair in pairs)
+
+
+def _falls(costs: Costs) -> bool:
+    ordered = [costs[size] for size in sorted(costs)]
+    return any(after < _FELL * most for after, most in zip(ordered, accumulate(ordered, max), strict=True))
+
+
+def _in_turns(
+    one_pass: Callable[[int], float], sizes: Sequence[int], budget_s: float, clock: Callable[[], float]
+) -> Costs:
+    """The medians of rounds, in which the sizes take turns, so that a slow moment of the machine hits all of
+    them. At least one round is run, and no further one once the time is up."""
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    until = clock() + budget_s
+    for number in range(_MOST_ROUNDS):
+        if number and clock() > until:
+            break
+        for size, times in found.items():
+            if size < _LARGE or number < _ROUNDS_OF_LARGE:
+                times.append(one_pass(size))
+    return {size: median(times) for size, times in found.items()}
+
+
+def _nodes(sequence: KVSequence, size: int) -> Segment:
+    """So many nodes below the root."""
+    return Segment(sequence, (), [1] * size, [-1] * size)
+
+
+def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
+    """Its time; nothing of it stays in the cache. One logit is fetched: a device may be at work still."""
+    started = clock()
+    runner.forward([segment])[0][-1, :1].cpu()
+    seconds = clock() - started
+    runner.cache.commit(segment.sequence, ())
+    return seconds

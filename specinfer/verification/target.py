@@ -1,0 +1,192 @@
+"""What the target predicts at the nodes of a tree, from the logits of a pass, for the acceptance rules.
+
+From logits on the host each node is looked at when a rule asks: most are never visited, and rows are long.
+On a device that can choose (`specinfer.model.sampling.choices`) all nodes of all requests are chosen for at
+once, and the logits stay there.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from specinfer.errors import SpecInferError
+from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser
+from specinfer.model.sampling.distributions import probabilities
+from specinfer.model.sampling.excerpt import Excerpt
+from specinfer.model.sampling.noise import Noise
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree
+from specinfer.tree.topology import depths
+from specinfer.verification.acceptance import Float64, Target, drawable
+from specinfer.verification.adjustments import RequestAdjustment
+from specinfer.verification.jobs import VerifyJob
+
+log = logging.getLogger(__name__)
+_NOT_FINITE = "the model produced non-finite logits"
+
+Rows: TypeAlias = "torch.Tensor | Exception"
+"""Logits [N, V] of a job, or why there are none."""
+
+
+class BrokenModelError(SpecInferError):
+    """The model's output is not usable."""
+
+
+class LogitsTarget:
+    """From logits [N, V] of a tree; looks only at nodes it is asked about."""
+
+    def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
+        self.logits, self._sampling = logits, sampling
+
+    def best(self, node: int) -> int:
+        """The most probable next token.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        row = self.row(node).cpu().numpy()
+        index = int(row.argmax())  # of a row with a NaN: the NaN
+        if not math.isfinite(row[index]):
+            raise BrokenModelError(_NOT_FINITE)
+        return index
+
+    def probabilities(self, node: int) -> Float64:
+        """[V] distribution under the request's sampling parameters.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        p = probabilities(self.row(node), self._sampling)
+        if not math.isfinite(p[0]):  # one NaN makes all of them NaN
+            raise BrokenModelError(_NOT_FINITE)
+        return p
+
+    def choose(self, node: int, noise: Noise) -> int:
+        """A token drawn from these probabilities.
+
+        Raises:
+            BrokenModelError: if the node's logits are not finite.
+        """
+        try:
+            return noise.choose_by_logits(self.row(node), self._sampling)
+        except ValueError as error:
+            raise BrokenModelError(_NOT_FINITE) from error
+
+    def row(self, node: int) -> torch.Tensor:
+        """[V] logits behind a node."""
+        return self.logits[node]
+
+
+class AdjustedTarget(LogitsTarget):
+    """The same with logits that are changed by what the request asks for, behind each node's own path."""
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        sampling: SamplingParams,
+        tree: TokenTree,
+        adjustment: RequestAdjustment,
+    ) -> None:
+        super().__init__(logits, sampling)
+        self._tree, self._adjustment = tree, adjustment
+        self._rows: dict[int, torch.Tensor] = {}
+        """By node: rules may ask for a node twice."""
+
+    def row(self, node: int) -> torch.Tensor:
+        """See `LogitsTarget.row`."""
+        if node not in self._rows:
+            row = self.logits[node].cpu().numpy().copy()
+            self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
+            self._rows[node] = torch.from_numpy(row)
+        return self._rows[node]
+
+
+class ChosenTarget:
+    """From what was chosen for every node beforehand, under the request's sampling parameters and noise."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    def best(self, node: int) -> int:
+        """See `LogitsTarget.best`."""
+        token = self._choices.tokens[node]
+        if token < 0:
+            raise BrokenModelError(_NOT_FINITE)
+        return token
+
+    def probabilities(self, node: int) -> Excerpt:
+        """The same, told apart at the tokens that may be drawn below the node; only of nodes with draws."""
+        self.best(node)
+        return self._choices.excerpts[node]
+
+    def choose(self, node: int, noise: Noise) -> int:
+        """See `LogitsTarget.choose`."""
+        token, excerpt = self.best(node), self._choices.excerpts.get(node)
+        return token if excerpt is None else noise.choose(excerpt)
+
+
+def targets_of(
+    jobs: Sequence[VerifyJob],
+    logits: Sequence[Rows],
+    adjustments: Sequence[RequestAdjustment | None],
+    chooser: Chooser | None,
+) -> list[Target | Exception | None]:
+    """The target of each job; an error where its pass or choice failed, None where nothing is to be verified.
+
+    If that fails for all jobs together, it is done for each by itself, so that only the culprit fails.
+    """
+    try:
+        return _targets_of(jobs, logits, adjustments, chooser)
+    except Exception as error:
+        if len(jobs) == 1:
+            log.exception("choosing tokens failed")
+            return [error]
+        log.exception("choosing tokens failed; choosing for %d entries one by one", len(jobs))
+    each = zip(jobs, logits, adjustments, strict=True)
+    return [target for j, rows, a in each for target in targets_of([j], [rows], [a], chooser)]
+
+
+def _targets_of(
+    jobs: Sequence[VerifyJob],
+    logits: Sequence[Rows],
+    adjustments: Sequence[RequestAdjustment | None],
+    chooser: Chooser | None,
+) -> list[Target | Exception | None]:
+    verified = [
+        index
+        for index, (job, rows) in enumerate(zip(jobs, logits, strict=True))
+        if job.tree is not None and not isinstance(rows, Exception)
+    ]
+    found: dict[int, Target | Exception | None] = {
+        index: rows for index, rows in enumerate(logits) if isinstance(rows, Exception)
+    }
+    # what is not lossless looks at whole distributions, and adjustments change whole rows
+    here = [
+        i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
+    ]
+    found |= {i: _target_here(jobs[i], _tensor(logits[i]), adjustments[i]) for i in here}
+    there = [i for i in verified if i not in here]
+    if chooser is not None and there:
+        tasks = [_task(jobs[i], _tensor(logits[i])) for i in there]
+        found |= {i: ChosenTarget(choices) for i, choices in zip(there, chooser.choose(tasks), strict=True)}
+    return [found.get(index) for index in range(len(jobs))]
+
+
+def _target_here(job: VerifyJob, rows: torch.Tensor, adjustment: RequestAdjustment | None) -> Target:
+    if adjustment is None or job.tree is None:
+        return LogitsTarget(rows, job.sampling)
+    return AdjustedTarget(rows, job.sampling, job.tree, adjustment)
+
+
+def _tensor(rows: Rows) -> torch.Tensor:
+    assert isinstance(rows, torch.Tensor)
+    return rows
+
+
+def _task(job: VerifyJob, rows: torch.Tensor) -> ChoiceTask:
+    assert job.tree is not None
+    positions = job.base_len + len(job.delta) + depths(job.tree.parents)
+    return ChoiceTask(rows, job.sampling, positions, {} if job.sampling.greedy else drawable(job.tree))

@@ -1,0 +1,99 @@
+"""Verification of the trees of one pass: logits in, verdicts out. No caches here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
+from specinfer.logprobs import TokenLogprobs
+from specinfer.model.sampling.choices import Chooser
+from specinfer.model.sampling.most_probable import most_probable
+from specinfer.sampling import SamplingParams
+from specinfer.tree import TokenTree
+from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
+from specinfer.verification.acceptance.typical import TypicalAcceptance
+from specinfer.verification.adjustments import RequestAdjustment
+from specinfer.verification.jobs import VerifyJob
+from specinfer.verification.logprobs import logprobs_of
+from specinfer.verification.target import BrokenModelError, Rows, targets_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a pass says about a job; no verdict if it had no tree."""
+
+    verdict: Verdict | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    top_k: tuple[tuple[int, ...], ...] = ()
+    finished: bool = False
+    """The bonus token completes what the constraint asks for."""
+
+
+class TreeVerifier:
+    """Applies the acceptance rules to what a pass says about trees."""
+
+    def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
+        """`chooser`: what chooses where the logits lie, if they are not on the host."""
+        self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
+        self._chooser = chooser
+
+    def targets(
+        self,
+        jobs: Sequence[VerifyJob],
+        logits: Sequence[Rows],
+        adjustments: Sequence[RequestAdjustment | None],
+    ) -> list[Target | Exception | None]:
+        """What the rules ask, one per job; waits for logits on a device."""
+        return targets_of(jobs, logits, adjustments, self._chooser)
+
+    def verify(
+        self,
+        job: VerifyJob,
+        rows: Rows,
+        target: Target | Exception | None,
+        adjustment: RequestAdjustment | None = None,
+    ) -> Verification | SpecInferError:
+        """Verifies one job by its logits; an error says why that was not possible. Changes nothing."""
+        if isinstance(target, UnavailableError):
+            return target
+        if isinstance(target, Exception):
+            return BrokenModelError(FaultError("the model failed", target).for_logs)
+        if job.tree is None or target is None or isinstance(rows, Exception):
+            return Verification()
+        rule = self._rule(job.sampling)
+        randomness = RequestRandomness(job.sampling, job.base_len + len(job.delta))
+        try:
+            verdict = rule(job.tree, target, randomness)
+            verdict, finished = _up_to_end(job.tree, verdict, adjustment)
+        except (BrokenModelError, ConstraintError) as error:
+            return error
+        logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
+        return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished)
+
+    def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
+        if sampling.greedy:
+            return self._greedy
+        if sampling.lossless:
+            return self._stochastic
+        return TypicalAcceptance(sampling.typical_epsilon, sampling.entropy_factor)
+
+
+def _up_to_end(
+    tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
+) -> tuple[Verdict, bool]:
+    """The verdict up to the token that completes what a constraint asks for, which is then its bonus token;
+    and whether there is one."""
+    if adjustment is None:
+        return verdict, False
+    tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
+    end = adjustment.end(tokens)
+    if not end:
+        return verdict, end is not None
+    return Verdict(verdict.accepted[: end - 1], tokens[end - 1]), True
+
+
+def _top_k(rows: torch.Tensor, k: int) -> tuple[tuple[int, ...], ...]:
+    if not k:
+        return ()
+    return tuple(tuple(row) for row in most_probable(rows, k).tolist())

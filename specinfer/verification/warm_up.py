@@ -1,0 +1,37 @@
+"""Steps for nobody before a verifier serves: the first ones take several times as long as those to come, and
+the gateway chooses by what passes take."""
+
+import time
+
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob
+
+_NAME = "warm-up"
+_ROUNDS = 3
+_SLOW_S = 0.5
+"""Where a step takes so long, as with weights that are read in every pass, one is enough."""
+_SAMPLED = SamplingParams(temperature=0.8, seed=1)
+_SIZES = (0, 2, 4, 8)
+"""Nodes of trees."""
+
+
+def warm_up(engine: VerifierEngine) -> None:
+    """Verifies trees of several sizes, greedy and sampled, behind a prompt that fills no block of the cache,
+    so that nothing of it stays."""
+    started, limits = time.perf_counter(), engine.limits
+    most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
+    for sampling in (GREEDY, _SAMPLED) * _ROUNDS:
+        for nodes in _SIZES:
+            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
+            engine.release([_NAME])
+            if time.perf_counter() - started > _SLOW_S:
+                return
+
+
+def _chain(nodes: int) -> TokenTree:
+    builder, parent = TreeBuilder(0), 0
+    for _ in range(nodes):
+        (parent,) = builder.propose_points(parent, [0], [0.5])
+    return builder.build()
