@@ -18,9 +18,9 @@ from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS
 from deploy.grafana.picture import Span, draw
 from deploy.prometheus.local import command, local_configuration
-from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.speculators import default_speculators
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.speculators import default_speculators
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from benchmarks.load import Load
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.options import read_numbers
 from specinfer.v1 import generation_pb2
 

@@ -27,7 +27,7 @@ from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.v1 import generation_pb2

@@ -37,8 +37,8 @@ from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
 from specinfer.planning.weights import load_weights
+from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
-from specinfer.service.wire_meter import MeterInterceptor
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

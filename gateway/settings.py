@@ -10,7 +10,7 @@ from gateway.services.addresses import service_addresses
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.scheduling.limits import SchedulerLimits
-from specinfer.service.addresses import split_targets
+from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
 
 _LIMITS = SchedulerLimits()

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from http_svc.app import build_app
-from http_svc.server import HttpServer
+from http_svc.app import HttpServer, build_app
 from http_svc.settings import HttpSettings
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import service_registry

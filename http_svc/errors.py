@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from specinfer.client import BrokenStreamError, RequestFailedError, StreamLostError
-from specinfer.client.failure import Failure
+from specinfer.client.errors import Failure
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError, UnavailableError
 
 _Code = grpc.StatusCode

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specinfer.service.addresses import split_targets
+from specinfer.service.channel import split_targets
 from specinfer.service.settings import MEBIBYTE, ProcessSettings, as_path
 from specinfer.service.tls import ClientTls
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from specinfer.drafters import make_drafter
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.warm_up import warm_up
-from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from speculator_svc.metrics import SpeculatorMetrics

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
-from specinfer.service.metrics import declare_build_info
-from specinfer.service.step_metrics import TO_SECONDS_S, StepHistogram
+from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
 
 
 class SpeculatorMetrics:

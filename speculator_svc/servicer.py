@@ -13,8 +13,8 @@ from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
 from specinfer.log_context import about
-from specinfer.service.engine_thread import EngineThread
 from specinfer.service.metrics import Observing
+from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc

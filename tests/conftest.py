@@ -12,8 +12,8 @@ import pytest
 import torch
 from redis import Redis
 
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.redis_server import redis_command
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.redis_server import redis_command
 from tests.chaos.failover import RedisRoles
 from tests.chaos.proxy import Proxy
 

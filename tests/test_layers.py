@@ -78,14 +78,14 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
-    "specinfer.model.layers": (
+    "specinfer.model.torch": (
         {
             "specinfer.errors",
             *(f"specinfer.model.{room}" for room in ("batch", "cache", "layers", "weights")),
         },
         {"numpy", "torch"},
     ),
-    "specinfer.model.device": (
+    "specinfer.model.gpu": (
         {
             "specinfer.errors",
             "specinfer.sampling",
@@ -138,9 +138,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "specinfer.client": (
         {
             "specinfer.errors",
-            "specinfer.service.addresses",
             "specinfer.service.channel",
-            "specinfer.service.loop_thread",
+            "specinfer.service.threads",
             "specinfer.service.tls",
             "specinfer.wire.status",
             "specinfer.v1",
@@ -209,17 +208,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy", "torch"},
     ),
-    "specinfer.scheduling.speculation": ({"specinfer.tree"}, set()),
+    "specinfer.scheduling.statistics": ({"specinfer.tree"}, set()),
     "specinfer.scheduling.request": (
         {
-            "specinfer.scheduling.speculation",
+            "specinfer.scheduling.statistics",
             "specinfer.constraints.constraint",
             *("specinfer.sampling", "specinfer.errors", "specinfer.tree"),
         },
         set(),
     ),
-    "specinfer.scheduling.budget": (set(), set()),
-    "specinfer.scheduling.step": (
+    "specinfer.scheduling.limits": (set(), set()),
+    "specinfer.scheduling.entries": (
         {
             *(f"gateway.requests.{name}" for name in ("request", "speculation")),
             *("specinfer.entry_status", "specinfer.logprobs", "specinfer.tree"),
@@ -235,16 +234,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy"},
     ),
     "gateway.training": ({"specinfer.planning", "specinfer.errors", "specinfer.usage"}, {"numpy", "typer"}),
-    "specinfer.scheduling.caller": (set(), set()),
-    "specinfer.scheduling.ranking": (set(), set()),
+    "gateway.api.callers": (set(), set()),
+    "specinfer.scheduling.queue": (set(), set()),
     "specinfer.scheduling.request_table": (
-        {"specinfer.errors", "specinfer.scheduling.ranking", "specinfer.scheduling.request"},
+        {"specinfer.errors", "specinfer.scheduling.queue", "specinfer.scheduling.request"},
         set(),
     ),
     "specinfer.scheduling.limits": (set(), set()),
-    "specinfer.scheduling.finish_rate": (set(), set()),
-    "specinfer.scheduling.queue": ({"specinfer.scheduling.ranking", "specinfer.scheduling.request"}, set()),
-    "specinfer.scheduling.room": (
+    "specinfer.scheduling.queue": (set(), set()),
+    "specinfer.scheduling.queue": ({"specinfer.scheduling.queue", "specinfer.scheduling.request"}, set()),
+    "specinfer.scheduling.limits": (
         {*(f"gateway.requests.{name}" for name in ("budget", "limits", "request")), "specinfer.tree"},
         set(),
     ),
@@ -259,12 +258,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "specinfer.scheduling.verdicts": (
+    "specinfer.scheduling.commit": (
         {
             "specinfer.tree",
             "specinfer.entry_status",
             "specinfer.scheduling.request",
-            "specinfer.scheduling.step",
+            "specinfer.scheduling.entries",
         },
         set(),
     ),
@@ -280,8 +279,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "gateway.services.features": ({"specinfer.speculators.states", "specinfer.v1"}, {"numpy"}),
-    "gateway.services.top_k": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
+    "specinfer.scheduling.target_outputs": ({"specinfer.speculators.states", "specinfer.v1"}, {"numpy"}),
+    "specinfer.scheduling.target_outputs": ({"specinfer.tree", "specinfer.v1"}, {"numpy"}),
     "gateway.store": (
         {
             *("specinfer.constraints.constraint", "specinfer.errors", "specinfer.logprobs"),
@@ -301,26 +300,26 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         },
         SERVICE,
     ),
-    "http_svc.bodies": (
+    "http_svc.schemas": (
         {f"http_svc.{name}" for name in ("fields", "forms", "tools")},
         {"pydantic", "pydantic_core"},
     ),
     "http_svc.tools": ({"http_svc.fields"}, {"pydantic"}),
-    "http_svc.tool_calls": ({"http_svc.tools"}, set()),
+    "http_svc.tools": ({"http_svc.tools"}, set()),
     "http_svc.fields": (set(), {"pydantic", "pydantic_core"}),
-    "http_svc.forms": ({"http_svc.fields"}, {"pydantic", "pydantic_core"}),
-    "http_svc.orders": (
-        {*(f"specinfer.{n}" for n in ("client", "errors", "v1")), "http_svc.bodies", "http_svc.tool_calls"},
+    "http_svc.schemas": ({"http_svc.fields"}, {"pydantic", "pydantic_core"}),
+    "http_svc.to_gateway": (
+        {*(f"specinfer.{n}" for n in ("client", "errors", "v1")), "http_svc.schemas", "http_svc.tools"},
         set(),
     ),
-    "http_svc.logprobs": ({"specinfer.client"}, set()),
-    "http_svc.replies": ({"specinfer.client", "http_svc.logprobs", "http_svc.tool_calls"}, set()),
-    "http_svc.steps": ({"specinfer.v1"}, set()),
+    "http_svc.responses": ({"specinfer.client"}, set()),
+    "http_svc.responses": ({"specinfer.client", "http_svc.responses", "http_svc.tools"}, set()),
+    "http_svc.page_routes": ({"specinfer.v1"}, set()),
     "http_svc": (
         {"http_svc", *(f"specinfer.{name}" for name in ("client", "errors", "service", "v1"))},
         SERVICE | {"fastapi", "starlette", "uvicorn"},
     ),
-    "specinfer.drafters.feature_buffer": (
+    "specinfer.drafters.contexts": (
         {"specinfer.speculators.states", "specinfer.drafters"},
         {"numpy"},
     ),

@@ -11,16 +11,16 @@ from specinfer.hub import resolve_model
 from specinfer.model.held_weights import held_weights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.service.engine_thread import EngineThread
 from specinfer.service.entry_point import run_service
 from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
+from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.acceptance import find_rule
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits
 from specinfer.verification.pass_costs import measure_passes
 from specinfer.verification.warm_up import warm_up
 from verifier_svc.identity import Identity

@@ -11,8 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.entry_status import EntryStatus
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
-from specinfer.service.metrics import declare_build_info, declare_model_info
-from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
+from specinfer.service.metrics import (
+    COUNTS,
+    TO_SECONDS_S,
+    StepHistogram,
+    declare_build_info,
+    declare_model_info,
+)
 from specinfer.v1 import verifier_pb2
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 

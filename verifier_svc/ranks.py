@@ -18,7 +18,7 @@ from specinfer.model.parallel.executor import ParallelExecutor
 from specinfer.model.parallel.layout import Layout
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.parent_process import end_with_parent
-from specinfer.service.engine_thread import EngineThread
+from specinfer.service.threads import EngineThread
 from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)

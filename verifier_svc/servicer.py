@@ -12,8 +12,8 @@ from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.log_context import about
 from specinfer.logprobs import TokenLogprobs
-from specinfer.service.engine_thread import EngineThread
 from specinfer.service.metrics import Observing
+from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine

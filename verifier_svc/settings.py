@@ -7,7 +7,7 @@ from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.held_weights import AUTO
 from specinfer.service.settings import ServiceSettings
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits
 
 _LIMITS = EngineLimits()
 

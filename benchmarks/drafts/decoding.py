@@ -15,8 +15,7 @@ from specinfer.planning.calibration import Calibration
 from specinfer.sampling import SamplingParams, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import Answer, AsyncClient, acceptance_length
 from specinfer.v1 import generation_pb2
 

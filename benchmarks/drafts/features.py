@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specinfer.drafters import Drafter, Features
-from specinfer.drafters.feature_buffer import FeatureBuffer
+from specinfer.drafters.contexts import FeatureBuffer
 from specinfer.model.runner import ModelRunner
 from specinfer.verification.features import FeatureSpan
 

@@ -8,8 +8,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 GUESSES = 5
 

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.gpu.section import Context
 from benchmarks.gpu.workload import Buffers, Workload, slots
-from specinfer.model.device.compaction import move
+from specinfer.model.gpu.layer_kernels import move
 from specinfer.model.options import DTYPES
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}

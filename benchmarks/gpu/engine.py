@@ -16,8 +16,7 @@ from benchmarks.synthetic.rule import RULE_NAME, synthetic_rules
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 HISTOGRAM = "greedy, 32 nodes"
 _WARM_UP = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.gpu.section import Context, Rows, give_back_memory
 from benchmarks.gpu.services import measure_steps, roomy_directory
 from benchmarks.gpu.shapes import RandomWeights, write_model
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.model.options import DTYPES
 from specinfer.v1 import generation_pb2
 

@@ -9,9 +9,9 @@ import torch
 from benchmarks.gpu.scale import Cell
 from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, blocks_for
-from specinfer.model.device.attention import Plan, splits_for, tree_attention
-from specinfer.model.device.description import describe, exact_bucket
-from specinfer.model.device.launch import processors
+from specinfer.model.gpu.attention import Plan, splits_for, tree_attention
+from specinfer.model.gpu.description import describe, exact_bucket
+from specinfer.model.gpu.launch import processors
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -23,7 +23,7 @@ from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.__main__ import main
 from gateway.store.requests import RequestStore, Written
-from specinfer.scheduling.step import Progress
+from specinfer.scheduling.entries import Progress
 
 
 async def _written(

@@ -13,9 +13,9 @@ from typing import Self
 
 from benchmarks.serving.steps import FixedStep, read_steps
 from benchmarks.serving.streams import Order, Outcome
-from specinfer.cli.local import SERVICE_ENVIRONMENT
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.redis_server import redis_command
+from specinfer.cli.local.system import SERVICE_ENVIRONMENT
 from specinfer.service.channel import open_channel, wait_until_serving
 
 VERIFIER_FLAG = "verifiers"

@@ -15,12 +15,11 @@ from benchmarks.suite.perplexity import Scorer
 from benchmarks.suite.plan import SuitePlan, Turns, runs_of
 from benchmarks.suite.pools import Pool
 from specinfer.cli.bench import BenchPlan, take_turns, warm_up
-from specinfer.cli.connection import Connection
-from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.processes import free_ports
-from specinfer.cli.running import local_system
+from specinfer.cli.connection import Connection, describe_verifier
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.running import local_system
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.show import progress_bar
-from specinfer.cli.verifiers import describe_verifier
 
 _DROPPED = "specinfer_verifier_window_dropped_tokens_total"
 Entry = dict[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suite.pools import ASSISTED, MERGED, WINDOW_TOKENS, methods
-from specinfer.cli.differences import NOISE
+from specinfer.cli.compare import NOISE
 
 Run = Mapping[str, Any]
 Runs = Sequence[Run]

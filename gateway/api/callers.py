@@ -1,18 +1,36 @@
-"""Who calls: the API key in a call's metadata -> the caller that it stands for."""
+"""Callers: the holders of API keys, what each may use, and which of them a call comes from."""
 
 import hmac
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
 from specinfer.errors import SettingError, UnauthenticatedError
-from specinfer.scheduling.caller import ANYBODY, Caller
 from specinfer.service.api_keys import ApiKey, digest_of, read_keys
-from specinfer.service.file_stamp import stamp_of
+from specinfer.service.tls import stamp_of
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The holder of an API key, or everybody where no keys are configured."""
+
+    name: str = ""
+    """Name of the key; empty where no keys are configured. Requests belong to it."""
+    max_concurrent: int = 0
+    """Most unfinished requests at once; 0 for no limit."""
+    tokens_per_minute: int = 0
+    """Most tokens generated within a minute; 0 for no limit."""
+    max_priority: int = 2**31 - 1
+    """Highest priority that it may ask for."""
+
+
+ANYBODY = Caller()
+
 
 HEADER = "authorization"
 SCHEME = "bearer "

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gateway.api.callers import Caller
 from gateway.api.conversation import texts_of, tools_of, turns_of
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
-from specinfer.scheduling.caller import Caller
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2

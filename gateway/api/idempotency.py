@@ -2,7 +2,7 @@
 
 import hashlib
 
-from specinfer.scheduling.caller import Caller
+from gateway.api.callers import Caller
 from specinfer.v1 import generation_pb2
 
 

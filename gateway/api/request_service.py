@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from gateway.api.callers import Caller
 from gateway.cluster.lease_manager import Keeper
 from gateway.cluster.sessions import Lanes
 from gateway.observability.observer import Journal
@@ -24,7 +25,6 @@ from specinfer.errors import (
     UnavailableError,
 )
 from specinfer.log_context import about
-from specinfer.scheduling.caller import Caller
 from specinfer.scheduling.request import GenerationRequest
 
 log = logging.getLogger(__name__)

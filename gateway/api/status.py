@@ -2,12 +2,12 @@
 
 from gateway.cluster.lease_manager import Keeper
 from gateway.cluster.sessions import Lanes
+from gateway.cluster.verifier_link import VerifierLink
 from gateway.observability.metrics.speculation import Named
 from gateway.observability.metrics.steps import PHASES
 from gateway.observability.totals import SpeculatorTotals, Totals
 from gateway.planner_state import planner_state
 from gateway.services.speculator import SpeculatorService
-from gateway.services.verifier_link import VerifierLink
 from gateway.session.session import Lane
 from gateway.store.leases import GatewayReport
 from specinfer.v1 import generation_pb2, verifier_pb2

@@ -15,11 +15,11 @@ from gateway.cluster.rebalancing import Handovers
 from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_claim
 from gateway.cluster.sessions import Lanes, models_of
 from gateway.observability.metrics import SystemMetrics
-from gateway.services.outage import Outage
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.log_pace import LogPace
+from specinfer.service.outage import Outage
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 6

@@ -9,14 +9,14 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator
 
 from gateway.cluster.rules import best_lane
-from gateway.services.verifier_link import VerifierLink, resolve
+from gateway.cluster.verifier_link import VerifierLink, resolve
 from gateway.session.session import Lane, Shared
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.log_context import about
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
-from specinfer.scheduling.step import Progress
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

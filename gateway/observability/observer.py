@@ -18,8 +18,8 @@ from specinfer.errors import FaultError
 from specinfer.log_context import about
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import count_step
+from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
-from specinfer.scheduling.step import Progress, StepEntry
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
-from specinfer.scheduling.step import StepEntry
 from specinfer.service.tracing import Attributes, Tracer, trace_id_of, traceparent_of
 
 if TYPE_CHECKING:

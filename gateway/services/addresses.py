@@ -6,7 +6,7 @@ dns:///speculators.example:50053         one service, a replica for each address
 """
 
 from specinfer.errors import SettingError
-from specinfer.service.addresses import check_target, split_address
+from specinfer.service.channel import check_target, split_address
 
 
 def service_addresses(text: str) -> list[str]:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from gateway.services.pool_policy import PoolPolicy
 from gateway.services.references import add_references
 from gateway.services.speculator import Asked, SpeculatorService
-from gateway.services.target_relay import TargetRelay
 from gateway.services.tree_share import TreeShare
 from specinfer.errors import UnavailableError
 from specinfer.planning.latency import DraftTime
+from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.speculators.drafts import exchange_drafts
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
@@ -34,7 +34,7 @@ class DraftRound:
     """Collects the answers to one step, until the next step begins; what comes later is only counted."""
 
     def __init__(
-        self, step: int, policy: PoolPolicy, target: TargetRelay, share: TreeShare, traceparent: str = ""
+        self, step: int, policy: PoolPolicy, target: TargetOutputs, share: TreeShare, traceparent: str = ""
     ) -> None:
         """`share`: what each speculator may send for each request; services are told the trace context."""
         self._step, self._policy, self._target = step, policy, target
@@ -80,7 +80,8 @@ class DraftRound:
         entries = [service.encode(item, self._target, most) for item in asked.values()]
         if service.reads_references:
             add_references(entries, {name: it.entry.state.request.references for name, it in asked.items()})
-        until = {e.request_id: self._target.features.until(e, service.feature_layers) for e in entries}
+        features, layers = self._target.features, service.feature_layers
+        until = {e.request_id: features.until(e.features_start, e.target_features, layers) for e in entries}
         request = speculator_pb2.DraftRequest(
             step_id=self._step, entries=entries, client=self._policy.client, traceparent=self._traceparent
         )

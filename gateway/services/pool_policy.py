@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 
-from gateway.services.outage import backoff
+from specinfer.service.outage import backoff
 from specinfer.speculators.deadline import draft_deadline
 
 _STEP_BYTES = 12 * 2**20

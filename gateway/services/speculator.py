@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from gateway.services.draft_books import DraftBooks
 from gateway.services.draft_faults import DraftFaults
-from gateway.services.target_relay import TargetRelay
 from gateway.services.tree_share import TreeShare, sound_tree
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
 from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.sampling import draft_seed
-from specinfer.scheduling.step import StepEntry
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.target_outputs import Predicted, TargetOutputs
 from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream
 from specinfer.speculators.refusals import Refusals
 from specinfer.tree import TokenTree, most_depth
@@ -130,7 +130,7 @@ class SpeculatorService:
         """How many of the target's predictions it reads per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
-    def encode(self, asked: Asked, relay: TargetRelay, feature_bytes: int) -> speculator_pb2.DraftEntry:
+    def encode(self, asked: Asked, relay: TargetOutputs, feature_bytes: int) -> speculator_pb2.DraftEntry:
         """The message that asks it, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
@@ -162,7 +162,7 @@ class SpeculatorService:
             draw_seed=draft_seed(sampling.seed, self.members[0]),
             target_features=features,
             features_start=start,
-            target_top_k=relay.top_k.take(entry.request_id, self.target_top_k),
+            target_top_k=_encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
         )
 
     def accept(
@@ -269,3 +269,13 @@ class SpeculatorService:
         self.held.clear()
         self.features_held.clear()
         self.refusals.clear()
+
+
+def _encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
+    if predicted is None:
+        return None
+    return speculator_pb2.TargetTopK(
+        token_ids=predicted.tree.token_ids.tolist(),
+        parents=predicted.tree.parents.tolist(),
+        top_k_token_ids=predicted.top_k.ravel().tolist(),
+    )

@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc
 
 from gateway.services.draft_round import DraftRound, Drafts
-from gateway.services.features import FeatureWish
 from gateway.services.pool_policy import PoolPolicy
 from gateway.services.speculator import Asked, SpeculatorService
 from gateway.services.speculator_directory import SpeculatorDirectory
 from gateway.services.speculator_replicas import SpeculatorReplicas
-from gateway.services.target_relay import TargetRelay, TargetWish
 from gateway.services.tree_share import TreeShare
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
-from specinfer.scheduling.request import Speculation
-from specinfer.scheduling.step import StepEntry, VerdictEntry
-from specinfer.service.wire_meter import Channel
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import TargetOutputs, TargetWish
+from specinfer.service.stream import Channel
 from specinfer.speculators.deadline import StepTimes
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, describe_together
 from specinfer.tree import TokenTree
@@ -48,7 +46,7 @@ class SpeculatorPool:
         self.services = self._replicas.known
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
-        self._target = TargetRelay(policy.hidden_size)
+        self._target = TargetOutputs(policy.hidden_size)
         self.names = self._directory.names
         """Of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
@@ -100,26 +98,10 @@ class SpeculatorPool:
 
     def wish(self, entries: Sequence[StepEntry]) -> TargetWish:
         """What of the target the verifier is to return with a step, for services that read it."""
-        reading = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]
-        self._target.top_k.want([service.target_top_k for service in self.services])
-        k = self._target.top_k.k
-        top_k = {entry.request_id: k for entry in reading if entry.final} if k else {}
-        return TargetWish(self._wished_features(entries, reading), top_k)
-
-    def _wished_features(self, entries: Sequence[StepEntry], reading: Sequence[StepEntry]) -> FeatureWish:
-        """Which hidden states services lack that read them, of the entries that want drafts at all."""
-        readers, features = [s for s in self.services if s.feature_layers], self._target.features
-        features.want([service.feature_layers for service in readers])
-        places = self._replicas.places(entries) if readers else {}
-        since = {}
-        for entry in reading if readers else ():
-            name, mine = entry.request_id, places[entry.request_id]
-            held = [service.features_held.get(name, 0) for service in readers if service.address in mine]
-            features.drop(name, held)
-            start = features.wanted_from(name, held)
-            if start is not None:
-                since[name] = start
-        return FeatureWish(features.layers, since, features.bytes_of(features.layers))
+        places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
+        return self._target.wish(
+            entries, self.services, lambda place, name: self.services[place].address in places[name]
+        )
 
     def keep(
         self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from gateway.cluster.verifier_link import resolve
 from gateway.services.addresses import replica_addresses
 from gateway.services.replicas import ReplicaShares
 from gateway.services.speculator import SpeculatorService
-from gateway.services.verifier_link import resolve
-from specinfer.scheduling.step import StepEntry
-from specinfer.service.stream import MessageStream
-from specinfer.service.wire_meter import Channel
+from specinfer.scheduling.entries import StepEntry
+from specinfer.service.stream import Channel, MessageStream
 from specinfer.v1 import speculator_pb2_grpc
 
 

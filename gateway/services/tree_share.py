@@ -8,7 +8,7 @@ step among them and its requests: whatever they send within their shares, the me
 from dataclasses import dataclass
 
 from specinfer.errors import MalformedTreeError
-from specinfer.scheduling.step import StepEntry
+from specinfer.scheduling.entries import StepEntry
 from specinfer.speculators.drafts import sound_draft
 from specinfer.tree import TokenTree
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE

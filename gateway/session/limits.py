@@ -3,8 +3,7 @@
 from gateway.settings import GatewaySettings
 from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
-from specinfer.scheduling.budget import NodeBudget
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.v1 import verifier_pb2
 
 

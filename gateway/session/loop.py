@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway.observability.observer import Journal
-from gateway.services.outage import Outage
 from gateway.services.speculator_pool import SpeculatorPool
-from gateway.services.verifier import VerifierClient
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Deliveries
 from gateway.session.releases import Releases
 from gateway.session.step_recorder import NO_RECORDER, StepRecorder
+from gateway.session.verifier import VerifierClient
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.planning.calibration import Calibration
@@ -26,9 +25,10 @@ from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.planning.step_planner import Step, StepPlanner
 from specinfer.planning.trees import trees_to_verify
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.step import Progress
+from specinfer.service.outage import Outage
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1

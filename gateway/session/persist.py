@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from gateway.api.watch.watches import Watches
 from gateway.observability.observer import Journal
-from gateway.services.outage import Outage, backoff
 from gateway.session.publish import Publisher
 from gateway.session.token_stream import Feeds
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
 from specinfer.log_context import about
 from specinfer.planning.feedback import FinishedStep
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.step import Progress
-from specinfer.scheduling.stop_strings import StopStrings
+from specinfer.scheduling.text import StopStrings
+from specinfer.service.outage import Outage, backoff
 from specinfer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

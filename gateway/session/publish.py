@@ -9,7 +9,7 @@ from gateway.session.token_stream import Feeds
 from specinfer.errors import SpecInferError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.step import Progress
+from specinfer.scheduling.entries import Progress
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from gateway.services.speculator_pool import SpeculatorPool
-from gateway.services.verifier import VerifierClient
+from gateway.session.verifier import VerifierClient
 from specinfer.errors import UnavailableError
 
 log = logging.getLogger(__name__)

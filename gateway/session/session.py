@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import grpc
 
 from gateway.api.watch.watches import Watches
+from gateway.cluster.verifier_link import VerifierLink
 from gateway.observability.observer import Journal
 from gateway.services.pool_policy import PoolPolicy
 from gateway.services.speculator_pool import SpeculatorPool
-from gateway.services.verifier import VerifierClient, pass_curve
-from gateway.services.verifier_link import VerifierLink
 from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import GenerationLoop
@@ -25,6 +24,7 @@ from gateway.session.persist import Deliveries
 from gateway.session.prefixes import PrefixIndex
 from gateway.session.step_recorder import StepRecorder
 from gateway.session.token_stream import Feeds
+from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
 from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
@@ -37,7 +37,7 @@ from specinfer.planning.planner import Planner
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.channel import open_channel
-from specinfer.service.wire_meter import MeteredChannel
+from specinfer.service.stream import MeteredChannel
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from gateway.api.text_matches import TextMatches
+from gateway.api.conversation import TextMatches
 from specinfer.errors import SettingError
 from specinfer.planning.feedback import FinishedStep, contexts_of
 from specinfer.planning.recorded_steps import line_of

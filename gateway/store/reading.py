@@ -5,11 +5,11 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from gateway.api.callers import Caller
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import TOKEN_WIDTH, logprobs_key, logprobs_width, request_key, tokens_key
 from gateway.store.records import Glimpse, Known, Record, read_glimpse, read_record
 from specinfer.errors import FaultError
-from specinfer.scheduling.caller import Caller
 
 _FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 

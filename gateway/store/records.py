@@ -12,8 +12,8 @@ from specinfer.errors import FaultError, InvalidInputError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
 from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, Speculation
-from specinfer.scheduling.step import Progress
 
 
 @dataclass(frozen=True, slots=True)

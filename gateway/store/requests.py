@@ -10,16 +10,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
+from gateway.api.callers import Caller
 from gateway.session.token_stream import Feed
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import OPEN_TTL_S, owned_key, request_key
 from gateway.store.reading import RequestReader
 from gateway.store.records import Record, encode_content, encode_logprobs, encode_progress, encode_tokens
 from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
-from specinfer.scheduling.caller import Caller
 from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
-from specinfer.scheduling.step import Progress
 
 log = logging.getLogger(__name__)
 

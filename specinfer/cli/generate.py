@@ -1,4 +1,4 @@
-"""`specinfer generate`: one prompt, its answer streamed to standard output."""
+"""`specinfer generate` and `specinfer attach`: an answer in the terminal."""
 
 import asyncio
 import json
@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.connection import NO_PATIENCE, TRACE_VARIABLE, Connection, client_tls
-from specinfer.cli.local import LocalOptions
+from specinfer.cli.local.running import gateway
+from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
@@ -34,7 +35,6 @@ from specinfer.cli.options import (
     read_constraint,
     refuse_with,
 )
-from specinfer.cli.running import gateway
 from specinfer.cli.show import print_answer_line, print_retry, print_way_back
 from specinfer.client import (
     Answer,
@@ -196,3 +196,51 @@ def print_text(text: str) -> None:
 
 def silent(text: str) -> None:
     """Keeps a piece of an answer back, where all of it is printed as JSON."""
+
+
+AttachedId = Annotated[str, typer.Argument(help="Id of the request.")]
+
+
+def attach(
+    request_id: AttachedId,
+    from_token: Annotated[int, typer.Option(help="Tokens that are there already.")] = 0,
+    json_output: JsonOutput = False,
+    address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
+) -> None:
+    """Stream the rest of a request, which may have ended. Ctrl-C leaves it running."""
+    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    client = connection.client(Patience(patience_seconds), print_retry)
+    check_text("request_id", request_id)
+    print_answer(asyncio.run(_attach(client, request_id, from_token, json_output)), json_output)
+
+
+async def _attach(client: AsyncClient, request_id: str, from_token: int, quiet: bool) -> Answer:
+    async with client, client.attach(request_id, from_token) as stream:
+        try:
+            return await stream.read(silent if quiet else print_text)
+        except StreamLostError as error:
+            print_way_back(error)
+            raise
+
+
+def cancel(
+    request_id: AttachedId,
+    address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
+    """Stop a running request; it ends with the tokens it has."""
+    connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key))
+    asyncio.run(_cancel(connection.client(), check_text("request_id", request_id)))
+
+
+async def _cancel(client: AsyncClient, request_id: str) -> None:
+    async with client:
+        await client.cancel(request_id)

@@ -11,16 +11,14 @@ import typer
 from benchmarks.suite.command import suite
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
-from specinfer.cli.attach import attach, cancel
-from specinfer.cli.check import check
-from specinfer.cli.compare import bench, demo
-from specinfer.cli.connection import API_KEY_VARIABLE, Connection
-from specinfer.cli.differences import compare
-from specinfer.cli.explain import explanation
-from specinfer.cli.generate import generate
-from specinfer.cli.keys import keys_app
-from specinfer.cli.local import LocalOptions
-from specinfer.cli.models import models_app
+from specinfer.cli.check import check, explanation
+from specinfer.cli.compare import bench, compare, demo
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
+from specinfer.cli.generate import attach, cancel, generate
+from specinfer.cli.local.running import local_system
+from specinfer.cli.local.speculators import read_speculators
+from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.models import keys_app, models_app
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
     Dtype,
@@ -31,11 +29,8 @@ from specinfer.cli.options import (
     Weights,
 )
 from specinfer.cli.plan import plan
-from specinfer.cli.running import local_system
 from specinfer.cli.show import console, ready_line
-from specinfer.cli.speculators import read_speculators
 from specinfer.cli.status import get_status, status
-from specinfer.cli.verifiers import describe_verifier
 from specinfer.client import RequestFailedError
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL

@@ -9,8 +9,8 @@ import typer
 
 from specinfer.cli.bench import MODES
 from specinfer.cli.connection import API_KEY_VARIABLE
-from specinfer.client.constraint import KINDS
 from specinfer.client.options import ConstraintOptions
+from specinfer.client.request import KINDS
 from specinfer.errors import InvalidInputError
 from specinfer.prompts import read_text
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from specinfer.cli.connection import describe_verifier
 from specinfer.cli.options import check_positive
 from specinfer.cli.show import console
-from specinfer.cli.verifiers import describe_verifier
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.hub import resolve_model
-from specinfer.service.addresses import check_target
+from specinfer.service.channel import check_target
 
 if TYPE_CHECKING:
     from specinfer.model.parallel.plan import Curve, Need, Plan

@@ -1,22 +1,23 @@
 """The Python client of a gateway, or of several that share a Redis. Loads no model, no torch and no numpy."""
 
-from specinfer.client.answer import Answer, stats_to_json
-from specinfer.client.async_client import AsyncClient
-from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
-from specinfer.client.failure import Failure
-from specinfer.client.logprobs import TokenLogprob, TokenLogprobs
-from specinfer.client.options import SPECULATION, RequestOptions
-from specinfer.client.request import Prompt, make_request, new_request_id
-from specinfer.client.resume import Patience, Piece, Retry
-from specinfer.client.stream import AsyncStream
-from specinfer.client.summary import (
+from specinfer.client.answer import (
+    Answer,
     FinishReason,
     SpeculationStats,
     SpeculatorStats,
     Summary,
+    TokenLogprob,
+    TokenLogprobs,
     acceptance_length,
     add_up,
+    stats_to_json,
 )
+from specinfer.client.async_client import AsyncClient
+from specinfer.client.errors import BrokenStreamError, Failure, RequestFailedError, StreamLostError
+from specinfer.client.options import SPECULATION, RequestOptions
+from specinfer.client.request import Prompt, make_request, new_request_id
+from specinfer.client.resume import Patience, Piece, Retry
+from specinfer.client.stream import AsyncStream
 from specinfer.client.sync_client import Client, Stream
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
 from specinfer.service.tls import ClientTls

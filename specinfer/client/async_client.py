@@ -16,9 +16,8 @@ from typing import Any, Self, TypeAlias, Unpack
 import grpc
 
 from specinfer.client.answer import Answer
-from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import Gateways, read_addresses
-from specinfer.client.metadata import call_metadata
+from specinfer.client.errors import CUT_SHORT, Failure
+from specinfer.client.gateways import Gateways, call_metadata, read_addresses
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt, as_request
 from specinfer.client.resume import Call, Item, Patience, Resume, Retry

@@ -1,9 +1,102 @@
-"""How a request can fail for whoever asked."""
+"""Errors that the client raises, and how they follow from a gateway's status."""
+
+from dataclasses import dataclass
+from enum import Enum
 
 import grpc
 
-from specinfer.client.failure import Failure
 from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.wire.status import RETRY_HINT_KEY
+
+_Code = grpc.StatusCode
+
+
+class Cure(Enum):
+    """Whether a call that ended with a status is worth trying again, at this gateway or another."""
+
+    TRANSIENT = "always"
+    HINTED = "if the gateway said when"
+    TRANSPORT = "if the connection broke, not if the gateway said so"
+    FINAL = "never"
+
+
+CURES: dict[grpc.StatusCode, Cure] = {
+    _Code.OK: Cure.FINAL,
+    _Code.UNAVAILABLE: Cure.TRANSIENT,  # no connection, or the gateway waits for a verifier or Redis
+    _Code.CANCELLED: Cure.TRANSIENT,  # by the server, which ends; our own cancelling never gets here
+    _Code.ABORTED: Cure.TRANSIENT,  # the gateway lost a lease: another one owns the request
+    _Code.DEADLINE_EXCEEDED: Cure.TRANSIENT,  # streams of ours have none, so it is that of a proxy
+    _Code.RESOURCE_EXHAUSTED: Cure.HINTED,  # a full queue says when; a request that is too large does not
+    _Code.INTERNAL: Cure.TRANSPORT,  # RST_STREAM, or a fault that a retry does not cure
+    _Code.UNKNOWN: Cure.TRANSPORT,  # "Stream removed", or an exception in a handler
+    _Code.INVALID_ARGUMENT: Cure.FINAL,
+    _Code.NOT_FOUND: Cure.FINAL,
+    _Code.ALREADY_EXISTS: Cure.FINAL,
+    _Code.PERMISSION_DENIED: Cure.FINAL,
+    _Code.UNAUTHENTICATED: Cure.FINAL,
+    _Code.FAILED_PRECONDITION: Cure.FINAL,
+    _Code.OUT_OF_RANGE: Cure.FINAL,
+    _Code.UNIMPLEMENTED: Cure.FINAL,
+    _Code.DATA_LOSS: Cure.FINAL,
+}
+_TRANSPORT_WORDS = (
+    "rst_stream",
+    "stream removed",
+    "socket closed",
+    "connection reset",
+    "broken pipe",
+    "goaway",
+    "endpoint closing",
+    "transport closed",
+)
+"""How gRPC's own messages begin or go on where a connection broke, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a call ended, if not well."""
+
+    code: grpc.StatusCode
+    details: str = ""
+    retry_after_s: float | None = None
+    """When to try again, if the gateway said so."""
+    hopeless: bool = False
+    """Whether the gateway said not to try again, as of a request that has ended."""
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
+        """From what gRPC raises.
+
+        A retry hint that is negative or no number says not to come back: so gRPC's retry policies read it.
+        """
+        hint = dict(error.trailing_metadata() or ()).get(RETRY_HINT_KEY)
+        usable = isinstance(hint, str) and hint.isdecimal()
+        seconds = int(hint) / 1000 if hint is not None and usable else None
+        return cls(error.code(), error.details() or "", seconds, hopeless=hint is not None and not usable)
+
+    @property
+    def transient(self) -> bool:
+        """Whether trying again may cure it."""
+        if self.hopeless:
+            return False
+        cure = CURES[self.code]
+        if cure is Cure.HINTED:
+            return self.retry_after_s is not None
+        if cure is Cure.TRANSPORT:
+            return any(word in self.details.lower() for word in _TRANSPORT_WORDS)
+        return cure is Cure.TRANSIENT
+
+    @property
+    def no_room(self) -> bool:
+        """Whether the gateway has no room for the request, now or ever."""
+        return self.code is _Code.RESOURCE_EXHAUSTED
+
+    def __str__(self) -> str:
+        return f"{self.details} ({self.code.name})"
+
+
+CUT_SHORT = Failure(_Code.UNAVAILABLE, "the stream ended without a summary")
+
 
 _BAD_INPUT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.NOT_FOUND)
 

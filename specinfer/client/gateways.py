@@ -1,20 +1,39 @@
 """The gateways that a client may ask: addresses, and a channel to each from its first use."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
-from specinfer.client.errors import RequestFailedError
-from specinfer.client.failure import Failure
-from specinfer.client.metadata import Metadata
-from specinfer.errors import SettingError, UnavailableError
-from specinfer.service.addresses import check_target, split_targets
-from specinfer.service.channel import open_channel
+from specinfer.client.errors import Failure, RequestFailedError
+from specinfer.errors import InvalidInputError, SettingError, UnavailableError
+from specinfer.service.channel import check_target, open_channel, split_targets
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2_grpc
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def call_metadata(api_key: str | None, traceparent: str = "") -> Metadata:
+    """The metadata of calls with this key and this trace context (W3C); empty for none.
+
+    Raises:
+        InvalidInputError: if one of them cannot be sent; the error does not show the key.
+    """
+    metadata: Metadata = ()
+    if api_key is not None:
+        if not api_key or not api_key.isascii() or not api_key.isprintable():
+            raise InvalidInputError("api_key", "...", "must be printable ASCII")
+        metadata = (("authorization", f"Bearer {api_key}"),)
+    if traceparent:
+        if not re.fullmatch(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", traceparent):
+            raise InvalidInputError("traceparent", traceparent, "must be VERSION-TRACE-PARENT-FLAGS, in hex")
+        metadata = (*metadata, ("traceparent", traceparent))
+    return metadata
+
 
 CLOSED = "the client was closed"
 _UNARY_TIMEOUT_S = 5.0

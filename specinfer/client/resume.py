@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from specinfer.client.errors import BrokenStreamError, RequestFailedError, StreamLostError
-from specinfer.client.failure import Failure
-from specinfer.client.logprobs import TokenLogprobs, read_logprobs
-from specinfer.client.summary import Summary, read_summary
+from specinfer.client.answer import Summary, TokenLogprobs, read_logprobs, read_summary
+from specinfer.client.errors import BrokenStreamError, Failure, RequestFailedError, StreamLostError
 from specinfer.v1 import generation_pb2
 
 

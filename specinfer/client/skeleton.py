@@ -20,11 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from specinfer.client.answer import Answer
+from specinfer.client.answer import Answer, FinishReason, Summary, add_up
 from specinfer.client.options import known_options
 from specinfer.client.resume import Item, Piece
 from specinfer.client.stream import AsyncStream
-from specinfer.client.summary import FinishReason, Summary, add_up
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import common_pb2, generation_pb2
 

@@ -11,7 +11,7 @@ from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt
 from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
-from specinfer.service.loop_thread import LoopThread
+from specinfer.service.threads import LoopThread
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 

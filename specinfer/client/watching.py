@@ -6,10 +6,8 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from specinfer.client.errors import RequestFailedError
-from specinfer.client.failure import CUT_SHORT, Failure
-from specinfer.client.gateways import CLOSED, Gateways
-from specinfer.client.metadata import Metadata
+from specinfer.client.errors import CUT_SHORT, Failure, RequestFailedError
+from specinfer.client.gateways import CLOSED, Gateways, Metadata
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
-from specinfer.drafters.checks import check_entry
 from specinfer.drafters.contexts import Contexts
-from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome
+from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
 from specinfer.log_pace import LogPace

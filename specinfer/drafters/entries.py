@@ -1,12 +1,12 @@
-"""What the engine is asked and answers: one request's part of a step."""
+"""Entries of a draft step, their outcomes, and the checks of entries that come from outside. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from specinfer.drafters import TargetTopK
+from specinfer.drafters import DrafterDescription, TargetTopK
 from specinfer.entry_status import EntryStatus
-from specinfer.errors import SpecInferError
+from specinfer.errors import InvalidInputError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 
@@ -46,3 +46,61 @@ class DraftOutcome:
     drafts: tuple[Draft, ...] = ()
     """Speculators with nothing to say are left out."""
     held_len: int = 0
+
+
+_MOST_TOKEN = 2**31 - 1
+"""The target's vocabulary may be larger than that of the drafters."""
+
+
+def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: int, drafters: int) -> None:
+    """Checks one entry for a service of so many drafters that together are as described.
+
+    Raises:
+        InvalidInputError: naming what is wrong.
+    """
+    vocab_size = description.vocab_size
+    if not entry.delta:
+        raise InvalidInputError("delta_token_ids", [], "must not be empty")
+    if vocab_size and not all(0 <= t < vocab_size for t in entry.delta):
+        bad = next(t for t in entry.delta if not 0 <= t < vocab_size)
+        raise InvalidInputError("delta_token_ids", bad, f"not in the vocabulary of {vocab_size}")
+    _check_limits(entry.limits, max_nodes)
+    token_bytes = 2 * description.feature_size * len(description.feature_layers)
+    if entry.features and (not token_bytes or len(entry.features) % token_bytes):
+        raise InvalidInputError("target_features", len(entry.features), f"not of {token_bytes} bytes a token")
+    if entry.target_top_k is not None:
+        _check_top_k(entry.target_top_k, description.target_top_k)
+    if entry.references:
+        _check_references(entry, description)
+    unknown = [s for s in entry.speculators if s >= drafters]
+    if unknown:
+        raise InvalidInputError("speculators", unknown[0], f"this service has {drafters}")
+
+
+def _check_limits(limits: TreeLimits, max_nodes: int) -> None:
+    if limits.nodes > max_nodes:
+        raise InvalidInputError("node_budget", limits.nodes, f"at most {max_nodes}")
+    if not 0 <= limits.min_path_probability <= 1:
+        least = limits.min_path_probability
+        raise InvalidInputError("min_path_probability", least, "must be between 0 and 1")
+
+
+def _check_references(entry: DraftEntry, description: DrafterDescription) -> None:
+    count, largest = len(entry.references), max(max(text, default=0) for text in entry.references)
+    if not description.reads_references:
+        raise InvalidInputError("references", count, "no speculator of this service reads them")
+    if entry.base_len:
+        raise InvalidInputError("references", count, f"come with base_len 0, not {entry.base_len}")
+    vocab_size = description.vocab_size or _MOST_TOKEN + 1
+    if largest >= vocab_size:
+        raise InvalidInputError("references.token_ids", largest, f"not in the vocabulary of {vocab_size}")
+
+
+def _check_top_k(found: TargetTopK, k: int) -> None:
+    """Of a service whose drafters read `k` predictions per node."""
+    width = found.top_k.shape[1]
+    if width != k:
+        raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")
+    largest = int(max(found.token_ids.max(), found.top_k.max()))
+    if largest > _MOST_TOKEN:
+        raise InvalidInputError("target_top_k", largest, f"no token id: at most {_MOST_TOKEN}")

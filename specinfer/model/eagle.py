@@ -12,8 +12,8 @@ from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.model.executors.executor import runs_native
-from specinfer.model.executors.native_eagle import NativeEagle
+from specinfer.model.executor import runs_native
+from specinfer.model.native.eagle import NativeEagle
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.weights.quantise import BLOCK_TYPES
 from specinfer.tree import TokenTree

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from specinfer.errors import SettingError
 from specinfer.model.drafting.levels import grow_levels
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.layers.linear import Linear
-from specinfer.model.layers.parts import Parts
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
+from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.parts import Parts
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource

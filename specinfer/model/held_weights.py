@@ -27,7 +27,7 @@ def held_weights(directory: Path, options: RunnerOptions, shared: bool) -> str:
 
 
 def _keeps_blocks(directory: Path, options: RunnerOptions) -> bool:
-    from specinfer.model.executors.native_model import check_supported
+    from specinfer.model.native.model import check_supported
 
     if not (directory / KEPT_GGUF).is_file() or not holds_blocks(options.dtype, options.executor):
         return False

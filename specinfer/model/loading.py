@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.cache.sequence import blocks_for
 from specinfer.model.cache.window import KVWindow
-from specinfer.model.executors.executor import Executor, TorchExecutor, make_executor
-from specinfer.model.layers.parts import Weights
+from specinfer.model.executor import Executor, TorchExecutor, make_executor
 from specinfer.model.offload.stores import open_store
 from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 from specinfer.model.weights.families import in_llama_names
@@ -58,7 +58,7 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
 
 def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> LoadedModel:
     """A `transformers` model as it is."""
-    from specinfer.model.executors.generic import GenericExecutor, generic_config
+    from specinfer.model.torch.generic import GenericExecutor, generic_config
 
     num_blocks = blocks_for(options.kv_tokens)
     executor = GenericExecutor(model, num_blocks, options.device, options.attention)

@@ -6,9 +6,9 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.model.executors.executor import EXECUTORS
-from specinfer.model.layers.attention import BACKENDS
+from specinfer.model.executor import EXECUTORS
 from specinfer.model.offload.stores import OFFLOADS
+from specinfer.model.torch.attention import BACKENDS
 from specinfer.model.weights.convert import NATIVE
 from specinfer.model.weights.quantise import BLOCK_TYPES
 

@@ -17,13 +17,13 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence
 from specinfer.model.cache.window import KVWindow
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import Grower, GrowthShape, GrowthTask
-from specinfer.model.executors.executor import Executor, TorchExecutor
-from specinfer.model.layers.parts import Weights
+from specinfer.model.executor import Executor, TorchExecutor
 from specinfer.model.loading import build_model, load_model, wrap_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.parallel.executor import ParallelExecutor, RankMemory
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.sampling.choices import Chooser
+from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 from specinfer.tree import TokenTree
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from gateway.api.text_matches import TextMatches
+from gateway.api.conversation import TextMatches
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.learned import LearnedAcceptance
 from specinfer.planning.linear import LinearModel

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specinfer.planning.pass_times import PassCurve
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 
 
 def derive_budget(

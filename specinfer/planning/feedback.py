@@ -14,9 +14,9 @@ from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.planner import Choice, Planner, StepReport
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.scheduling.speculation import TreeOutcome
-from specinfer.scheduling.step import StepEntry, VerdictEntry
+from specinfer.scheduling.statistics import TreeOutcome
 from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from specinfer.planning.by_nodes import sizes_up_to
 from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Trials
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from specinfer.entry_status import EntryStatus
 from specinfer.planning.feedback import FinishedStep
-from specinfer.scheduling.speculation import TreeOutcome
+from specinfer.scheduling.statistics import TreeOutcome
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from gateway.observability.observer import Journal
 from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.log_pace import LogPace
 from specinfer.planning.planner import PLAIN, Choice, Planner
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.step import StepEntry
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import TypeVar
 from specinfer.errors import ConstraintError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.scheduling.step import StepEntry
 from specinfer.tree import (
     TokenMatcher,
     TokenTree,

@@ -5,9 +5,9 @@ one runs), and of the running requests the earliest of the highest priority is n
 it finishes.
 """
 
+from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.queue import WaitingQueue
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.scheduling.room import CacheRoom
 
 
 class Batch:

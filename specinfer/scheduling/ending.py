@@ -7,7 +7,7 @@ from typing import Any
 
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.scheduling.request import FinishReason, RequestState
-from specinfer.scheduling.speculation import SpeculationStats
+from specinfer.scheduling.statistics import SpeculationStats
 
 _NEVER_S = -1.0
 """As a hint when to try again: not at all."""

@@ -1,6 +1,14 @@
-"""What a scheduler may run and hold at once. Pure data."""
+"""Limits of what runs at once: requests, tokens, tree nodes and cache. Pure arithmetic.
 
+A node budget bounds messages, drafts and the room that the scheduler keeps in the cache; the planner chooses
+within it.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.tree import most_depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +31,84 @@ class SchedulerLimits:
     """Context tokens the verifier keeps per request; 0 for all."""
     max_tree_nodes: int = 127
     """Most nodes the verifier accepts in one tree, root excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBudget:
+    """Most nodes, roots excluded."""
+
+    per_request: int
+    per_step: int
+    room: int | None = None
+    """Tokens that the verifier accepts in one step, roots included; None for no limit."""
+
+    def of_step(self, batch: int, requests: int) -> int:
+        """Most nodes of a step in which so many of the batch's requests have trees."""
+        room = self.per_step if self.room is None else max(0, self.room - batch)
+        return min(self.per_step, requests * self.per_request, room)
+
+
+def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
+    """Nodes for each request, given how many each could use; equal shares, leftovers passed on.
+
+    The sum never exceeds `budget.per_step`, a share never what was wanted nor `budget.per_request`.
+    """
+    return fair_shares(budget.per_step, [min(most, budget.per_request) for most in wanted])
+
+
+def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
+    """Equal shares of a total; what some do not want goes to the others (max-min fairness)."""
+    shares = [0] * len(wanted)
+    left = total
+    # the most modest first, so that what they leave goes to the others
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    for done, index in enumerate(order):
+        fair = left // (len(order) - done)
+        shares[index] = max(0, min(wanted[index], fair))
+        left -= shares[index]
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """The room of requests under these limits."""
+
+    limits: SchedulerLimits
+    budget: NodeBudget
+
+    def most_nodes(self, request: GenerationRequest) -> int:
+        """Most nodes that a tree of the request may have, root excluded."""
+        if request.speculation is Speculation.OFF:
+            return 0
+        most = min(self.budget.per_request, self.limits.max_tree_nodes)
+        if request.speculation is Speculation.SEQUENCE:
+            return min(self.limits.sequence_length, most)
+        return most
+
+    def most_depth(self, state: RequestState) -> int:
+        """Most depth of a tree of the request: its nodes need positions, and a drafted token is only of use
+        if it and the bonus token may still be generated."""
+        positions = most_depth(state.verifier_len, state.pending, self.limits.max_context_len)
+        return min(positions, max(0, state.remaining - 1))
+
+    def of(self, state: RequestState) -> int:
+        """Cache tokens that a request needs in its next step."""
+        return self.at(state.request, len(state.tokens))
+
+    def to_admit(self, request: GenerationRequest, tokens: int) -> int:
+        """Cache tokens that must be free for a request of so many tokens: a block more than its next step
+        needs, so that who is admitted is not preempted at once."""
+        return self.at(request, tokens) + self.limits.kv_block_tokens
+
+    def at(self, request: GenerationRequest, tokens: int) -> int:
+        """Cache tokens that a request needs once it has so many tokens: context, tree, whole blocks."""
+        block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
+        if window:  # it may hold a block and the chunk it is reading beyond its window
+            tokens = min(tokens, window + block + self.limits.prefill_chunk)
+        return -(-(tokens + self.most_nodes(request)) // block) * block
+
+    def could_hold(self, request: GenerationRequest) -> bool:
+        """Whether positions and the whole cache are enough for the request at its longest."""
+        longest = len(request.prompt) + request.max_new_tokens
+        fits = self.at(request, longest) <= self.limits.kv_capacity_tokens
+        return fits and longest <= self.limits.max_context_len

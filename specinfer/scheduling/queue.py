@@ -7,11 +7,94 @@ one that arrived first. So, within one priority, callers that have nothing runni
 one each, however many requests others have waiting.
 """
 
-from collections import Counter
+import heapq
+from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Generic, TypeAlias, TypeVar
 
-from specinfer.scheduling.ranking import Ranking
 from specinfer.scheduling.request import RequestState
+
+Rank: TypeAlias = tuple[float, ...]
+"""The smallest comes first; of equal ranks the one that was placed first."""
+Member = TypeVar("Member")
+_SLACK = 32
+"""Outdated entries that may lie in the heap before it is built again."""
+
+
+class Ranking(Generic[Member]):
+    """A heap whose members can be moved and removed.
+
+    Changes leave outdated entries behind; they are skipped when they come first, and there are never more
+    of them than members and `_SLACK`.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, int, Member]] = []
+        self._placed: dict[Member, int] = {}
+        """Number of the entry that counts, of every member."""
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def place(self, member: Member, rank: Rank) -> None:
+        """Adds a member, or moves it to another rank."""
+        self._entries += 1
+        self._placed[member] = self._entries
+        heapq.heappush(self._heap, (rank, self._entries, member))
+        self._clean()
+
+    def remove(self, member: Member) -> None:
+        """Takes a member out, if it is one."""
+        if self._placed.pop(member, None) is not None:
+            self._clean()
+
+    def first(self) -> Member | None:
+        """The member with the smallest rank; None if there are no members."""
+        while self._heap and not self._counts(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def _counts(self, entry: tuple[Rank, int, Member]) -> bool:
+        return self._placed.get(entry[2]) == entry[1]
+
+    def _clean(self) -> None:
+        if len(self._heap) > 2 * len(self._placed) + _SLACK:
+            self._heap = [entry for entry in self._heap if self._counts(entry)]
+            heapq.heapify(self._heap)
+
+
+LEAST_HINT_S = 0.1
+MOST_HINT_S = 60.0
+_FIRST_HINT_S = 1.0
+"""While nothing has finished yet."""
+_REMEMBERED = 32
+
+
+class FinishRate:
+    """Counts the latest finishes since there was last nothing to do."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._finishes: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def begin(self, now: float) -> None:
+        """There was nothing to do until now: how long that lasted says nothing of how fast work is done."""
+        self._since = now
+        self._finishes.clear()
+
+    def finish(self, now: float) -> None:
+        """A request has finished."""
+        if len(self._finishes) == _REMEMBERED:
+            self._since = self._finishes[0]
+        self._finishes.append(now)
+
+    def hint(self, now: float) -> float:
+        """Seconds in which one request finishes, so that one place in the queue becomes free."""
+        passed = now - self._since
+        interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
+        return min(max(interval, LEAST_HINT_S), MOST_HINT_S)
+
 
 QUEUE_SHARE = 4
 """A named caller may have as many requests waiting as this times the places that are free (a dynamic

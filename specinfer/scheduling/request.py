@@ -11,7 +11,7 @@ from enum import IntEnum
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import SamplingParams, request_seed
-from specinfer.scheduling.speculation import SpeculationStats
+from specinfer.scheduling.statistics import SpeculationStats
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from specinfer.errors import AlreadyExistsError, NotFoundError
-from specinfer.scheduling.ranking import Ranking
+from specinfer.scheduling.queue import Ranking
 from specinfer.scheduling.request import RequestState
 
 

@@ -17,15 +17,12 @@ from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError
 from specinfer.scheduling.batch import Batch
-from specinfer.scheduling.budget import NodeBudget
-from specinfer.scheduling.entries import plan_entries, unplannable
-from specinfer.scheduling.finish_rate import FinishRate
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.commit import apply_verdict
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
+from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
+from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import HeldRequests
-from specinfer.scheduling.room import CacheRoom
-from specinfer.scheduling.step import Progress, StepEntry, VerdictEntry
-from specinfer.scheduling.verdicts import apply_verdict
 from specinfer.tree import TokenTree
 
 

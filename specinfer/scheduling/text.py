@@ -1,9 +1,13 @@
-"""Tokens to text, one request at a time: incomplete characters and possible stop strings are held back."""
+"""Text of requests as it grows, and the stop strings that end it.
+
+Incomplete characters and possible beginnings of stop strings are held back.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.detokenizer import Detokenizer
+from specinfer.scheduling.request import GenerationRequest
 from specinfer.tokenizer import Tokenizer
 
 
@@ -83,3 +87,28 @@ class TextStream:
     def _take(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
         return text
+
+
+class StopStrings:
+    """The texts of requests that have stop strings, as far as they have been searched."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[str, TextStream] = {}
+
+    def begin(self, request: GenerationRequest, generated: Sequence[int]) -> bool:
+        """From now on a request is searched; says whether what it has generated ends it already."""
+        if not request.stop_strings:
+            return False
+        self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
+        return text.skip(generated)
+
+    def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
+        """After how many of its newest tokens a stop string ends a request; None if none does."""
+        text = self._texts.get(request_id)
+        piece = text.push(tokens, last) if text is not None else None
+        return piece.used if piece is not None and piece.stopped else None
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended, or is another gateway's."""
+        self._texts.pop(request_id, None)

@@ -1,9 +1,11 @@
-"""What every service's `main` does: read settings, set up logs, serve, and end with the right exit code."""
+"""The entry point of a service: settings, signals, exit status."""
 
 import asyncio
+import gc
 import logging
+import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from specinfer.errors import SettingError, SpecInferError
@@ -11,6 +13,19 @@ from specinfer.service.logs import set_up_logs
 from specinfer.service.settings import ProcessSettings, exit_with
 
 log = logging.getLogger(__name__)
+
+
+async def start_and_wait_for_signal(start: Callable[[], Awaitable[object]]) -> None:
+    """Starts a server and returns when it is to drain: on the first SIGTERM or SIGINT."""
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await start()
+    gc.freeze()  # what was loaded so far stays: looking at it again and again would only take time
+    await stopped.wait()
+    log.info("draining")
+
+
 Settings = TypeVar("Settings", bound=ProcessSettings)
 
 

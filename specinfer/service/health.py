@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import SettingError, SpecInferError, UnavailableError
-from specinfer.service.addresses import check_target
+from specinfer.service.channel import check_target
 from specinfer.service.tls import ClientTls, channel_credentials
 
 PROGRAM = "python -m specinfer.service.health"

@@ -1,13 +1,11 @@
-"""The Prometheus endpoint of a service. Registries are passed in: several services fit into one process.
-
-`disable_created_metrics` is for the whole process: prometheus_client has no other way to leave out the
-`_created` series, one more for each counter and histogram, which nothing here reads.
-"""
+"""Prometheus metrics that services share: build and model information, histograms of steps."""
 
 import errno
 import logging
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,11 +14,15 @@ from prometheus_client import (
     disable_created_metrics,
     start_http_server,
 )
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from specinfer import __version__
 from specinfer.errors import SettingError
 
 log = logging.getLogger(__name__)
+
+
 _LOG_EVERY_S = 5.0
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -86,3 +88,111 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
         if error.errno == errno.EACCES:
             raise SettingError("metrics_port", port, "this user may not listen there") from error
         raise SettingError("metrics_host", host, error.strerror or "no such address") from error
+
+
+TO_MINUTES_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+"""Of what requests wait for: from a token of a small model to a queue of minutes."""
+TO_SECONDS_S = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+"""Of parts of a step."""
+COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Of requests, nodes and tokens."""
+
+
+class StepCounter(Collector):
+    """A counter with labels."""
+
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        if not labels:
+            self.add(0)
+        registry.register(self)
+
+    def add(self, count: float, *labels: str) -> None:
+        """Counts; 0 makes that there is something to be scraped."""
+        self._values[labels] += count
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Name and type, for the registry."""
+        yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What was counted since the start."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in list(self._values.items()):
+            family.add_metric(labels, value)
+        yield family
+
+
+class _Cell:
+    """What was observed under one value of the label."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, buckets: int) -> None:
+        self.counts = [0] * (buckets + 1)
+        """Observations in each bucket alone; the last one has no upper end."""
+        self.total = 0.0
+
+
+class StepHistogram(Collector):
+    """A histogram without labels, or with one."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+        label: str = "",
+        values: Sequence[str] = (),
+    ) -> None:
+        """`values` of the label are there from the start, with nothing observed; others when observed."""
+        self._name, self._documentation, self._label = name, documentation, label
+        self._bounds = list(buckets)
+        self._cells = {value: _Cell(len(buckets)) for value in (values if label else ("",))}
+        registry.register(self)
+
+    def observe(self, value: float, label: str = "", times: int = 1) -> None:
+        """Counts a value so many times."""
+        cell = self._cells.get(label)
+        if cell is None:
+            cell = self._cells[label] = _Cell(len(self._bounds))
+        cell.counts[bisect_left(self._bounds, value)] += times
+        cell.total += value * times
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        """Name and type, for the registry."""
+        yield self._family()
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What was observed since the start."""
+        family = self._family()
+        for value, cell in list(self._cells.items()):
+            family.add_metric([value] if self._label else [], self._cumulated(cell.counts), cell.total)
+        yield family
+
+    def _family(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(
+            self._name, self._documentation, labels=[self._label] if self._label else []
+        )
+
+    def _cumulated(self, counts: Sequence[int]) -> list[tuple[str, float]]:
+        found, sum_ = [], 0
+        for bound, count in zip([*map(_written, self._bounds), "+Inf"], list(counts), strict=True):
+            sum_ += count
+            found.append((bound, float(sum_)))
+        return found
+
+
+def _written(bound: float) -> str:
+    """A bound as Prometheus' own clients write it."""
+    return str(float(bound))

@@ -10,9 +10,9 @@ from grpc_reflection.v1alpha import reflection
 
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
+from specinfer.service.entry_point import start_and_wait_for_signal
 from specinfer.service.faults import FaultInterceptor
 from specinfer.service.settings import ServiceSettings
-from specinfer.service.signals import start_and_wait_for_signal
 from specinfer.service.tls import server_credentials
 
 log = logging.getLogger(__name__)

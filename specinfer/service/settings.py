@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from specinfer.errors import SettingError
-from specinfer.service.addresses import check_target
+from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
 
 MEBIBYTE = 1024 * 1024

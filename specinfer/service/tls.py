@@ -7,14 +7,26 @@ import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from specinfer.errors import SettingError
-from specinfer.service.file_stamp import stamp_of
 
 log = logging.getLogger(__name__)
+
+
+FileStamp: TypeAlias = tuple[int, int, int] | None
+"""Inode, time of change in ns, size in bytes; None where there is no file."""
+
+
+def stamp_of(path: Path) -> FileStamp:
+    """What differs after a file was written or replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,8 @@ from specinfer.model.runner import ModelRunner
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Target
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of
-from specinfer.verification.checks import check_job
 from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureSpan, features_of
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, check_job
 from specinfer.verification.target import Rows
 from specinfer.verification.tree_verifier import TreeVerifier, Verification
 from verifier_svc.fence import Fence, Standing

@@ -7,11 +7,10 @@ import typer
 
 from specinfer.errors import SpecInferError
 from specinfer.usage import USAGE_ERROR, usage_message
-from speculator_svc.training.interruption import SIGNALS, InterruptionError
 from speculator_svc.training.make_corpus import make_corpus
 from speculator_svc.training.prune import prune
-from speculator_svc.training.train_eagle import train_eagle
-from speculator_svc.training.train_heads import train_blockwise, train_medusa
+from speculator_svc.training.run import SIGNALS, InterruptionError
+from speculator_svc.training.train_features import train_blockwise, train_eagle, train_medusa
 from speculator_svc.training.train_ssm import train_ssm
 
 PROGRAM = "specinfer train"

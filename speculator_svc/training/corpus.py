@@ -9,14 +9,46 @@ import base64
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specinfer.errors import InvalidInputError
+from specinfer.tokenizer import Tokenizer
+
+_MARK = "\u2063"
+"""Stands for the user's text while the template is cut open (an invisible separator: no template has it)."""
+
+
+def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Token ids of one user turn, ready for the answer; of a base model those of the text."""
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode(text))
+    return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
+
+
+def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, ...]:
+    """Token ids up to where a prompt begins: what follows is an invented one.
+
+    Of a conversation up to the user's text; of a base model what texts begin with, or what lies between them.
+    """
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode("") or stop_tokens[:1])
+    marked = tokenizer.encode_chat([{"role": "user", "content": _MARK}])
+    plain = tokenizer.encode_chat([{"role": "user", "content": ""}])
+    same = next(i for i, (a, b) in enumerate(zip(marked, plain, strict=False)) if a != b)
+    return tuple(marked[:same])
+
+
+def usable(tokenizer: Tokenizer, tokens: Sequence[int], stop_tokens: Sequence[int]) -> bool:
+    """Whether an invented prompt says something, and is a whole user turn; a document may be cut anywhere."""
+    return len(tokens) > 4 and (tokens[-1] in stop_tokens or not tokenizer.has_chat_template)
+
 
 HELD_OUT = 200
 """Most continuations that are held out of training."""
@@ -146,3 +178,94 @@ def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int
     while len(chosen) < size:  # a small corpus: fill up with the first ids, the most frequent of a BPE
         chosen.append(next(filler))
     return np.sort(np.array(chosen, np.int64))
+
+
+class Teaching(Protocol):
+    """A batch."""
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """[R] what the target really said: as many tokens as the batch teaches."""
+
+    def to(self, device: torch.device) -> Any:
+        """The same there."""
+
+
+B = TypeVar("B", bound=Teaching, covariant=True)
+
+
+class Material(Protocol[B]):
+    """What is learnt from."""
+
+    @property
+    def corpus(self) -> Sequence[Continuation]:
+        """All of it."""
+
+    def batch(self, indices: Sequence[int]) -> B:
+        """Some continuations, padded on the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Padded sequences and the labels of their output positions."""
+
+    token_ids: torch.Tensor
+    rows: torch.Tensor
+    label_ids: torch.Tensor
+    label_probabilities: torch.Tensor
+    next_tokens: torch.Tensor
+
+    def to(self, device: torch.device) -> "TrainingBatch":
+        """The same there."""
+        return TrainingBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What is learnt from: continuations, what the target says at every output token, which count."""
+
+    corpus: Sequence[Continuation]
+    labels: Sequence[Labels]
+    counted: Sequence[NDArray[np.bool_]] | None = None
+    """Per continuation, the output tokens that count; None counts all."""
+
+    def batch(self, indices: Sequence[int]) -> TrainingBatch:
+        """Some continuations, padded on the right."""
+        items = [self.corpus[i] for i in indices]
+        counted = [self.counted[i] for i in indices] if self.counted is not None else None
+        return _batch(items, [self.labels[i] for i in indices], counted)
+
+
+def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
+    """One epoch: sequences of similar length together, batches in random order, with their indices."""
+    corpus = examples.corpus
+    lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
+    order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))
+    groups: list[list[int]] = [[]]
+    for index in order.tolist():
+        if groups[-1] and lengths[index] * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+        groups[-1].append(index)
+    for group in rng.permutation(len(groups)).tolist():
+        yield groups[group], examples.batch(groups[group])
+
+
+def _batch(
+    items: Sequence[Continuation], labels: Sequence[Labels], counted: Sequence[NDArray[np.bool_]] | None
+) -> TrainingBatch:
+    width = max(len(c.prompt) + len(c.output) - 1 for c in items)
+    token_ids = np.zeros((len(items), width), np.int64)
+    rows = []
+    for i, item in enumerate(items):
+        tokens = (item.prompt + item.output)[:-1]
+        token_ids[i, : len(tokens)] = tokens
+        rows.append(np.arange(len(item.prompt) - 1, len(tokens)) + i * width)
+    chosen = np.concatenate(counted) if counted is not None else slice(None)
+    p = np.concatenate([x.probabilities for x in labels]).astype(np.float32)[chosen]
+    return TrainingBatch(
+        torch.from_numpy(token_ids),
+        torch.from_numpy(np.concatenate(rows)[chosen]),
+        torch.from_numpy(np.concatenate([x.ids for x in labels]).astype(np.int64)[chosen]),
+        torch.from_numpy(p / np.maximum(p.sum(-1, keepdims=True), 1e-6)),
+        torch.from_numpy(np.concatenate([item.output for item in items])[chosen]),
+    )

@@ -9,18 +9,116 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor, nn
 
-from speculator_svc.training.batches import B, Material, Teaching, batches
-from speculator_svc.training.interruption import InterruptionError, deferred_signals
-from speculator_svc.training.loss import ssm_loss
-from speculator_svc.training.state import restore_state, save_state
+from speculator_svc.training.corpus import B, Examples, Material, Teaching, TrainingBatch, batches
+from speculator_svc.training.run import (
+    InterruptionError,
+    bfloat16_is_fast,
+    deferred_signals,
+    restore_state,
+    save_state,
+)
+from speculator_svc.training.student import Student
+
+_LEAST_ACCEPTED = 1e-6
+"""Below it only the cross-entropy teaches."""
+
+
+class Labelled(Protocol):
+    """What the target says of R tokens."""
+
+    @property
+    def label_ids(self) -> torch.Tensor:
+        """[R, K] indices into the draft vocabulary."""
+
+    @property
+    def label_probabilities(self) -> torch.Tensor:
+        """[R, K] renormalised over these tokens."""
+
+
+def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
+    """Mean of two terms: how far the draft Q is from the target's (renormalised) most probable tokens P.
+
+    The cross-entropy of Q under P asks for all of P. Minus log sum(min(P, Q)) asks for what is accepted of Q
+    (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
+    draft vocabulary has nothing of P there is nothing to learn.
+    """
+    p = batch.label_probabilities
+    log_q = logits.gather(-1, batch.label_ids) - logits.logsumexp(-1, keepdim=True)
+    cross_entropy = -(p * log_q).sum(-1)
+    accepted = torch.minimum(p, log_q.exp()).sum(-1).clamp_min(_LEAST_ACCEPTED)
+    return (cross_entropy - (p.sum(-1) > 0) * accepted.log()).mean()
+
+
+def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
+    """Of one batch."""
+    return distillation_loss(ssm_logits(student, batch), batch)
+
+
+def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
+    """[R, draft vocabulary] at the output positions of a batch."""
+    with rough(student.device):
+        logits: torch.Tensor = student(batch.token_ids, batch.rows)
+    return logits
+
+
+def rough(device: torch.device) -> torch.autocast:
+    """bfloat16 where that is no slower."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_is_fast(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """How often the true next token is among a draft's most probable ones."""
+
+    top: dict[int, float]
+    """k -> share of tokens within the top k."""
+
+    def to_json(self) -> dict[str, float]:
+        """For the record of a training."""
+        return {f"top{k}": round(share, 4) for k, share in self.top.items()}
+
+    def __str__(self) -> str:
+        return " / ".join(f"{100 * share:.1f}" for share in self.top.values()) + f" % (top {list(self.top)})"
+
+
+@torch.inference_mode()
+def ranks(
+    student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5
+) -> list[NDArray[np.int64]]:
+    """Per continuation: the place of each output token among the draft's `most` best, or `most`.
+
+    Tokens outside the draft vocabulary have no place.
+    """
+    found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(examples.corpus)
+    whole = Examples(examples.corpus, examples.labels)
+    for indices, batch in batches(whole, 4096, np.random.default_rng(0)):
+        logits = ssm_logits(student, batch.to(student.device))
+        best = vocabulary[logits.topk(most, dim=-1).indices.cpu()]
+        hit = best == batch.next_tokens[:, None]
+        place = torch.where(hit.any(-1), hit.int().argmax(-1), most).numpy()
+        cuts = np.cumsum([len(examples.corpus[i].output) for i in indices])[:-1]
+        for index, part in zip(indices, np.split(place, cuts), strict=True):
+            found[index] = part
+    return found
+
+
+def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5) -> Success:
+    """Success on the tokens the target really went on with."""
+    place = np.concatenate(ranks(student, examples, vocabulary, most))
+    return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
+
 
 SAVE_EVERY_S = 120.0
 LONGEST_STEP_S = 10.0
@@ -113,3 +211,43 @@ def _schedule(done: float, warmup: float) -> float:
     if done < warmup:
         return done / warmup
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+
+
+console = Console(stderr=True)
+
+
+def progress_bar() -> Progress:
+    """A bar with elapsed and remaining time."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
+@contextmanager
+def finishing(state: Path, out: Path) -> Iterator[None]:
+    """The checkpoint is written within: whole or not there. Behind it the state of the training goes, so that
+    whoever trains again begins anew."""
+    with deferred_signals():
+        yield
+        state.unlink()
+    console.print(f"saved {out}")
+
+
+def distil_with_bar(
+    student: nn.Module,
+    examples: Material[Any],
+    options: DistilOptions,
+    state: Path,
+    loss_of: Callable[[Any, Any], Tensor],
+) -> int:
+    """`distil`, with a bar that tells the mean loss of the latest fifty steps."""
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=options.minutes)
+        average: list[float] = []
+
+        def report(minutes: float, loss: float, seen: int) -> None:
+            average.append(loss)
+            del average[:-50]
+            mean = sum(average) / len(average)
+            bar.update(task, completed=minutes, description=f"loss {mean:.3f}, {seen / 1e6:.2f} M tokens")
+
+        return distil(student, examples, options, state, report, loss_of)

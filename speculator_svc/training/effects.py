@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from specinfer.model.layers.linear import Linear
-from specinfer.model.layers.parts import Weights
-from specinfer.model.layers.surgery import Surgery
-from specinfer.model.layers.transformer import Transformer
-from speculator_svc.training.causal import causal_attention
+from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.parts import Weights
+from specinfer.model.torch.surgery import Surgery
+from specinfer.model.torch.transformer import Transformer
 from speculator_svc.training.corpus import Continuation
+from speculator_svc.training.student import causal_attention
 
 LENGTH = 160
 """Tokens of a continuation, its prompt included, that are read."""

@@ -17,14 +17,19 @@ from specinfer.model.weights.config import ModelConfig, load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint
 from specinfer.model.weights.families import open_weights
 from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
-from speculator_svc.training.device import place_for
-from speculator_svc.training.distil import DistilOptions
-from speculator_svc.training.feature_student import FeatureStudent
+from speculator_svc.training.distil import (
+    DistilOptions,
+    Success,
+    console,
+    distil_with_bar,
+    finishing,
+    progress_bar,
+)
+from speculator_svc.training.eagle_student import UnrolledExamples, evaluate_unrolled, unrolled_loss
+from speculator_svc.training.feature_students import FeatureStudent
 from speculator_svc.training.features import Thoughts, think
-from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary
-from speculator_svc.training.progress import console, distil_with_bar, finishing, progress_bar
-from speculator_svc.training.success import Success
-from speculator_svc.training.unrolled import UnrolledExamples, evaluate_unrolled, unrolled_loss
+from speculator_svc.training.generate import LABEL_WIDTH, in_draft_vocabulary
+from speculator_svc.training.run import place_for
 
 CACHE_TOKENS = 8192
 S = TypeVar("S", bound=FeatureStudent)

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
 from speculator_svc.training.corpus import Continuation, Labels
-from speculator_svc.training.generate import most_probable
-from speculator_svc.training.labels import CHUNK, LABEL_WIDTH
+from speculator_svc.training.generate import CHUNK, LABEL_WIDTH, most_probable
 
 _TOKENS_PER_PASS = 1024
 _LABELS = "labels.npz"

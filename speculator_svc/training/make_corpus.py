@@ -13,13 +13,17 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
-from speculator_svc.training.corpus import Continuation, finished_jobs, write_continuations
-from speculator_svc.training.device import Device, pick_device
-from speculator_svc.training.generate import ContinuationJob, continue_prompts
-from speculator_svc.training.interruption import InterruptionError
-from speculator_svc.training.labels import LABEL_WIDTH
-from speculator_svc.training.progress import console, progress_bar
-from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
+from speculator_svc.training.corpus import (
+    Continuation,
+    finished_jobs,
+    open_prompt,
+    usable,
+    whole_prompt,
+    write_continuations,
+)
+from speculator_svc.training.distil import console, progress_bar
+from speculator_svc.training.generate import LABEL_WIDTH, ContinuationJob, continue_prompts
+from speculator_svc.training.run import Device, InterruptionError, pick_device
 
 _INVENTION_TOKENS = 96
 

@@ -20,27 +20,56 @@ from specinfer.model.weights.draft_checkpoint import (
     load_ssm,
     save_ssm,
 )
-from speculator_svc.training.batches import Examples
-from speculator_svc.training.boosting import missed_by_all, pool_report
-from speculator_svc.training.corpus import Continuation, frequent_tokens, read_corpora
-from speculator_svc.training.device import Device, place_for
-from speculator_svc.training.distil import DistilOptions
-from speculator_svc.training.labels import LABEL_WIDTH, in_draft_vocabulary, label_corpus
-from speculator_svc.training.loss import ssm_loss
-from speculator_svc.training.options import (
+from speculator_svc.training.corpus import Continuation, Examples, frequent_tokens, read_corpora
+from speculator_svc.training.distil import (
+    DistilOptions,
+    Success,
+    console,
+    distil_with_bar,
+    evaluate,
+    finishing,
+    progress_bar,
+    ranks,
+    ssm_loss,
+)
+from speculator_svc.training.generate import LABEL_WIDTH, in_draft_vocabulary, label_corpus
+from speculator_svc.training.run import (
     BatchSeed,
     Checkpoint,
     Corpora,
+    Device,
     DraftVocabulary,
     LearningRate,
     Overwrite,
     Target,
     Threads,
+    place_for,
 )
-from speculator_svc.training.progress import console, distil_with_bar, finishing, progress_bar
-from speculator_svc.training.start import Start
-from speculator_svc.training.student import Student
-from speculator_svc.training.success import Success, evaluate
+from speculator_svc.training.student import Start, Student
+
+
+def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
+    """The examples with only those tokens counted that no SSM of the pool guesses first."""
+    places = [ranks(student, examples, vocabulary, 1) for student in pool]
+    counted = [np.minimum.reduce(found) > 0 for found in zip(*places, strict=True)]
+    return Examples(examples.corpus, examples.labels, counted)
+
+
+def pool_report(
+    pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor
+) -> list[dict[str, float]]:
+    """Per added SSM: its own first-guess success, the pool's, and the first SSM's with as many guesses."""
+    most = len(pool)
+    places = np.array([np.concatenate(ranks(student, examples, vocabulary, most)) for student in pool])
+    return [
+        {
+            "top1": round(float((places[i] == 0).mean()), 4),
+            "union": round(float((places[: i + 1] == 0).any(0).mean()), 4),
+            "first_ssm_with_as_many_guesses": round(float((places[0] <= i).mean()), 4),
+        }
+        for i in range(most)
+    ]
+
 
 TargetLayers = Annotated[
     str,

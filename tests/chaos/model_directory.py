@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.system import CHAT_TEMPLATE, ascii_tokenizer
-from tests.tiny_models import tiny_transformers
+from tests.support.system import CHAT_TEMPLATE, ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
 
 MOST_POSITIONS = 512
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from specinfer.v1 import common_pb2, generation_pb2
 from tests.chaos.verifier import Poison
-from tests.system import text_of
+from tests.support.system import text_of
 
 
 @dataclass(slots=True)

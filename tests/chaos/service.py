@@ -1,6 +1,6 @@
 """One process of the system, as faults see it: it can be killed, stopped for a while, and started again.
 
-`specinfer.cli.processes.Child` forks to set what happens when the parent ends. Here the parent talks gRPC,
+`specinfer.cli.local.processes.Child` forks to set what happens when the parent ends. Here the parent talks gRPC,
 whose handlers of forks now and then abort the child, so the child sets it itself.
 """
 

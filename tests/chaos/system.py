@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specinfer.cli.local import SERVICE_ENVIRONMENT
-from specinfer.cli.processes import free_ports
-from specinfer.cli.redis_server import find_redis_binary
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.redis_server import find_redis_binary
+from specinfer.cli.local.system import SERVICE_ENVIRONMENT
 from specinfer.errors import UnavailableError
 from tests.chaos.failover import RedisRoles
 from tests.chaos.faults import Fault, FaultKind

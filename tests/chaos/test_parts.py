@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.errors import UnavailableError
 from specinfer.v1 import generation_pb2
 from tests.chaos.client import ChangedError, compare, take

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from specinfer.cli.redis_server import find_redis_binary
+from specinfer.cli.local.redis_server import find_redis_binary
 from specinfer.errors import UnavailableError
 from tests.deploy.kustomize import ROOT
 from tests.deploy.rendered import Object, Rendered, Workload, expand

@@ -21,13 +21,13 @@ import pytest
 import yaml
 
 from deploy.prometheus.local import command, local_configuration
-from specinfer.cli.local import SERVICE_ENVIRONMENT
-from specinfer.cli.processes import free_ports
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.redis_server import redis_command
+from specinfer.cli.local.system import SERVICE_ENVIRONMENT
 from specinfer.v1 import generation_pb2_grpc
 from tests.chaos.model_directory import write_model
 from tests.chaos.service import Service
-from tests.system import request_for
+from tests.support.system import request_for
 
 _ENVIRONMENT = {**SERVICE_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 _PROMPT = [2 + n % 7 for n in range(48)]

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
-from specinfer.cli.local import SERVICE_ENVIRONMENT
+from specinfer.cli.local.system import SERVICE_ENVIRONMENT
 from specinfer.service.settings import ProcessSettings, ServiceSettings
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings

@@ -19,8 +19,8 @@ from specinfer.model.native.build import variant_path
 from specinfer.model.native.variants import VARIANTS, fitting
 from specinfer.processor import processor_flags
 from tests.deploy.image_store import Container, ImageStore, make_base, why_not
-from tests.system import ascii_tokenizer
-from tests.tiny_models import tiny_transformers
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 SHIPPED = {path.parent.name for path in MODELS.glob("*/model.safetensors")}

@@ -18,7 +18,7 @@ from tests.deploy.kustomize import render_overlay
 from tests.deploy.local_cluster import LocalCluster
 from tests.deploy.local_pod import Pod
 from tests.deploy.rendered import Rendered
-from tests.system import request_for
+from tests.support.system import request_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
 PROMPTS = [[5, 17, 3, 88], [40, 41, 42], [7] * 20, [60, 9, 33, 2, 71, 12]]

@@ -9,12 +9,12 @@ import pytest
 from specinfer.client import AsyncClient, RequestFailedError
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.service.tls import ClientTls
-from tests.certificates import Authority, Pair
 from tests.chaos.model_directory import write_model
 from tests.deploy.kustomize import render_with
 from tests.deploy.local_cluster import LocalCluster
 from tests.deploy.rendered import Rendered
-from tests.system import request_for
+from tests.support.certificates import Authority, Pair
+from tests.support.system import request_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from tests.chaos.model_directory import write_model
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.cli.speculators import TRAINED
+from specinfer.cli.local.speculators import TRAINED
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
@@ -23,8 +23,7 @@ from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.settings import GatewaySettings
 from http_svc.settings import HttpSettings
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.hub.resolve import cache_directory
 from specinfer.prompts import read_prompts
 from speculator_svc.settings import SpeculatorSettings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specinfer.cli.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.prompts import read_prompts
 from specinfer.tokenizer import Tokenizer
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
 from specinfer.hub.widen import widen
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2, generation_pb2
-from tests.tiny_models import reference_logits
+from tests.support.tiny_models import reference_logits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.wire.sampling_codec import encode_sampling
 from specinfer.wire.tree_codec import decode_tree, encode_tree
 from tests.fuzz.table_target import TableTarget
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 
 _LIMITS = TreeLimits(8, 4)
 _LONGEST = 60

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gateway.services.verifier import VerifierClient, pass_curve
 from gateway.session.limits import node_budget, scheduler_limits
+from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
 from specinfer.errors import SpecInferError
 from specinfer.scheduling.scheduler import Scheduler

@@ -10,7 +10,7 @@ from specinfer.errors import SpecInferError
 from specinfer.sampling import GREEDY
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from tests.fuzz.table_target import TableTarget
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 
 _RIGHT = 0.6
 """Probability that a node gets the target's token among its children."""

@@ -11,19 +11,19 @@ from typing import Any
 
 from gateway.services.pool_policy import PoolPolicy
 from gateway.services.speculator_pool import SpeculatorPool
-from gateway.services.verifier import VerifierClient, pass_curve
+from gateway.session.verifier import VerifierClient, pass_curve
 from specinfer.errors import SpecInferError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.planner import Planner
 from specinfer.planning.trees import trees_to_verify
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
-from specinfer.scheduling.step import Progress
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 
 _BUDGET = NodeBudget(8, 32, 1 << 12)
 

@@ -8,11 +8,11 @@ from random import Random
 
 import grpc
 
+from gateway.api.callers import ANYBODY
 from gateway.api.decode import RequestDecoder
 from specinfer.errors import SpecInferError
-from specinfer.scheduling.caller import ANYBODY
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest
-from specinfer.scheduling.step import Progress
 from specinfer.scheduling.text import TextStream
 from specinfer.v1 import common_pb2, generation_pb2
 from specinfer.wire.status import status_of
@@ -22,7 +22,7 @@ from tests.fuzz.mutator import Mutator
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget
 from tests.fuzz.traffic import Expectation, expectation, new_request
-from tests.system import EOS, VOCABULARY, ascii_tokenizer
+from tests.support.system import EOS, VOCABULARY, ascii_tokenizer
 
 _MESSAGES = 40
 _LONGEST_CONTEXT = 48

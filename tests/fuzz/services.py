@@ -22,7 +22,7 @@ from speculator_svc.servicer import SpeculatorServicer
 from tests.fuzz.drafters import RandomDrafter
 from tests.fuzz.table_target import TableTarget, table_runner
 from tests.fuzz.transport import InlineContext, InlineThread
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 

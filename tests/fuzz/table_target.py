@@ -17,7 +17,7 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import SamplingParams
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 
 _ROWS = 4093
 """Different predictions; a prime."""

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-import gateway.services.verifier
+import gateway.session.verifier
 import specinfer.drafters.engine
 import specinfer.speculators.drafts
 import specinfer.verification.engine
 from gateway.services.speculator import SpeculatorService
-from gateway.services.verdicts import _verdict
+from gateway.session.verdicts import _verdict
 from specinfer.scheduling.request import GenerationRequest
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
@@ -46,7 +46,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
         ("draft-reply", SpeculatorService, "forget", _nothing),
         (
             "verify-reply",
-            gateway.services.verifier,
+            gateway.session.verifier,
             "sound_verdicts",
             lambda _, trees, answers, *more: {answer.request_id: _verdict(answer) for answer in answers},
         ),

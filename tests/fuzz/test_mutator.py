@@ -8,7 +8,7 @@ from specinfer.v1 import common_pb2, generation_pb2, speculator_pb2, verifier_pb
 from specinfer.wire.tree_codec import encode_tree
 from tests.fuzz.mutator import Mutator, spoil_bytes
 from tests.fuzz.values import boundary_value
-from tests.trees import example_tree
+from tests.support.trees import example_tree
 
 
 def message() -> verifier_pb2.VerifyRequest:

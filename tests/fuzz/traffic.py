@@ -6,7 +6,7 @@ from random import Random
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from tests.fuzz.table_target import TableTarget
-from tests.system import VOCABULARY
+from tests.support.system import VOCABULARY
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment, flatten
-from specinfer.model.device.buckets import bucket_for
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.gpu.graphs import bucket_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 from tests.unit.model.device.test_executor import segments
 from tests.unit.model.device.test_growth import CUT, NOISY, VOCABULARY, assert_same, tasks_for

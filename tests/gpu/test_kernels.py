@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specinfer.model.device.attention import tree_attention
-from specinfer.model.device.choice import choose
-from specinfer.model.device.description import exact_bucket
+from specinfer.model.gpu.attention import tree_attention
+from specinfer.model.gpu.choice import choose
+from specinfer.model.gpu.description import exact_bucket
 from specinfer.model.sampling.noise import Noise
 from specinfer.verification.target import LogitsTarget
 from tests.unit.model.device.passes import DEVICE, SLOTS, exact_attention, planned, ragged_pass

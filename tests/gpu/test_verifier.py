@@ -6,8 +6,8 @@ from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
-from tests.oracle import chain
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.oracle import chain
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 
 pytestmark = pytest.mark.gpu

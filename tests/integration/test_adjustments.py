@@ -17,10 +17,10 @@ from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.adjustments import RequestAdjustment
 from tests.integration.test_draws import table_drafter
-from tests.markov import REQUESTS, markov, serving
-from tests.oracle import default_target, greedy
-from tests.system import ScriptedDrafter, System, running_system
-from tests.tiny_models import reference_logits
+from tests.support.markov import REQUESTS, markov, serving
+from tests.support.oracle import default_target, greedy
+from tests.support.system import ScriptedDrafter, System, running_system
+from tests.support.tiny_models import reference_logits
 
 Wish = Mapping[str, Any]
 OFF = 3

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from gateway.api.callers import Caller
 from gateway.store.keys import PREFIX, request_key
-from specinfer.scheduling.caller import Caller
-from specinfer.scheduling.step import Progress
+from specinfer.scheduling.entries import Progress
 from tests.integration.test_store import Pair, connected, state_of
 
 MODELS = ("m1", "m2", "m3")

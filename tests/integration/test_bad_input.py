@@ -9,8 +9,8 @@ import pytest
 
 from specinfer.service.channel import open_channel
 from specinfer.v1 import generation_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.oracle import first, greedy
-from tests.system import ScriptedDrafter, System, request_for, running_system, until
+from tests.support.oracle import first, greedy
+from tests.support.system import ScriptedDrafter, System, request_for, running_system, until
 
 PROMPT = [5, 17, 3]
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED

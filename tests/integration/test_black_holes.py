@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.services.verifier import VerifierClient
+from gateway.session.verifier import VerifierClient
 from gateway.store.keys import verifier_key
 from specinfer.errors import UnavailableError
 from specinfer.speculators import drafts
@@ -15,8 +15,8 @@ from specinfer.speculators.drafts import describe_together
 from specinfer.v1 import speculator_pb2
 from tests.black_hole import black_hole
 from tests.integration.test_gateways import LONG, PROMPT, begin, rest, tokens_of
-from tests.oracle import greedy
-from tests.system import another_gateway, crash, request_for, running_system, until
+from tests.support.oracle import greedy
+from tests.support.system import another_gateway, crash, request_for, running_system, until
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.v1 import generation_pb2
-from tests.oracle import greedy
-from tests.system import System, request_for, running_system, until
+from tests.support.oracle import greedy
+from tests.support.system import System, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 Metadata = tuple[tuple[str, str], ...]

@@ -8,8 +8,8 @@ import pytest
 from specinfer.scheduling.request import FinishReason
 from specinfer.v1 import generation_pb2
 from speculator_svc.clients import request_id_of
-from tests.oracle import first, greedy
-from tests.system import ScriptedDrafter, request_for, running_system, until
+from tests.support.oracle import first, greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.client import (
     AsyncClient,
     BrokenStreamError,
@@ -20,8 +20,8 @@ from specinfer.client import (
 )
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.v1 import generation_pb2
-from tests.cutting_proxy import cutting_proxy
-from tests.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
 
 Code = grpc.StatusCode
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)

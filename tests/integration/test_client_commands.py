@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from specinfer.v1 import generation_pb2
-from tests.fake_gateway import TEXT, TOKENS, Turn, fake_gateways
+from tests.support.fake_gateway import TEXT, TOKENS, Turn, fake_gateways
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-very-secret"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from specinfer import AsyncClient, Client, Patience, RequestFailedError, UnavailableError
-from tests.fake_gateway import Turn, fake_gateways
 from tests.integration.test_gateways import LONG
-from tests.system import running_system, until
+from tests.support.fake_gateway import Turn, fake_gateways
+from tests.support.system import running_system, until
 
 HANGS = Turn(replies=3, hangs=True)
 CLOSED = "the client was closed"

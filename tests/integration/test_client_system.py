@@ -3,9 +3,9 @@
 import random
 
 from specinfer.client import AsyncClient, Patience, Retry
-from tests.cutting_proxy import cutting_proxy
-from tests.oracle import first, greedy
-from tests.system import ScriptedDrafter, request_for, running_system, text_of
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.oracle import first, greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, text_of
 
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)
 PROMPT = [5, 17, 3, 88]

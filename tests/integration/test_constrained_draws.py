@@ -16,8 +16,8 @@ from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenMatcher, TokenTree, TreeBuilder, without_forbidden
 from specinfer.verification.engine import EngineLimits
 from specinfer.wire.constraint_codec import encode_constraint
-from tests.system import ScriptedDrafter, ascii_tokenizer, running_system
-from tests.tiny_models import reference_logits, silence_attention, tiny_transformers
+from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_system
+from tests.support.tiny_models import reference_logits, silence_attention, tiny_transformers
 
 LENGTH, REQUESTS = 40, 32
 ALLOWED = {"a": "bc", "b": "acd", "c": "ad", "d": "abc"}

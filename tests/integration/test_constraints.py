@@ -18,12 +18,12 @@ from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits
 from specinfer.wire.constraint_codec import encode_constraint
-from tests.oracle import chain, default_target, greedy
-from tests.schemas import SCHEMAS, TEXTS
-from tests.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
-from tests.tiny_models import reference_logits, tiny_transformers
+from tests.support.oracle import chain, default_target, greedy
+from tests.support.schemas import SCHEMAS, TEXTS
+from tests.support.system import VOCABULARY, ScriptedDrafter, System, ascii_tokenizer, running_system, until
+from tests.support.tiny_models import reference_logits, tiny_transformers
 
 OFF, SEQUENCE, TREE = (
     generation_pb2.SPECULATION_OFF,

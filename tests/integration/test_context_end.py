@@ -11,9 +11,9 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, generation_pb2
-from specinfer.verification.limits import EngineLimits
-from tests.system import VOCABULARY, ScriptedDrafter, System, running_system
-from tests.tiny_models import runner_of, tiny_transformers
+from specinfer.verification.jobs import EngineLimits
+from tests.support.system import VOCABULARY, ScriptedDrafter, System, running_system
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 OFF, SEQUENCE, TREE = (
     generation_pb2.SPECULATION_OFF,

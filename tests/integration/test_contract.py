@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from specinfer.cache_directory import cache_directory
-from specinfer.cli.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.ngram import NgramDrafter
@@ -28,9 +28,9 @@ from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import common_pb2, speculator_pb2
 from speculator_svc.servicer import SpeculatorServicer
-from tests.services import speculator_service
-from tests.system import ScriptedDrafter
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.services import speculator_service
+from tests.support.system import ScriptedDrafter
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/node"

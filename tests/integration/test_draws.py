@@ -13,9 +13,9 @@ from gateway.services.quarantine import IN_A_ROW
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
-from tests.markov import REQUESTS, markov, p_value, sampled, serving
-from tests.oracle import always, greedy
-from tests.system import ScriptedDrafter, running_system, until
+from tests.support.markov import REQUESTS, markov, p_value, sampled, serving
+from tests.support.oracle import always, greedy
+from tests.support.system import ScriptedDrafter, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 WITHOUT = ProposalKind.WITHOUT_REPLACEMENT

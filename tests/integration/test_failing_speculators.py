@@ -19,14 +19,14 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.errors import ExhaustedError, IncompatibleError, SpecInferError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
-from specinfer.service.engine_thread import EngineThread
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
+from specinfer.service.threads import EngineThread
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
-from tests.oracle import always, first, greedy
-from tests.system import ScriptedDrafter, add_speculators, ascii_tokenizer, running_system, until
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.oracle import always, first, greedy
+from tests.support.system import ScriptedDrafter, add_speculators, ascii_tokenizer, running_system, until
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41]
 

@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from specinfer.cli.processes import Child, free_ports, wait_for_port
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import Child, free_ports, wait_for_port
+from specinfer.cli.local.redis_server import redis_command
 from specinfer.drafters import DraftJob
 from specinfer.errors import UnavailableError
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from tests.oracle import always, first, greedy
-from tests.system import ScriptedDrafter, request_for, running_system, until
+from tests.support.oracle import always, first, greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 
@@ -60,7 +60,7 @@ async def test_a_lost_verifier_is_logged_once_and_when_it_is_back(
 
         monkeypatch.setattr(system.loop.verifier, "verify", away)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-    lines = [r.getMessage() for r in caplog.records if r.name == "gateway.services.outage"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "specinfer.service.outage"]
     assert lines[0] == "the verifier does not answer (for 0 s): verifier: gone"
     assert lines[1].startswith("the verifier answers again after 0.")
     assert len(lines) == 2

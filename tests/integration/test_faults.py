@@ -12,11 +12,11 @@ import gateway.store.requests
 from gateway.observability.metrics.requests import RequestMetrics
 from gateway.session.token_stream import Feed
 from specinfer.planning.planner import PLAIN, Planner
-from specinfer.scheduling.room import CacheRoom
+from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.scheduling.text import TextStream
-from tests.oracle import first, greedy
-from tests.system import ScriptedDrafter, request_for, running_system, until
+from tests.support.oracle import first, greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41]
 

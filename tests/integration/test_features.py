@@ -19,10 +19,10 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import ProposalKind
 from speculator_svc.training.eagle_student import starting_tensors
-from tests.forgetting import forget_once
-from tests.oracle import always, greedy
-from tests.system import ScriptedDrafter, running_system, until
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.forgetting import forget_once
+from tests.support.oracle import always, greedy
+from tests.support.system import ScriptedDrafter, running_system, until
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 HIDDEN = 32

@@ -24,8 +24,8 @@ from specinfer.client import AsyncClient, make_request
 from specinfer.errors import SettingError
 from specinfer.service.logs import make_formatter
 from specinfer.service.tracing import Tracer, open_tracer
-from tests.oracle import first
-from tests.system import ScriptedDrafter, System, running_system, until
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, System, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41, 9, 60]
 SERVICES = {"gateway": "gateway", "verifier_svc": "verifier", "speculator_svc": "speculator"}

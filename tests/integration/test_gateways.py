@@ -17,12 +17,12 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.app import Gateway
-from specinfer.cli.processes import free_ports
-from specinfer.cli.redis_server import redis_command
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.redis_server import redis_command
 from specinfer.errors import FencedError
 from specinfer.v1 import common_pb2, generation_pb2, generation_pb2_grpc
-from tests.oracle import first, greedy
-from tests.system import (
+from tests.support.oracle import first, greedy
+from tests.support.system import (
     ScriptedDrafter,
     System,
     another_gateway,

@@ -12,10 +12,10 @@ from specinfer.scheduling.request import FinishReason
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits
-from tests.oracle import always, default_target, first, greedy, never
-from tests.scrape import Scrape
-from tests.system import EOS, ScriptedDrafter, ascii_tokenizer, running_system, text_of, until
-from tests.tiny_models import tiny_transformers
+from tests.support.oracle import always, default_target, first, greedy, never
+from tests.support.scrape import Scrape
+from tests.support.system import EOS, ScriptedDrafter, ascii_tokenizer, running_system, text_of, until
+from tests.support.tiny_models import tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [33], [7] * 20, [90, 11, 52, 19, 64, 23, 8, 95, 14, 77, 31, 4] * 4]
 OFF, SEQUENCE, TREE = (

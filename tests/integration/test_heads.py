@@ -21,10 +21,10 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import MedusaSource
 from specinfer.tree import ProposalKind
 from specinfer.v1 import generation_pb2
-from tests.forgetting import forget_once
-from tests.oracle import greedy
-from tests.system import running_system
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.forgetting import forget_once
+from tests.support.oracle import greedy
+from tests.support.system import running_system
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 K, HIDDEN, LAYERS = 3, 32, 3

@@ -17,10 +17,10 @@ from specinfer.client import skeleton
 from specinfer.drafters import DraftJob
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree, TreeBuilder
-from specinfer.verification.limits import EngineLimits
-from tests.http_service import CHAT, HttpService, http_service
-from tests.oracle import first
-from tests.system import ScriptedDrafter, System, running_system, until
+from specinfer.verification.jobs import EngineLimits
+from tests.support.http_service import CHAT, HttpService, http_service
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, System, running_system, until
 
 MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.http_service import http_service
-from tests.system import running_system
+from tests.support.http_service import http_service
+from tests.support.system import running_system
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

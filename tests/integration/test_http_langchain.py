@@ -6,9 +6,9 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from specinfer import AsyncClient
-from tests.http_service import http_service
-from tests.oracle import first
-from tests.system import ScriptedDrafter, running_system
+from tests.support.http_service import http_service
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, running_system
 
 ASKED = [("system", "be brief"), ("human", "hi")]
 MESSAGES: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]

@@ -7,9 +7,9 @@ import sys
 
 import openai
 
-from specinfer.cli.processes import free_ports
-from tests.fake_gateway import TEXT, Turn, fake_gateways
-from tests.http_service import ASKED, MODEL
+from specinfer.cli.local.processes import free_ports
+from tests.support.fake_gateway import TEXT, Turn, fake_gateways
+from tests.support.http_service import ASKED, MODEL
 
 
 async def start(*flags: str) -> asyncio.subprocess.Process:

@@ -14,11 +14,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from http_svc.bodies import ChatBody, CompletionBody, Message
+from http_svc.schemas import ChatBody, CompletionBody, Message
 from specinfer.service.logs import DiscreetFormatter
-from tests.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
-from tests.http_service import ASKED, CHAT, COMPLETIONS, MODEL, HttpService, http_service
-from tests.system import until
+from tests.support.fake_gateway import TEXT, FakeGateway, Turn, fake_gateways
+from tests.support.http_service import ASKED, CHAT, COMPLETIONS, MODEL, HttpService, http_service
+from tests.support.system import until
 
 Code = grpc.StatusCode
 PROMPTED: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -411,7 +411,7 @@ async def test_a_fault_of_ours_tells_no_text(
     def fail(body: ChatBody, request_id: str) -> None:
         raise KeyError(str(body.messages))
 
-    monkeypatch.setattr("http_svc.door.chat_requests", fail)
+    monkeypatch.setattr("http_svc.handlers.chat_requests", fail)
     async with served() as (_, http):
         reply = await http.plain.post(CHAT, json={**ASKED, **turn(content="a secret owl")})
         assert (reply.status_code, error_of(reply)["message"]) == (500, "internal error: KeyError")

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from specinfer.service.api_keys import make_key, write_keys
-from tests.http_service import ASKED, CHAT, HttpService, http_service
-from tests.oracle import first
-from tests.system import ScriptedDrafter, another_gateway, running_system
+from tests.support.http_service import ASKED, CHAT, HttpService, http_service
+from tests.support.oracle import first
+from tests.support.system import ScriptedDrafter, another_gateway, running_system
 
 WATCH = "/v1/watch"
 

@@ -12,8 +12,8 @@ from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SettingError
 from specinfer.planning.recorded_steps import read_steps
 from specinfer.planning.weights import load_weights
-from tests.oracle import always, first, greedy, never
-from tests.system import ScriptedDrafter, running_system
+from tests.support.oracle import always, first, greedy, never
+from tests.support.system import ScriptedDrafter, running_system
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [33], [7] * 20, [90, 11, 52, 19, 64, 23, 8, 95, 14, 77, 31, 4] * 4]
 

@@ -10,8 +10,8 @@ import torch
 from specinfer import AsyncClient
 from specinfer.v1 import generation_pb2
 from tests.integration.test_adjustments import LENGTH, PROMPTS, WISHES, knowing
-from tests.oracle import default_target
-from tests.system import ScriptedDrafter, System, running_system, text_of
+from tests.support.oracle import default_target
+from tests.support.system import ScriptedDrafter, System, running_system, text_of
 
 OFF, TOP = 3, 4
 Replies = Sequence[generation_pb2.GenerateReply]

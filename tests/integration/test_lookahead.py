@@ -8,10 +8,10 @@ import pytest
 from specinfer.drafters import DrafterDescription
 from specinfer.drafters.lookahead import LookaheadDrafter, LookaheadShape, Ngram, Window
 from specinfer.drafters.ngram import NgramDrafter
-from tests.markov import assert_points_follow, markov, serving
-from tests.merging import assert_all_are_accepted
-from tests.oracle import greedy
-from tests.system import VOCABULARY, running_system
+from tests.support.markov import assert_points_follow, markov, serving
+from tests.support.merging import assert_all_are_accepted
+from tests.support.oracle import greedy
+from tests.support.system import VOCABULARY, running_system
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 

@@ -13,9 +13,9 @@ from specinfer.errors import FaultError, SpecInferError
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, generation_pb2
-from tests.oracle import always, first, greedy
-from tests.scrape import Scrape
-from tests.system import ScriptedDrafter, System, request_for, running_system, until
+from tests.support.oracle import always, first, greedy
+from tests.support.scrape import Scrape
+from tests.support.system import ScriptedDrafter, System, request_for, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41, 9, 60]
 GATEWAY = [

@@ -14,15 +14,14 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from specinfer import __version__
-from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.ports import DEFAULT_METRICS_PORT
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import DEFAULT_METRICS_PORT, free_ports
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2_grpc
 from speculator_svc.settings import SpeculatorSettings
-from tests.scrape import Scrape
-from tests.system import ascii_tokenizer, request_for
-from tests.tiny_models import tiny_transformers
+from tests.support.scrape import Scrape
+from tests.support.system import ascii_tokenizer, request_for
+from tests.support.tiny_models import tiny_transformers
 from verifier_svc.settings import VerifierSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +78,7 @@ def test_local_systems_serve_metrics_only_where_they_should(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway of `up`; and whatever the user sets a port for."""
-    from specinfer.cli import local
+    from specinfer.cli.local.system import system as local
 
     seen: dict[str, dict[str, str]] = {}
 
@@ -106,7 +105,7 @@ def test_local_systems_serve_metrics_only_where_they_should(
 def test_up_sees_that_its_metrics_port_is_taken_before_it_starts_anything(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specinfer.cli.local.Child", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("specinfer.cli.local.system.Child", lambda *_: pytest.fail("a process was started"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv(PORT.format("GATEWAY"), str(other.getsockname()[1]))
         with pytest.raises(InvalidInputError, match=r"SPECINFER_GATEWAY_METRICS_PORT = .*in use"):

@@ -12,11 +12,11 @@ from playwright.async_api import Browser, Page, expect
 from specinfer.drafters import DraftJob
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
-from tests.browser import barriers, browser, needs_chromium, visit
-from tests.fake_gateway import TEXT, fake_gateways
-from tests.http_service import MODEL, HttpService, http_service
-from tests.oracle import chain, first, greedy
-from tests.system import ScriptedDrafter, System, ascii_tokenizer, running_system
+from tests.support.browser import barriers, browser, needs_chromium, visit
+from tests.support.fake_gateway import TEXT, fake_gateways
+from tests.support.http_service import MODEL, HttpService, http_service
+from tests.support.oracle import chain, first, greedy
+from tests.support.system import ScriptedDrafter, System, ascii_tokenizer, running_system
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 QUESTION = "Why is the sky blue?"

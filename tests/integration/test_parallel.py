@@ -24,8 +24,8 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
-from tests.rank_group import exit_codes, ranks_of, run_ranks
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.rank_group import exit_codes, ranks_of, run_ranks
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 FAMILIES = {
     Layout(2, 1): ("llama-biased", "qwen3"),

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from specinfer.cli.connection import Connection
-from specinfer.cli.local import LocalOptions, LocalSystem
+from specinfer.cli.local.processes import free_ports
+from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.plan import ask_curve
-from specinfer.cli.processes import free_ports
 from specinfer.cli.status import get_status
 from specinfer.client.request import make_request
 from specinfer.model.parallel.layout import Layout, Place
 from specinfer.model.parallel.memory import rank_memory
 from specinfer.model.weights.config import load_config
 from tests.chaos.model_directory import write_model
-from tests.scrape import Scrape
-from tests.system import ascii_tokenizer, text_of
-from tests.tiny_models import tiny_transformers
+from tests.support.scrape import Scrape
+from tests.support.system import ascii_tokenizer, text_of
+from tests.support.tiny_models import tiny_transformers
 
 pytestmark = pytest.mark.slow
 SHAPE = {"vocab_size": 100, "seed": 3}

@@ -11,12 +11,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.services.verifier import VerifierClient
+from gateway.session.verifier import VerifierClient
 from gateway.store.redis_reason import redis_reason
 from specinfer.drafters import DraftJob
 from specinfer.service.logs import DiscreetFormatter
 from specinfer.tree import TokenTree
-from tests.system import ScriptedDrafter, ascii_tokenizer, running_system, text_of
+from tests.support.system import ScriptedDrafter, ascii_tokenizer, running_system, text_of
 
 MARKER = "the secret of the marble owl"
 TOKENS = ascii_tokenizer().encode(MARKER)

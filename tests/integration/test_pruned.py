@@ -8,9 +8,9 @@ import torch
 from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from speculator_svc.training.corpus import Continuation, write_continuations
 from speculator_svc.training.prune import prune
-from tests.merging import assert_all_are_accepted
-from tests.system import ascii_tokenizer
-from tests.tiny_models import tiny_transformers
+from tests.support.merging import assert_all_are_accepted
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
 
 
 async def test_pruned_models_draft_and_texts_stay_the_targets(redis_url: str, tmp_path: Path) -> None:

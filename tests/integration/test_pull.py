@@ -14,7 +14,7 @@ from specinfer.hub import pull as pulling
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import WheelSource, find_model
 from specinfer.hub.resolve import model_directory
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 from tests.unit.model.test_weights import write_gguf
 
 

@@ -12,11 +12,11 @@ from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.tree import TokenTree
 from speculator_svc.clients import request_id_of
-from tests.markov import assert_points_follow
-from tests.merging import assert_all_are_accepted
-from tests.oracle import always, default_target, first, greedy
-from tests.system import VOCABULARY, ScriptedDrafter, running_system
-from tests.tiny_models import reference_logits
+from tests.support.markov import assert_points_follow
+from tests.support.merging import assert_all_are_accepted
+from tests.support.oracle import always, default_target, first, greedy
+from tests.support.system import VOCABULARY, ScriptedDrafter, running_system
+from tests.support.tiny_models import reference_logits
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 

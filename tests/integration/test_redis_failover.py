@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError, ResponseError
 
+from gateway.api.callers import ANYBODY
 from gateway.store.connection import RedisConnection
 from gateway.store.leases import GatewayReport
 from gateway.store.records import Known
 from gateway.store.redis_reason import is_no_primary
 from specinfer.errors import UnavailableError
-from specinfer.scheduling.caller import ANYBODY
-from specinfer.scheduling.step import Progress
+from specinfer.scheduling.entries import Progress
 from tests.integration.test_gateways import LONG, PROMPT, begin, two_gateways
 from tests.integration.test_returning_clients import attach
 from tests.integration.test_store import Pair, connected, state_of
-from tests.oracle import greedy
 from tests.redis_pair import RedisPair, redis_pair_fixture  # noqa: F401  # the fixture
-from tests.system import request_for
+from tests.support.oracle import greedy
+from tests.support.system import request_for
 
 Command = Callable[[Pair, str], Awaitable[Any]]
 WRITES: dict[str, Command] = {

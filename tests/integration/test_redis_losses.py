@@ -9,20 +9,20 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
+from gateway.api.callers import ANYBODY, Caller
 from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
 from specinfer.sampling import SamplingParams
-from specinfer.scheduling.caller import ANYBODY, Caller
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest
-from specinfer.scheduling.step import Progress
 from specinfer.v1 import generation_pb2
 from tests.integration.test_gateways import LONG, PROMPT, begin, rest, tokens_of, two_gateways
 from tests.integration.test_returning_clients import attach
 from tests.integration.test_store import Pair, connected, state_of
-from tests.oracle import greedy
-from tests.system import crash, request_for, running_system, until
+from tests.support.oracle import greedy
+from tests.support.system import crash, request_for, running_system, until
 
 
 def asked(**options: Any) -> GenerationRequest:

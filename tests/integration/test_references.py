@@ -20,11 +20,11 @@ from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2, speculator_pb2
 from speculator_svc import servicer
 from speculator_svc.clients import request_id_of
-from tests.forgetting import forget_once
-from tests.http_service import CHAT, http_service
-from tests.oracle import first, greedy
-from tests.services import speculator_service
-from tests.system import (
+from tests.support.forgetting import forget_once
+from tests.support.http_service import CHAT, http_service
+from tests.support.oracle import first, greedy
+from tests.support.services import speculator_service
+from tests.support.system import (
     VOCABULARY,
     ScriptedDrafter,
     System,

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from gateway.api.callers import ANYBODY
 from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError
-from specinfer.scheduling.caller import ANYBODY
 from specinfer.scheduling.request import FinishReason
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
 from tests.integration.test_gateways import LONG, PROMPT, Reader, begin, two_gateways
-from tests.oracle import greedy
-from tests.system import ScriptedDrafter, request_for, running_system, until
+from tests.support.oracle import greedy
+from tests.support.system import ScriptedDrafter, request_for, running_system, until
 
 
 def attach(stub: Any, request_id: str, from_token: int = 0) -> Reader:

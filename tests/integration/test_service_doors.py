@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.services.verifier import VerifierClient
+from gateway.session.verifier import VerifierClient
 from specinfer.drafters import DrafterDescription
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.service.channel import open_channel
@@ -22,9 +22,9 @@ from specinfer.v1 import (
     verifier_pb2_grpc,
 )
 from speculator_svc.metrics import SpeculatorMetrics
-from tests.oracle import first
-from tests.services import speculator_service, step_entry, verifier_service
-from tests.system import ScriptedDrafter
+from tests.support.oracle import first
+from tests.support.services import speculator_service, step_entry, verifier_service
+from tests.support.system import ScriptedDrafter
 from verifier_svc.metrics import VerifierMetrics
 
 PROMPT = [5, 17, 3]

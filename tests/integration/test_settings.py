@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from specinfer import __version__
-from specinfer.cli.processes import free_ports
-from specinfer.model.executors.executor import EXECUTORS
+from specinfer.cli.local.processes import free_ports
+from specinfer.model.executor import EXECUTORS
 from specinfer.model.options import DTYPES, WEIGHTS
-from tests.preloaded import ROOT
-from tests.preloaded import run_preloaded as run
+from tests.support.preloaded import ROOT
+from tests.support.preloaded import run_preloaded as run
 
 
 def run_anew(*command: str | bytes) -> subprocess.CompletedProcess[str]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.services.verifier import Verdicts
+from gateway.session.verifier import Verdicts
 from gateway.store.leases import GatewayReport, Renewal
 from specinfer.v1 import generation_pb2, generation_pb2_grpc
 from tests.integration.test_gateways import PROMPT, read_all, tokens_of
-from tests.oracle import greedy
-from tests.system import System, another_gateway, request_for, running_system, until
+from tests.support.oracle import greedy
+from tests.support.system import System, another_gateway, request_for, running_system, until
 
 
 def count_given_away(gateways: Sequence[Gateway]) -> list[str]:

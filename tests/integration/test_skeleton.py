@@ -12,8 +12,8 @@ from specinfer.client import FinishReason, Patience, RequestFailedError, make_re
 from specinfer.client.skeleton import SkeletonOfThought
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
-from tests.cutting_proxy import cutting_proxy
-from tests.system import running_system, until
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.system import running_system, until
 
 POINTS = ["one", "another", "last"]
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)

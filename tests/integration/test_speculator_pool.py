@@ -17,17 +17,17 @@ from gateway.services.pool_policy import PoolPolicy
 from gateway.services.quarantine import IN_A_ROW
 from gateway.services.speculator_directory import SpeculatorDirectory
 from gateway.services.speculator_pool import SpeculatorPool
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.sampling import SamplingParams
-from specinfer.scheduling.step import StepEntry
+from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import speculator_pb2
-from tests.oracle import chain
-from tests.services import VOCABULARY, speculator_service, step_entry
-from tests.system import ScriptedDrafter, until
+from tests.support.oracle import chain
+from tests.support.services import VOCABULARY, speculator_service, step_entry
+from tests.support.system import ScriptedDrafter, until
 
 PROMPT = [5, 17, 3]
 POLICY = PoolPolicy(10.0, VOCABULARY, "ours", hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)

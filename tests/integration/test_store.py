@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.callers import ANYBODY, Caller
 from gateway.session.token_stream import Feed
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import logprobs_key, logprobs_width, request_key, tokens_key, verifier_key
@@ -27,9 +28,8 @@ from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
 from specinfer.logprobs import TokenLogprobs
 from specinfer.sampling import SamplingParams
-from specinfer.scheduling.caller import ANYBODY, Caller
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
-from specinfer.scheduling.step import Progress
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 

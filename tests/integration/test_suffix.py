@@ -8,10 +8,10 @@ from specinfer.drafters import DrafterDescription
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.suffix import SuffixDrafter
-from tests.markov import assert_points_follow
-from tests.merging import assert_all_are_accepted
-from tests.oracle import greedy
-from tests.system import VOCABULARY, running_system, until
+from tests.support.markov import assert_points_follow
+from tests.support.merging import assert_all_are_accepted
+from tests.support.oracle import greedy
+from tests.support.system import VOCABULARY, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41, 60, 7, 9, 20, 33]
 

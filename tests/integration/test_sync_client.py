@@ -23,10 +23,10 @@ from specinfer.client import (
     SpeculatorStats,
     make_request,
 )
-from specinfer.client.summary import read_summary
+from specinfer.client.answer import read_summary
 from specinfer.errors import InvalidInputError
 from specinfer.v1 import generation_pb2
-from tests.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
+from tests.support.fake_gateway import TEXT, TOKENS, FakeGateway, Turn, fake_gateways
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 PATIENCE = Patience(patience_s=30.0, first_wait_s=0.01, longest_wait_s=0.1)

@@ -31,11 +31,11 @@ from specinfer.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
-from tests.certificates import Authority, Pair
-from tests.fake_gateway import TEXT, FakeGateway
-from tests.http_service import COMPLETIONS, http_service
-from tests.oracle import first, greedy
-from tests.system import ScriptedDrafter, running_system
+from tests.support.certificates import Authority, Pair
+from tests.support.fake_gateway import TEXT, FakeGateway
+from tests.support.http_service import COMPLETIONS, http_service
+from tests.support.oracle import first, greedy
+from tests.support.system import ScriptedDrafter, running_system
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ import asyncio
 
 from specinfer.drafters import DraftJob
 from specinfer.tree import TokenTree, TreeBuilder
-from tests.oracle import greedy
-from tests.system import ScriptedDrafter, running_system
-from tests.tiny_models import reference_logits, tiny_transformers
+from tests.support.oracle import greedy
+from tests.support.system import ScriptedDrafter, running_system
+from tests.support.tiny_models import reference_logits, tiny_transformers
 
 PROMPT = [5, 17, 3, 88, 41]
 

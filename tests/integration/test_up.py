@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from specinfer.cli import local
-from specinfer.cli.local import LocalOptions, LocalSystem
-from specinfer.cli.processes import Child, check_listen_address, free_ports
+from specinfer.cli.local.processes import Child, check_listen_address, free_ports
+from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.local.system import system as local
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
-from tests.background import in_background
-from tests.system import ascii_tokenizer
-from tests.tiny_models import tiny_transformers
+from tests.support.background import in_background
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,9 @@ from specinfer.errors import IncompatibleError, MalformedTreeError, SettingError
 from specinfer.integrations.vllm import SpeculatorPool
 from specinfer.tree import TokenTree
 from speculator_svc.clients import own_id
-from tests.oracle import chain
-from tests.services import VOCABULARY, speculator_service
-from tests.system import ScriptedDrafter, ascii_tokenizer, until
+from tests.support.oracle import chain
+from tests.support.services import VOCABULARY, speculator_service
+from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
 
 LONGEST = 64
 WIDTH = 4

@@ -14,8 +14,8 @@ from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2, tree_pb2
 from specinfer.wire.constraint_codec import encode_constraint
 from tests.integration.test_callers import PROMPT, guarded, refused, tokens
-from tests.oracle import always, first, greedy
-from tests.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until
+from tests.support.oracle import always, first, greedy
+from tests.support.system import FIRST_CHARACTER, ScriptedDrafter, System, running_system, text_of, until
 
 COUNT = 12
 

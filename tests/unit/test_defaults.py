@@ -5,7 +5,7 @@ from dataclasses import fields
 from gateway.settings import GatewaySettings
 from specinfer.drafters import DrafterOptions
 from specinfer.scheduling.limits import SchedulerLimits
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits
 from speculator_svc.settings import SpeculatorSettings
 from verifier_svc.settings import VerifierSettings
 

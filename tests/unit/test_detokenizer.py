@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from specinfer.byte_decoder import BYTES
 from specinfer.detokenizer import Detokenizer
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
-from tests.system import ascii_tokenizer
+from tests.support.system import ascii_tokenizer
 
 WORDS = ["▁", "▁a", "b", "▁▁", "ä", "日", ".", "▁x▁y", "##c", "d</w>", "▁é"]
 

@@ -4,11 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from gateway.api.watch.pace import Pace
-from gateway.api.watch.pictures import reply_of
-from gateway.api.watch.texts import RequestText, TokenTexts
-from gateway.api.watch.watches import Watches
-from specinfer.scheduling.caller import Caller
+from gateway.api.callers import Caller
+from gateway.api.watch.pictures import RequestText, TokenTexts, reply_of
+from gateway.api.watch.watches import Pace, Watches
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
 

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from gateway.observability.metrics.speculation import Named
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
-from specinfer.service.step_metrics import COUNTS, StepCounter, StepHistogram
+from specinfer.service.metrics import COUNTS, StepCounter, StepHistogram
 
 
 class PlannerMetrics:

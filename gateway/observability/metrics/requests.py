@@ -5,9 +5,9 @@ from functools import cache
 import grpc
 from prometheus_client import CollectorRegistry, Counter
 
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, RequestState
-from specinfer.scheduling.step import Progress
-from specinfer.service.step_metrics import TO_MINUTES_S, StepCounter, StepHistogram
+from specinfer.service.metrics import TO_MINUTES_S, StepCounter, StepHistogram
 
 _CODES = (
     *("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Gauge
 
 from specinfer.planning.step_counts import SpeculatorStep, StepCounts
-from specinfer.service.step_metrics import StepCounter, StepHistogram
+from specinfer.service.metrics import StepCounter, StepHistogram
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Of drafts; see `gateway.services.draft_books`."""

@@ -9,7 +9,7 @@ from gateway.observability.metrics.planner import PlannerMetrics
 from gateway.observability.metrics.speculation import Named, SpeculationMetrics
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
-from specinfer.service.step_metrics import COUNTS, TO_SECONDS_S, StepHistogram
+from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepHistogram
 
 PHASES = ("draft", "merge", "verify", "commit")
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.service.metrics import declare_model_info
-from specinfer.service.wire_meter import WireMeter
+from specinfer.service.stream import WireMeter
 
 Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")

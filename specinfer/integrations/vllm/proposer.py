@@ -22,7 +22,7 @@ from specinfer.integrations.vllm.contexts import Context, Contexts, Row
 from specinfer.integrations.vllm.settings import VllmSettings
 from specinfer.planning.calibration import Calibration
 from specinfer.service.channel import open_channel
-from specinfer.service.loop_thread import LoopThread
+from specinfer.service.threads import LoopThread
 from specinfer.speculators.deadline import StepTimes, draft_deadline
 from specinfer.speculators.pool import Pool, Target
 from specinfer.speculators.service import Drafts, Question

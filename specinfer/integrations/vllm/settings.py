@@ -6,7 +6,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from specinfer.errors import SettingError
-from specinfer.service.addresses import split_targets
+from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
 from specinfer.service.tls import ClientTls
 

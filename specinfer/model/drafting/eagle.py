@@ -7,7 +7,7 @@
 
 So the last context token, the tree's root, is the token of the last row; its own hidden state, which the
 target has not computed yet, is not needed. This is the layer in torch operations, for any device, and the
-reference of the compiled one (`specinfer.model.executors.native_eagle`).
+reference of the compiled one (`specinfer.model.native.eagle`).
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from specinfer.model.batch import Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.drafting.task import GrowthTask
-from specinfer.model.layers.attention import make_attention
-from specinfer.model.layers.layer import Layer
-from specinfer.model.layers.linear import make_linear
-from specinfer.model.layers.parts import Parts
-from specinfer.model.layers.rotary import rotary_tables
+from specinfer.model.torch.attention import make_attention
+from specinfer.model.torch.layer import Layer
+from specinfer.model.torch.linear import make_linear
+from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.rotary import rotary_tables
 from specinfer.model.weights.config import ModelConfig
 
 

@@ -4,13 +4,13 @@ from math import prod
 
 import torch
 
-from specinfer.model.layers.layer import Attend, Layer
-from specinfer.model.layers.linear import DenseLinear, Linear
-from specinfer.model.layers.parts import Parts, Weights
-from specinfer.model.layers.transformer import LayerCall, Transformer
 from specinfer.model.offload.buffers import make_buffers
 from specinfer.model.offload.stores import LayerStore
 from specinfer.model.offload.stream import BUFFERS, LayerStream
+from specinfer.model.torch.layer import Attend, Layer
+from specinfer.model.torch.linear import DenseLinear, Linear
+from specinfer.model.torch.parts import Parts, Weights
+from specinfer.model.torch.transformer import LayerCall, Transformer
 from specinfer.model.weights.config import ModelConfig
 
 _ALIGNMENT = 256

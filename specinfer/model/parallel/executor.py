@@ -20,14 +20,14 @@ import torch
 from specinfer.errors import SettingError
 from specinfer.model.batch import Batch, Features
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
-from specinfer.model.executors.executor import TorchExecutor
-from specinfer.model.layers.parts import Weights
+from specinfer.model.executor import TorchExecutor
 from specinfer.model.parallel.layout import check_layout
 from specinfer.model.parallel.microbatches import micro_batches
 from specinfer.model.parallel.ranks import Ranks, end_process
 from specinfer.model.parallel.shard import ShardedWeights
 from specinfer.model.parallel.stage import Stage
 from specinfer.model.parallel.surgery import TensorParallel
+from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
 
 log = logging.getLogger(__name__)

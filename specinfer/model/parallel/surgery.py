@@ -4,9 +4,9 @@ Megatron-LM, arXiv 1909.08053, section 3.
 
 import torch
 
-from specinfer.model.layers.linear import Linear
-from specinfer.model.layers.surgery import Surgery
 from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.surgery import Surgery
 
 
 class SummedLinear:

@@ -4,7 +4,7 @@ What acceptance asks of a row of logits [V] are the token that the target choose
 the one that wins with the request's noise) and, below a node with draws, P at the tokens of their q. The rest
 of the row matters to it only as a sum and by the token that wins among them: rejections change P at tokens
 of q alone (`Excerpt`). A `Chooser` finds these numbers for all rows of a pass at once
-(`specinfer.model.device.choice`). Rules decide on the host by them, as they decide by whole rows
+(`specinfer.model.gpu.choice`). Rules decide on the host by them, as they decide by whole rows
 (`specinfer.verification.acceptance`).
 """
 

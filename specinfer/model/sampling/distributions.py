@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.model.native.softmax import native_softmax
+from specinfer.model.native.noise import native_softmax
 from specinfer.sampling import SamplingParams, StreamDomain, stream_key
 
 Float32 = NDArray[np.float32]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
+from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.sampling import SamplingParams, noise_key, noise_state

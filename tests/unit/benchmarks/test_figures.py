@@ -15,7 +15,7 @@ from specinfer.drafters import DrafterDescription
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector, TreeBuilder, TreeLimits
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 ABOUT = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
 PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("a", (60, 2, 71, 33))]

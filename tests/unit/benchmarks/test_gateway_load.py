@@ -14,7 +14,7 @@ from benchmarks.serving.steps import FixedStep, added_ms, read_steps, slope, spr
 from benchmarks.serving.streams import Order
 from benchmarks.serving.system import GATEWAY_WITHOUT_STORE, ServingSystem, Setup
 from benchmarks.serving.usage import cpu_seconds, resident_mib
-from tests.system import ascii_tokenizer
+from tests.support.system import ascii_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.tree import ExpansionVector
 from specinfer.v1 import generation_pb2
-from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)
 PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("b", (60, 2, 71, 33))]

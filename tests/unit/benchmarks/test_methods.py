@@ -14,7 +14,7 @@ from benchmarks.methods import by_depth, compare
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
 from specinfer.tree import TokenTree
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)
 PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("b", (60, 2, 71, 33))]

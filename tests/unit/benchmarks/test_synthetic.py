@@ -25,7 +25,7 @@ from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RULES, RequestRandomness, find_rule
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.verifier.test_acceptance import TableTarget
 
 HISTOGRAM = AcceptanceHistogram("test", (40, 25, 0, 20, 15))

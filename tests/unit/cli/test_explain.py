@@ -2,8 +2,8 @@
 
 import pytest
 
-from specinfer.cli.explain import explanation, passes_words, pool_words, weights_words
-from specinfer.cli.local import LocalOptions
+from specinfer.cli.check import explanation, passes_words, pool_words, weights_words
+from specinfer.cli.local.system import LocalOptions
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import verifier_pb2
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.api.callers import Callers
-from specinfer.cli.keys import keys_app
+from specinfer.cli.models import keys_app
 from specinfer.errors import AlreadyExistsError, NotFoundError, UnauthenticatedError
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from specinfer.cli import local
-from specinfer.cli.local import LocalOptions, LocalSystem, _arguments
-from specinfer.cli.ports import check_http
-from specinfer.cli.speculators import default_speculators, read_speculators
+from specinfer.cli.local.processes import check_http
+from specinfer.cli.local.speculators import default_speculators, read_speculators
+from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
+from specinfer.cli.local.system import system as local
 from specinfer.errors import InvalidInputError
 
 
@@ -58,7 +58,7 @@ def test_services_run_in_an_environment_that_suits_them_unless_the_user_says_oth
 def test_what_the_http_service_needs_is_missed_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specinfer.cli.ports.find_spec", lambda name: None)
+    monkeypatch.setattr("specinfer.cli.local.processes.find_spec", lambda name: None)
     with pytest.raises(
         InvalidInputError, match=r"http_listen = '127.0.0.1:1': needs pip install .*or give none"
     ):

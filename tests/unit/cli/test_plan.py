@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from specinfer.cli.plan import plan, read_curve
 from specinfer.cli.show import console
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 
 @pytest.fixture(scope="module")

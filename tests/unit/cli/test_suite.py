@@ -18,7 +18,7 @@ from benchmarks.suite.perplexity import Scorer
 from benchmarks.suite.plan import QUICK, SuitePlan, runs_of
 from benchmarks.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
 from specinfer.cli.bench import Run, Turn
-from specinfer.cli.differences import compare, differences, read_runs
+from specinfer.cli.compare import compare, differences, read_runs
 from specinfer.client import Answer, SpeculationStats, Summary
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL

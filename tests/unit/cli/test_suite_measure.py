@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from benchmarks.suite import measure as under_test
 from benchmarks.suite.plan import Size, SuitePlan
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.prompts import Prompt
 
 

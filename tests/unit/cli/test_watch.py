@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from specinfer.cli.watch import Interval, Look, watch_lines, watch_table
+from specinfer.cli.status import Interval, Look, watch_lines, watch_table
 from specinfer.v1 import generation_pb2
 
 

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from specinfer.client.failure import CURES, Failure
+from specinfer.client.errors import CURES, Failure
 
 Code = grpc.StatusCode
 

@@ -10,7 +10,7 @@ from specinfer.constraints import checker
 from specinfer.constraints.checker import Checker
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import ExhaustedError, InvalidInputError
-from tests.system import VOCABULARY, ascii_tokenizer
+from tests.support.system import VOCABULARY, ascii_tokenizer
 
 REGEX, GRAMMAR, SCHEMA = ConstraintKind.REGEX, ConstraintKind.GRAMMAR, ConstraintKind.JSON_SCHEMA
 RULES = "\n".join([f"r{i}: r{i + 1}" for i in range(4000)])

@@ -7,7 +7,7 @@ from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.constraints.matcher import Matcher
 from specinfer.errors import ConstraintError, IncompatibleError, InvalidInputError
-from tests.system import VOCABULARY, ascii_tokenizer, text_of
+from tests.support.system import VOCABULARY, ascii_tokenizer, text_of
 
 EOS = 0
 TOKENIZER = ascii_tokenizer()

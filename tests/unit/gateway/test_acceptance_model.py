@@ -4,7 +4,7 @@ import pytest
 
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.tree import TokenTree, merge_trees
-from tests.oracle import chain
+from tests.support.oracle import chain
 
 ROOT = 7
 FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})

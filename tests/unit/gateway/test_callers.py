@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.api import callers
-from gateway.api.callers import Callers
+from gateway.api.callers import ANYBODY, Caller, Callers
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError, UnauthenticatedError
-from specinfer.scheduling.caller import ANYBODY, Caller
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)

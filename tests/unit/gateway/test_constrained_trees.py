@@ -7,10 +7,10 @@ from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.trees import trees_to_verify
 from specinfer.sampling import SamplingParams
+from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.scheduling.step import StepEntry
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
-from tests.allowed import Allowed, TableMatcher
+from tests.support.allowed import Allowed, TableMatcher
 
 ROOT = 1
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import GREEDY, SamplingParams
-from specinfer.scheduling.budget import NodeBudget
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.step import StepEntry, VerdictEntry
 from specinfer.tree import TokenTree, TreeBuilder
 
 LIMITS = SchedulerLimits(max_batch=3, prefill_chunk=4, kv_capacity_tokens=400)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from gateway.api.callers import ANYBODY, Caller
 from gateway.api.decode import RequestDecoder, RequestLimits
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
-from specinfer.scheduling.caller import ANYBODY, Caller
 from specinfer.scheduling.request import GenerationRequest, Speculation
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2
-from tests.system import EOS, VOCABULARY, ascii_tokenizer, text_of
+from tests.support.system import EOS, VOCABULARY, ascii_tokenizer, text_of
 
 CONTEXT = 512
 TOKENIZER = ascii_tokenizer()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.services.speculator import SpeculatorService
 from gateway.services.speculator_directory import SpeculatorDirectory
-from gateway.services.verifier import VerifierClient
+from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gateway.services.features import FeatureRelay, FeatureWish
+from specinfer.scheduling.target_outputs import FeatureRelay, FeatureWish
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
 HIDDEN = 2

@@ -13,11 +13,11 @@ from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.sampling import SamplingParams
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.scheduling.step import StepEntry, VerdictEntry
 from specinfer.tree import TreeLimits, merge_trees
-from tests.oracle import chain
+from tests.support.oracle import chain
 
 ROOT = 7
 BOTH = frozenset({0, 1})

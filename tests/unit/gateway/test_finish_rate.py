@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.scheduling.finish_rate import LEAST_HINT_S, MOST_HINT_S, FinishRate
+from specinfer.scheduling.queue import LEAST_HINT_S, MOST_HINT_S, FinishRate
 
 
 def test_the_hint_is_the_time_in_which_one_request_finishes() -> None:

@@ -19,9 +19,9 @@ from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.planning.repeats import MOST, Repeats
 from specinfer.planning.subtrees import nodes_needed
 from specinfer.planning.weights import load_weights, save_weights
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, merge_trees
-from tests.oracle import chain
+from tests.support.oracle import chain
 
 ROOT = 7
 ALONE = frozenset({0})

@@ -8,7 +8,7 @@ import pytest
 from specinfer.planning.acceptance import AcceptanceModel, Expected
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import PLAIN, Choice, Planner
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 
 ALONE = frozenset({0})
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.services.verifier import pass_curve
+from gateway.session.verifier import pass_curve
 from specinfer.planning.pass_times import PassCurve, PassTimes
 from specinfer.v1 import verifier_pb2
 

@@ -12,9 +12,9 @@ from specinfer.planning.budget import derive_budget
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
-from specinfer.scheduling.budget import NodeBudget
+from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
-from tests.oracle import chain
+from tests.support.oracle import chain
 
 ROOT = 7
 ALONE = frozenset({0})

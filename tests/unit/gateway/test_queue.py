@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from specinfer.errors import ExhaustedError
 from specinfer.sampling import GREEDY
-from specinfer.scheduling.budget import NodeBudget
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import WaitingQueue
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specinfer.scheduling.ranking import Ranking
+from specinfer.scheduling.queue import Ranking
 
 MEMBERS = st.sampled_from("abcdef")
 CHANGES = st.lists(st.tuples(MEMBERS, st.none() | st.integers(0, 5)), max_size=200)

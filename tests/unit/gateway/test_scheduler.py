@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import SamplingParams
-from specinfer.scheduling.budget import NodeBudget, split_budget
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.commit import MOST_PUT_OFF_S
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.scheduler import Scheduler
-from specinfer.scheduling.step import StepEntry, VerdictEntry
-from specinfer.scheduling.verdicts import MOST_PUT_OFF_S
 from specinfer.tree import TokenTree
-from tests.trees import CAT, RAN, SAT, THE, example_tree
+from tests.support.trees import CAT, RAN, SAT, THE, example_tree
 
 LIMITS = SchedulerLimits(max_batch=3, max_waiting=2, prefill_chunk=4, tree_depth=4, kv_capacity_tokens=400)
 

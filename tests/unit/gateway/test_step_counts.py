@@ -5,11 +5,11 @@ from specinfer.entry_status import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN
 from specinfer.planning.step_counts import SpeculatorStep, count_step
-from specinfer.scheduling.speculation import SpeculatorPart, outcome_of
-from specinfer.scheduling.step import VerdictEntry
+from specinfer.scheduling.entries import VerdictEntry
+from specinfer.scheduling.statistics import SpeculatorPart, outcome_of
 from specinfer.tree import TokenTree, merge_trees
-from tests.oracle import chain
-from tests.trees import CAT, DOG, RAN, SAT, THE
+from tests.support.oracle import chain
+from tests.support.trees import CAT, DOG, RAN, SAT, THE
 
 BY_A, BY_B, BY_C = chain(THE, [CAT, SAT]), chain(THE, [CAT, RAN]), chain(THE, [DOG])
 MERGED = merge_trees([(0, BY_A), (1, BY_B), (2, BY_C)])

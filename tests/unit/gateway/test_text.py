@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specinfer.scheduling.text import TextStream
 from specinfer.tokenizer import Tokenizer
-from tests.system import ascii_tokenizer
+from tests.support.system import ascii_tokenizer
 
 TOKENIZER = ascii_tokenizer()
 TEXT = st.text(st.sampled_from("ab. "), max_size=30)

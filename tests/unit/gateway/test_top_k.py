@@ -2,11 +2,10 @@
 
 import pytest
 
-from gateway.services.target_relay import TargetWish
-from gateway.services.top_k import TopKRelay
+from specinfer.scheduling.target_outputs import TargetWish, TopKRelay
 from specinfer.tree import TokenTree
 from specinfer.v1 import verifier_pb2
-from tests.oracle import chain
+from tests.support.oracle import chain
 
 TREE = chain(5, [6])
 

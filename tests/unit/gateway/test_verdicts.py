@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from gateway.services.verdicts import sound_verdicts
+from gateway.session.verdicts import sound_verdicts
 from specinfer.entry_status import EntryStatus
 from specinfer.sampling import GREEDY
+from specinfer.scheduling.commit import MOST_PUT_OFF_S, apply_verdict
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
-from specinfer.scheduling.step import StepEntry, VerdictEntry
-from specinfer.scheduling.verdicts import MOST_PUT_OFF_S, apply_verdict
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.v1 import common_pb2, verifier_pb2
-from tests.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree
+from tests.support.trees import CAT, RAN, SAT, THE, VOCABULARY, example_tree
 
 TREES = {"a": example_tree()}
 PATH = [1, 2]
-"""cat, sat: see tests.trees."""
+"""cat, sat: see tests.support.trees."""
 
 
 def entry(name: str, logprobs: bool = False, top: int = 0) -> StepEntry:

@@ -2,13 +2,12 @@
 
 import pytest
 
-from gateway.api.watch.pace import AT_ONCE, PER_SECOND, Pace
-from gateway.api.watch.watches import MOST_UNTOLD, MOST_WATCHES, Watches
+from gateway.api.callers import Caller
+from gateway.api.watch.watches import AT_ONCE, MOST_UNTOLD, MOST_WATCHES, PER_SECOND, Pace, Watches
 from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.sampling import GREEDY
-from specinfer.scheduling.caller import Caller
+from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
-from specinfer.scheduling.step import Progress
 
 ALICE, BOB = Caller("alice"), Caller("bob")
 

@@ -7,12 +7,19 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
-from http_svc.bodies import ChatBody, CompletionBody
 from http_svc.errors import ApiError, api_error, invalid_body
-from http_svc.events import encode, event_id, read_event_id
-from http_svc.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from http_svc.orders import chat_names, chat_requests, completion_names, completion_requests
-from http_svc.replies import CHAT, COMPLETION, Shape, usage_of
+from http_svc.responses import (
+    CHAT,
+    COMPLETION,
+    Shape,
+    TextOffsets,
+    chat_logprobs,
+    completion_logprobs,
+    usage_of,
+)
+from http_svc.schemas import ChatBody, CompletionBody
+from http_svc.streaming import encode, event_id, read_event_id
+from http_svc.to_gateway import chat_names, chat_requests, completion_names, completion_requests
 from specinfer.client import (
     Answer,
     FinishReason,
@@ -25,7 +32,7 @@ from specinfer.client import (
     TokenLogprobs,
     make_request,
 )
-from specinfer.client.failure import Failure
+from specinfer.client.errors import Failure
 from specinfer.errors import InvalidInputError
 
 HI = [{"role": "user", "content": "hi"}]

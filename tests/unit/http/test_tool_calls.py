@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_svc.tool_calls import CallReader, message_of
+from http_svc.tools import CallReader, message_of
 
 TEXT = '{"name": "f", "arguments": {"a": ", \\"arguments\\": ", "b": {}}}'
 ARGUMENTS = '{"a": ", \\"arguments\\": ", "b": {}}'

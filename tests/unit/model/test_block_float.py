@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specinfer.model.batch import Segment
-from specinfer.model.layers import parts
-from specinfer.model.layers.linear import Linear
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import rounds_activations, runner_of, silence_attention, tiny_transformers
+from specinfer.model.torch import parts
+from specinfer.model.torch.linear import Linear
+from tests.support.tiny_models import rounds_activations, runner_of, silence_attention, tiny_transformers
 
 pytestmark = pytest.mark.native
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from specinfer.errors import InvalidInputError
-from specinfer.model.native import softmax as native
+from specinfer.model.native import noise as native
 from specinfer.model.native.build import load_library
-from specinfer.model.native.softmax import native_softmax
+from specinfer.model.native.noise import native_softmax
 from specinfer.model.sampling.distributions import (
     SMALLEST_TEMPERATURE,
     draw,

@@ -12,7 +12,7 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.drafts import load_draft
 from specinfer.model.weights.eagle_checkpoint import EagleSource, save_eagle
 from speculator_svc.training.eagle_student import starting_tensors
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 
 @pytest.fixture(scope="module")

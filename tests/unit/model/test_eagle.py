@@ -19,8 +19,8 @@ from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, sa
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
-from speculator_svc.training.feature_student import UnrolledBatch, UnrolledRows
-from tests.tiny_models import tiny_transformers
+from speculator_svc.training.feature_students import UnrolledBatch, UnrolledRows
+from tests.support.tiny_models import tiny_transformers
 
 LAYERS, VOCABULARY = 3, 40
 CHAIN = TreeLimits(4, 4, 1)

@@ -8,7 +8,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.tree import TokenTree, TreeBuilder
-from tests.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers
+from tests.support.tiny_models import FAMILIES, reference_logits, runner_of, tiny_transformers
 
 PROMPTS = [
     [5, 17, 3, 88, 41, 9, 60],

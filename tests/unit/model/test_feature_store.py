@@ -9,7 +9,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
 from specinfer.verification.features import features_of
-from tests.tiny_models import runner_of, tiny_generic, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_generic, tiny_transformers
 
 LAYERS = (1, 3)
 HIDDEN = 32

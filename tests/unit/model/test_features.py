@@ -9,7 +9,7 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 LAYERS = (0, 1, 3)
 TEXTS = ([5, 17, 2, 80, 33, 33, 9], [4, 61, 7], list(range(20, 60)))

@@ -10,7 +10,7 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import GENERIC, reference_logits, tiny_generic
+from tests.support.tiny_models import GENERIC, reference_logits, tiny_generic
 from tests.unit.model.test_families import PROMPTS, small_tree
 
 OPTIONS = RunnerOptions(dtype="float32", kv_tokens=1024)

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from specinfer.model.native.build import load_library
-from specinfer.model.native.gumbel import native_choose, native_choose_by_logits
+from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling import noise
 from specinfer.model.sampling.distributions import probabilities, softmax
 from specinfer.model.sampling.noise import Noise, exponentials, perturbed, reference_choice

@@ -32,9 +32,9 @@ from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.multi_step import verify_multi_step
-from tests.enumeration import Branches, TableTarget, after, exact, joint, random_tables
-from tests.tiny_models import runner_of, tiny_transformers
-from tests.trees import paths
+from tests.support.enumeration import Branches, TableTarget, after, exact, joint, random_tables
+from tests.support.tiny_models import runner_of, tiny_transformers
+from tests.support.trees import paths
 
 K, HIDDEN = 3, 32
 TORCH = RunnerOptions(dtype="float32", executor="torch")

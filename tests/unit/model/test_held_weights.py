@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from specinfer.errors import UnavailableError
-from specinfer.model.executors import native_model
 from specinfer.model.held_weights import held_weights
+from specinfer.model.native import model as native_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.convert import KEPT_GGUF
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 AUTO = RunnerOptions(weights="auto")
 

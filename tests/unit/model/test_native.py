@@ -7,7 +7,7 @@ import torch
 
 from specinfer.model.batch import Segment
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
 

@@ -14,14 +14,14 @@ import torch
 
 from specinfer.cache_directory import cache_directory
 from specinfer.errors import SettingError, UnavailableError
-from specinfer.model.executors.executor import TorchExecutor
+from specinfer.model.executor import TorchExecutor
 from specinfer.model.native import build
 from specinfer.model.native.build import build_variants, choose_prebuilt, load_library, variant_path
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.processor import processor_flags
 from specinfer.sampling import SamplingParams
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)
 

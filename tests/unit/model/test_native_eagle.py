@@ -15,16 +15,16 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.eagle import EagleModel, EagleTask, EagleWeights
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.eagle import EagleRunner
-from specinfer.model.executors.native import pass_of
-from specinfer.model.executors.native_eagle import NativeEagle
 from specinfer.model.native.build import multiplies_bytes
+from specinfer.model.native.eagle import NativeEagle
+from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import starting_tensors
-from tests.growth_rounds import assert_same, contexts
-from tests.tiny_models import tiny_transformers
+from tests.support.growth_rounds import assert_same, contexts
+from tests.support.tiny_models import tiny_transformers
 
 pytestmark = pytest.mark.native
 

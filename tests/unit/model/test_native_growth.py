@@ -10,8 +10,8 @@ from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
-from tests.growth_rounds import assert_same, contexts, grow_side_by_side
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.growth_rounds import assert_same, contexts, grow_side_by_side
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 pytestmark = pytest.mark.native
 

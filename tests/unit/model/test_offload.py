@@ -11,7 +11,7 @@ import torch
 from specinfer.errors import IncompatibleError, SettingError, UnavailableError
 from specinfer.model.batch import Segment
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.executors.executor import TorchExecutor
+from specinfer.model.executor import TorchExecutor
 from specinfer.model.offload.buffers import DeviceBuffer, HostBuffer
 from specinfer.model.offload.stores import PAGE, DiskStore, HostStore, LayerStore, open_store
 from specinfer.model.offload.stream import LayerStream
@@ -20,7 +20,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 from specinfer.sampling import GREEDY
 from specinfer.tree import TreeLimits
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.test_native import random_segments
 from verifier_svc.__main__ import load_runner, with_held_weights
 from verifier_svc.settings import VerifierSettings
@@ -138,7 +138,7 @@ def test_what_cannot_be_done_is_said(options: dict[str, str], message: str) -> N
 
 
 def test_a_family_that_only_the_generic_executor_runs_is_not_offloaded(tmp_path: Path) -> None:
-    from tests.tiny_models import tiny_generic
+    from tests.support.tiny_models import tiny_generic
 
     tiny_generic("gpt2").save_pretrained(tmp_path)
     with pytest.raises(SettingError, match="offload = 'disk': the generic executor holds whole models"):

@@ -11,16 +11,16 @@ from safetensors.torch import save_file
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import AttentionRows, Batch, Features
-from specinfer.model.layers.transformer import Transformer
 from specinfer.model.parallel.layout import Layout, Place, check_layout
 from specinfer.model.parallel.memory import Memory, largest_memory, rank_memory
 from specinfer.model.parallel.microbatches import StageCost, cut, micro_batches, stage_features
 from specinfer.model.parallel.plan import Need, least_seconds, plans, seconds_at
 from specinfer.model.parallel.shard import ShardedWeights
+from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 LLAMA = from_transformers(tiny_transformers("llama", vocab_size=96).config)
 FAMILIES = ("llama", "llama-untied", "qwen2", "qwen3", "opt", "gpt_neox")

@@ -15,7 +15,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers, load_config
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
 from specinfer.model.weights.quantise import QuantisedWeights
-from tests.tiny_models import (
+from tests.support.tiny_models import (
     reference_logits,
     rounds_activations,
     runner_of,

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from specinfer.cli.local.speculators import TRAINED, default_speculators
 from specinfer.cli.main import app
-from specinfer.cli.speculators import TRAINED, default_speculators
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import known_models
@@ -22,8 +22,8 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import embedding_fingerprint
 from specinfer.model.weights.families import open_weights
 from specinfer.tokenizer import Tokenizer
-from tests.system import ascii_tokenizer
-from tests.tiny_models import reference_logits, tiny_generic, tiny_transformers
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import reference_logits, tiny_generic, tiny_transformers
 
 ROWS = ([5, 17, 3, 88, 41], [2, 71, 9])
 

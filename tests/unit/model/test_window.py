@@ -11,7 +11,7 @@ from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import BLOCK_TOKENS
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 WINDOW, SINKS = 64, 4
 TOKENS = [(37 * i + i * i) % 97 for i in range(300)]

@@ -3,7 +3,7 @@
 import pytest
 
 from specinfer.errors import SettingError
-from specinfer.service.addresses import check_target, split_address, split_targets
+from specinfer.service.channel import check_target, split_address, split_targets
 
 
 @pytest.mark.parametrize(

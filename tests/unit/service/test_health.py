@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cli.processes import free_ports
+from specinfer.cli.local.processes import free_ports
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 
 @asynccontextmanager

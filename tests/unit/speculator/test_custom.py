@@ -17,7 +17,7 @@ from specinfer.errors import SettingError, SpecInferError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits
 from specinfer.tree.token_tree import distribution
-from tests.trees import paths
+from tests.support.trees import paths
 
 DOCS = Path(__file__).parents[3] / "docs" / "drafters.md"
 

@@ -16,8 +16,8 @@ from specinfer.service.channel import open_channel
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import TokenTree
 from speculator_svc.draft_failures import DraftFailures
-from tests.services import speculator_service
-from tests.system import ScriptedDrafter
+from tests.support.services import speculator_service
+from tests.support.system import ScriptedDrafter
 
 
 def failed(*speculators: int) -> DraftOutcome:

@@ -15,9 +15,9 @@ from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from tests.oracle import chain
-from tests.system import ScriptedDrafter
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.oracle import chain
+from tests.support.system import ScriptedDrafter
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 
 def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:

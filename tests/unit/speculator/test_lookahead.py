@@ -16,7 +16,7 @@ from specinfer.drafters.lookahead import (
 )
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, check_tree
-from tests.trees import paths
+from tests.support.trees import paths
 
 V = 23
 LARGE = TreeLimits(60, 20)

@@ -17,7 +17,7 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from tests.tiny_models import tiny_transformers
+from tests.support.tiny_models import tiny_transformers
 
 HIDDEN, K = 32, 2
 STATES = np.random.default_rng(0).normal(size=(12, 1, HIDDEN))

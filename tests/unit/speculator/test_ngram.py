@@ -9,7 +9,7 @@ from specinfer.drafters.ngram import NgramDrafter, NgramIndex
 from specinfer.errors import SettingError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
-from tests.trees import paths
+from tests.support.trees import paths
 
 
 def draft(drafter: NgramDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:

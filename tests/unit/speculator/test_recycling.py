@@ -10,7 +10,7 @@ from specinfer.drafters import DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.recycling import AdjacencyMatrix, RecyclingDrafter, best_first
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from tests.trees import paths
+from tests.support.trees import paths
 
 V, K = 12, 3
 ROWS = {1: [2, 3, 4], 2: [5, 1, 6], 3: [2, 7, 8], 5: [2, 9, 1]}

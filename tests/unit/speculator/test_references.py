@@ -11,7 +11,7 @@ from specinfer.drafters.references import References
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from tests.trees import paths
+from tests.support.trees import paths
 
 CHAIN = TreeLimits(20, 6)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}

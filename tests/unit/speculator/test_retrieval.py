@@ -17,8 +17,8 @@ from specinfer.drafters.suffix_array import LONGEST, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits, check_tree
-from tests.system import ascii_tokenizer
-from tests.trees import paths
+from tests.support.system import ascii_tokenizer
+from tests.support.trees import paths
 
 TEXTS = [[1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 7, 8], [1, 2, 3, 4, 5, 9], [0, 2, 3, 4]]
 

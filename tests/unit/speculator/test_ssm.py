@@ -14,8 +14,8 @@ from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
-from tests.tiny_models import reference_logits, runner_of, tiny_transformers
-from tests.trees import paths
+from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.support.trees import paths
 
 MODEL = tiny_transformers("llama", seed=3)
 CONTEXTS = [[5, 17, 3, 88], [41], [9, 60, 2, 71, 33, 34, 35, 90, 11, 7, 52, 19, 64, 23, 8, 1, 95]]

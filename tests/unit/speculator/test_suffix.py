@@ -11,7 +11,7 @@ from specinfer.drafters.occurrences import LONGEST, Occurrences
 from specinfer.drafters.suffix import FinishedTexts, SuffixDrafter, weighted_tree
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits, check_tree
-from tests.trees import paths
+from tests.support.trees import paths
 
 WIDE = TreeLimits(20, 4)
 

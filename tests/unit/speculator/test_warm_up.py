@@ -9,8 +9,8 @@ from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.warm_up import warm_up
 from specinfer.errors import InvalidInputError
 from specinfer.tree import TokenTree
-from tests.oracle import chain
-from tests.system import ScriptedDrafter
+from tests.support.oracle import chain
+from tests.support.system import ScriptedDrafter
 
 
 def test_trees_of_several_sizes_are_drafted_ahead_and_forgotten() -> None:

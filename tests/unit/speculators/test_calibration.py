@@ -7,8 +7,8 @@ from specinfer.planning.calibration import Calibration
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, merge_trees, truncate
 from specinfer.tree.draws import AGREEMENT
 from specinfer.tree.token_tree import distribution
-from tests.oracle import chain
-from tests.trees import paths
+from tests.support.oracle import chain
+from tests.support.trees import paths
 
 
 def siblings(scores: dict[int, float]) -> TokenTree:

@@ -16,11 +16,11 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import features as thinking
 from speculator_svc.training.corpus import Continuation, write_continuations
+from speculator_svc.training.eagle_student import UnrolledExamples
 from speculator_svc.training.features import think
-from speculator_svc.training.train_eagle import train_eagle
-from speculator_svc.training.unrolled import UnrolledExamples
-from tests.system import ascii_tokenizer
-from tests.tiny_models import runner_of, tiny_transformers
+from speculator_svc.training.train_features import train_eagle
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 LAYERS = (1, 3)
 

@@ -9,11 +9,18 @@ from scipy import stats
 from specinfer.errors import InvalidInputError
 from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
-from speculator_svc.training.corpus import Continuation, finished_jobs, read_corpus, write_continuations
+from speculator_svc.training.corpus import (
+    Continuation,
+    finished_jobs,
+    open_prompt,
+    read_corpus,
+    usable,
+    whole_prompt,
+    write_continuations,
+)
 from speculator_svc.training.generate import ContinuationJob, continue_prompts
-from speculator_svc.training.prompts import open_prompt, usable, whole_prompt
-from tests.system import ascii_tokenizer
-from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=5)
 STOP = 2

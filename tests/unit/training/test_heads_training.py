@@ -20,13 +20,13 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil
 from speculator_svc.training.corpus import write_continuations
+from speculator_svc.training.eagle_student import UnrolledExamples, unrolled_loss
+from speculator_svc.training.feature_students import HeadsStudent, starting_heads
 from speculator_svc.training.features import think
-from speculator_svc.training.heads_student import HeadsStudent, starting_heads
-from speculator_svc.training.interruption import InterruptionError
-from speculator_svc.training.train_heads import train_blockwise, train_medusa
-from speculator_svc.training.unrolled import UnrolledExamples, unrolled_loss
-from tests.system import ascii_tokenizer
-from tests.tiny_models import runner_of, tiny_transformers
+from speculator_svc.training.run import InterruptionError
+from speculator_svc.training.train_features import train_blockwise, train_medusa
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.training.test_eagle_training import corpus_of
 
 KINDS = [MedusaSource, BlockwiseSource]

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from specinfer.errors import SettingError
-from speculator_svc.training.batches import Examples
-from speculator_svc.training.corpus import Continuation, Labels, finished_jobs, write_continuations
+from speculator_svc.training.corpus import Continuation, Examples, Labels, finished_jobs, write_continuations
 from speculator_svc.training.distil import DistilOptions, distil
-from speculator_svc.training.interruption import InterruptionError, deferred_signals
 from speculator_svc.training.make_corpus import make_corpus
+from speculator_svc.training.run import InterruptionError, deferred_signals
 from speculator_svc.training.train_ssm import train_ssm
-from tests.background import in_background
-from tests.system import ascii_tokenizer
-from tests.tiny_models import tiny_transformers
+from tests.support.background import in_background
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import tiny_transformers
 from tests.unit.training.test_training import make_student
 
 ROOT = Path(__file__).resolve().parents[3]

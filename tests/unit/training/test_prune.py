@@ -19,14 +19,14 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import load_ssm
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree, TreeLimits
-from speculator_svc.training import pruning
+from speculator_svc.training import prune as pruning
 from speculator_svc.training.corpus import Continuation, write_continuations
 from speculator_svc.training.effects import group_effects
-from speculator_svc.training.interruption import InterruptionError
 from speculator_svc.training.prune import prune
+from speculator_svc.training.run import InterruptionError
 from speculator_svc.training.train_ssm import train_ssm
-from tests.system import ascii_tokenizer
-from tests.tiny_models import reference_logits, tiny_transformers
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import reference_logits, tiny_transformers
 
 ROWS = ([5, 17, 3, 88, 41], [2, 71, 9])
 DEAD_HEAD, DEAD_NEURONS = 1, [0, 3, *range(20, 34)]

@@ -22,10 +22,9 @@ from specinfer.model.weights.files import SafetensorsWeights
 from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil as distilling
-from speculator_svc.training.batches import Examples
-from speculator_svc.training.boosting import missed_by_all, pool_report
 from speculator_svc.training.corpus import (
     Continuation,
+    Examples,
     Labels,
     frequent_tokens,
     read_corpus,
@@ -36,14 +35,15 @@ from speculator_svc.training.corpus import (
 from speculator_svc.training.distil import (
     DistilOptions,
     distil,
+    distillation_loss,
+    evaluate,
+    ranks,
 )
-from speculator_svc.training.labels import in_draft_vocabulary, label_corpus
-from speculator_svc.training.loss import distillation_loss
+from speculator_svc.training.generate import in_draft_vocabulary, label_corpus
 from speculator_svc.training.student import Student
-from speculator_svc.training.success import evaluate, ranks
-from speculator_svc.training.train_ssm import train_ssm
-from tests.system import ascii_tokenizer
-from tests.tiny_models import FAMILIES, reference_logits, tiny_transformers
+from speculator_svc.training.train_ssm import missed_by_all, pool_report, train_ssm
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import FAMILIES, reference_logits, tiny_transformers
 
 VOCABULARY = 40
 

@@ -15,8 +15,8 @@ from specinfer.tree import (
     with_forced,
     without_forbidden,
 )
-from tests.allowed import TableMatcher
-from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
+from tests.support.allowed import TableMatcher
+from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
 EVERYTHING = tuple(range(VOCABULARY))
 

@@ -17,7 +17,7 @@ from specinfer.tree import (
     truncate,
 )
 from specinfer.tree.token_tree import distribution
-from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
+from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, paths, trees
 
 ROOTED = st.lists(trees(root=THE), min_size=1, max_size=4)
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.tree.path import best_path
-from tests.oracle import chain
-from tests.trees import CAT, DOG, SAT, THE, example_tree, trees
+from tests.support.oracle import chain
+from tests.support.trees import CAT, DOG, SAT, THE, example_tree, trees
 
 
 def expected(tree: TokenTree, node: int) -> float:

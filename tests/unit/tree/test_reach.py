@@ -7,16 +7,11 @@ from hypothesis import strategies as st
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
 from specinfer.sampling import GREEDY
-from specinfer.scheduling.budget import NodeBudget
-from specinfer.scheduling.entries import plan_entries
-from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.entries import StepEntry, plan_entries
+from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
-from specinfer.scheduling.room import CacheRoom
-from specinfer.scheduling.step import StepEntry
 from specinfer.tree import TokenTree, TreeBuilder, most_depth
-from specinfer.verification.checks import check_job
-from specinfer.verification.jobs import VerifyJob
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob, check_job
 
 VOCABULARY = 97
 

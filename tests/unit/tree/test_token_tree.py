@@ -10,7 +10,7 @@ from specinfer.errors import MalformedTreeError
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree
 from specinfer.tree.token_tree import distribution
 from specinfer.tree.topology import children, depth_first, depths
-from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
+from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
 
 
 def test_example_is_laid_out_as_drawn() -> None:

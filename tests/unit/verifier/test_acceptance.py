@@ -17,7 +17,7 @@ from specinfer.verification.acceptance import Float64, Verdict, find_rule
 from specinfer.verification.acceptance.greedy import verify_greedy
 from specinfer.verification.acceptance.multi_step import verify_multi_step
 from specinfer.verification.acceptance.naive import verify_naive
-from tests.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
+from tests.support.trees import CAT, DOG, RAN, SAT, THE, VOCABULARY, example_tree, trees
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 

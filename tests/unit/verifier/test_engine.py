@@ -14,10 +14,9 @@ from specinfer.model.drafting.task import GrowthShape
 from specinfer.sampling import GREEDY, SamplingParams, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from specinfer.verification.limits import EngineLimits
-from tests.oracle import chain, greedy
-from tests.tiny_models import reference_logits, runner_of, tiny_transformers
+from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
+from tests.support.oracle import chain, greedy
+from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 PROMPT = [5, 17, 3, 88]
 

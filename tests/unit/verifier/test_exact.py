@@ -1,7 +1,7 @@
 """Losslessness by enumeration (paper, Theorem 4.2): the output's joint distribution is the target's to 1e-9.
 
 The real merge, cut and multi-step rule run over every outcome of the drafts and of the rule's randomness
-(`tests.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three speculators of
+(`tests.support.enumeration`): no samples, so no bias is too small to be seen. Pools of one to three speculators of
 every kind, drafts of the real growth of SSMs, batches of one and two requests, any beliefs and any `keeps`.
 The negative controls are the known mistakes; each shows in the same comparison.
 """
@@ -32,7 +32,7 @@ from specinfer.tree import (
     cut_trees,
     merge_trees,
 )
-from tests.enumeration import (
+from tests.support.enumeration import (
     Branches,
     Tables,
     after,

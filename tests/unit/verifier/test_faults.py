@@ -19,7 +19,7 @@ from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 PROMPTS = [[5, 17, 3, 88], [41, 9], [60, 2, 71, 33, 34], [23] * 20]
 POISON = 96

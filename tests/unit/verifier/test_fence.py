@@ -5,7 +5,7 @@ from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.fence import Fence, Standing
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specinfer.verification.pass_costs import measure_passes, undisturbed
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama")
 

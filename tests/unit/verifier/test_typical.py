@@ -9,7 +9,7 @@ from specinfer.sampling import SamplingParams
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.typical import TypicalAcceptance
-from tests.trees import CAT, DOG, RAN, SAT, THE
+from tests.support.trees import CAT, DOG, RAN, SAT, THE
 from tests.unit.verifier.test_acceptance import TableTarget
 
 ANY = RequestRandomness(SamplingParams(), 1)

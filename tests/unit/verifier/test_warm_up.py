@@ -4,10 +4,9 @@ import pytest
 
 from specinfer.entry_status import EntryStatus
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from specinfer.verification.limits import EngineLimits
+from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
 from specinfer.verification.warm_up import warm_up
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama")
 

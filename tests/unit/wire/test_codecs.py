@@ -16,7 +16,7 @@ from specinfer.wire.constraint_codec import decode_constraint, encode_constraint
 from specinfer.wire.sampling_codec import decode_sampling, encode_sampling
 from specinfer.wire.status import status_of
 from specinfer.wire.tree_codec import decode_tree, encode_tree
-from tests.trees import example_tree, trees
+from tests.support.trees import example_tree, trees
 
 
 @given(trees())

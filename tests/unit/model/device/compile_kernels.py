@@ -16,16 +16,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specinfer.model.device import (
+from specinfer.model.gpu import (
     attention,
     choice,
     choice_kernels,
-    compaction,
     growth,
     growth_kernels,
     layer_kernels,
     tree_kernels,
 )
+from specinfer.model.gpu import layer_kernels as compaction
 
 ARCHITECTURES = (80, 90)
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

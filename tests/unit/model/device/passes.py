@@ -8,9 +8,9 @@ import torch
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
-from specinfer.model.device.attention import Plan
-from specinfer.model.device.description import Bucket, describe
-from specinfer.model.device.launch import interpreted
+from specinfer.model.gpu.attention import Plan
+from specinfer.model.gpu.description import Bucket, describe
+from specinfer.model.gpu.launch import interpreted
 
 DEVICE = "cpu" if interpreted() else "cuda"
 BLOCKS = 64

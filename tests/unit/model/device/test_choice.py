@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specinfer.model.device.choice import choose
+from specinfer.model.gpu.choice import choose
 from specinfer.model.sampling.choices import ChoiceTask
 from specinfer.model.sampling.noise import Noise
 from specinfer.sampling import GREEDY, SamplingParams

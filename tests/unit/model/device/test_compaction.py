@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specinfer.model.device.compaction import MOST_MOVED, move
+from specinfer.model.gpu.layer_kernels import MOST_MOVED, move
 from tests.unit.model.device.passes import DEVICE
 
 

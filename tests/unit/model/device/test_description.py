@@ -5,8 +5,8 @@ import torch
 
 from specinfer.model.batch import Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
-from specinfer.model.device.buckets import MOST_ROWS, bucket_for, bucket_grid
-from specinfer.model.device.description import describe, exact_bucket
+from specinfer.model.gpu.description import describe, exact_bucket
+from specinfer.model.gpu.graphs import MOST_ROWS, bucket_for, bucket_grid
 from tests.unit.model.device.passes import NoStorage, ragged_pass
 
 

@@ -9,9 +9,9 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.device import launch
+from specinfer.model.gpu import launch
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE, random_parents
 
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}

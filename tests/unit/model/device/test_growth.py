@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from specinfer.model.cache.sequence import KVSequence
-from specinfer.model.device import growth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.gpu import growth
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY, SamplingParams
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
-from tests.growth_rounds import assert_same, grow_side_by_side
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.growth_rounds import assert_same, grow_side_by_side
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 
 MODEL = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)

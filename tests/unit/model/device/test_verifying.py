@@ -11,7 +11,7 @@ from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 
 V = 97

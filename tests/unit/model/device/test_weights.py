@@ -8,10 +8,10 @@ import torch
 
 from specinfer.errors import SettingError
 from specinfer.model.batch import Segment
-from specinfer.model.device.weights import ShownWeights
+from specinfer.model.gpu.weights import ShownWeights
 from specinfer.model.options import RunnerOptions, check_options
 from specinfer.model.runner import ModelRunner
-from tests.tiny_models import runner_of, tiny_transformers
+from tests.support.tiny_models import runner_of, tiny_transformers
 from tests.unit.model.device.passes import DEVICE
 
 SHAPE = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -1,0 +1,93 @@
+"""One verifier as the gateway sees it while it does not drive it: its address, and what it says of itself."""
+
+import asyncio
+import logging
+
+import grpc
+
+from gateway.session.verifier import VerifierClient
+from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.service.channel import open_channel
+from specinfer.service.tls import ClientTls
+from specinfer.v1 import verifier_pb2
+
+log = logging.getLogger(__name__)
+
+
+class VerifierLink:
+    """A verifier at one address."""
+
+    def __init__(
+        self, address: str, fingerprints: tuple[str, str], hung_s: float, tls: ClientTls | None = None
+    ) -> None:
+        """`fingerprints` are the gateway's: of its vocabulary, and of all that turns text into tokens."""
+        self.address, self._fingerprints, self._hung_s = address, fingerprints, hung_s
+        self.channel: grpc.aio.Channel = open_channel(address, tls)
+        self.description: verifier_pb2.DescribeVerifierReply | None = None
+        """None until it was reached, and while it is incompatible."""
+        self.holder = ""
+        """The gateway that drives it, as far as is known; empty if none."""
+        self._refused = ""
+
+    @property
+    def instance_id(self) -> str:
+        """Of its process; its address if it does not tell."""
+        return (self.description.instance_id if self.description else "") or self.address
+
+    async def describe(self) -> bool:
+        """Asks what it is; says whether this gateway can drive it.
+
+        Raises:
+            IncompatibleError: the first time that it answers with another tokenizer, or with limits that make
+                no sense.
+        """
+        try:
+            found = await VerifierClient(self.channel, self._hung_s).describe()
+        except UnavailableError:
+            self.description = None
+            return False
+        except IncompatibleError as error:
+            self.description = None
+            return self._refuse(f"{self.address}: {error}")
+        theirs = (found.tokenizer_fingerprint, found.text_fingerprint)
+        for name, mine, other in zip(("vocabulary", "tokenizer"), self._fingerprints, theirs, strict=True):
+            if other and mine != other:
+                self.description = None
+                return self._refuse(f"the gateway has {name} {mine}, the verifier at {self.address} {other}")
+        self._refused = ""
+        self.description = found
+        return True
+
+    def _refuse(self, why: str) -> bool:
+        if why == self._refused:
+            return False
+        self._refused = why
+        raise IncompatibleError(why)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self.channel.close()
+
+
+async def resolve(entries: list[str]) -> list[str]:
+    """The addresses that a list of `host:port` and `dns:///name:port` stands for at this moment.
+
+    A name that cannot be resolved stands for none; its verifiers come back when it can.
+    """
+    found: list[str] = []
+    for entry in entries:
+        if not entry.startswith("dns:///"):
+            found.append(entry)
+            continue
+        host, _, port = entry.removeprefix("dns:///").rpartition(":")
+        try:
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        except OSError as error:
+            log.warning("%s cannot be resolved: %s", entry, error)
+            continue
+        found += [_join(str(place[0]), int(place[1])) for *_, place in rows]
+    return list(dict.fromkeys(found))
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,108 @@
+"""What of a verifier's answer is sound: a verdict that cannot be for its entry costs that one. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from specinfer.entry_status import EntryStatus
+from specinfer.logprobs import TokenLogprobs
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NO_WISH, TargetWish
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, verifier_pb2
+
+_STATUSES = frozenset(int(status) for status in EntryStatus)
+
+
+def sound_verdicts(
+    entries: Sequence[StepEntry],
+    trees: Mapping[str, TokenTree],
+    answers: Sequence[verifier_pb2.Verdict],
+    vocab_size: int,
+    wish: TargetWish = NO_WISH,
+) -> dict[str, VerdictEntry]:
+    """A verdict for every entry of a step: answers come in the order of the entries.
+
+    Args:
+        vocab_size: the bonus token must be smaller.
+        wish: what of the target was asked for.
+    """
+    found: dict[str, VerdictEntry] = {}
+    for index, entry in enumerate(entries):
+        if index >= len(answers):
+            found[entry.request_id] = _error("the verifier did not answer this entry")
+            continue
+        tree = trees.get(entry.request_id)
+        wrong = _contradiction(entry, tree, answers[index], vocab_size)
+        nodes = len(tree) if tree is not None else 0
+        wrong = wrong or wish.contradiction(entry.request_id, nodes, answers[index])
+        found[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
+    return found
+
+
+def _contradiction(
+    entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
+) -> str:
+    """What of an answer cannot be for its entry; empty if nothing."""
+    if answer.request_id != entry.request_id:
+        return "the verifier answered for another request in its place"
+    if int(answer.status) not in _STATUSES:
+        return f"the verifier answered with unknown status {answer.status}"
+    if answer.status != int(EntryStatus.OK):
+        return ""
+    accepted = list(answer.accepted_nodes)
+    if accepted and (tree is None or not _is_path(tree, accepted)):
+        return f"the verifier accepted nodes {accepted[:16]}, which are no path from the root"
+    held_len = entry.base_len + len(entry.delta) + len(accepted)
+    if answer.held_len != held_len:
+        return f"the verifier holds {answer.held_len} tokens instead of {held_len}"
+    if tree is not None and answer.bonus_token_id >= vocab_size:
+        return f"the verifier added token {answer.bonus_token_id} of a vocabulary of {vocab_size}"
+    if answer.finished and entry.state.request.constraint is None:
+        return "the verifier says that a constraint is finished where there is none"
+    wanted = len(accepted) + 1 if entry.state.request.logprobs and tree is not None else 0
+    if wanted and len(answer.logprobs) != wanted:
+        return f"the verifier returned {len(answer.logprobs)} log-probabilities instead of {wanted}"
+    top = entry.state.request.top_logprobs if wanted else 0
+    if top and not _are_tops(answer.top_logprobs, wanted, top, vocab_size):
+        return f"the verifier did not return {top} log-probabilities beside each of {wanted}"
+    return ""
+
+
+def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, vocab_size: int) -> bool:
+    """Whether there is a row for each returned token, with as many tokens of the vocabulary as asked for."""
+    return len(rows) == wanted and all(
+        len(row.token_ids) == len(row.logprobs) == top and max(row.token_ids) < vocab_size for row in rows
+    )
+
+
+def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
+    """Whether each is a child of the one before, the first one of the root."""
+    if not all(0 < node < len(tree) for node in nodes):
+        return False
+    parents = tree.parents.tolist()
+    return [parents[node] for node in nodes] == [0, *nodes[:-1]]
+
+
+def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
+    return VerdictEntry(
+        EntryStatus(answer.status),
+        answer.message,
+        tuple(answer.accepted_nodes),
+        answer.bonus_token_id,
+        _logprobs(answer, entry.state.request.top_logprobs),
+        answer.held_len,
+        answer.features_start,
+        answer.features,
+        tuple(answer.top_k_token_ids),
+        answer.finished,
+    )
+
+
+def _logprobs(answer: verifier_pb2.Verdict, top: int) -> tuple[TokenLogprobs, ...]:
+    if not top:
+        return tuple([TokenLogprobs(value) for value in answer.logprobs])
+    tops = [tuple(zip(row.token_ids, row.logprobs, strict=True)) for row in answer.top_logprobs]
+    return tuple([TokenLogprobs(*row) for row in zip(answer.logprobs, tops, strict=True)])
+
+
+def _error(message: str) -> VerdictEntry:
+    return VerdictEntry(EntryStatus.ERROR, message)

@@ -1,0 +1,188 @@
+"""The gateway's client of the verifier: one message per iteration for the whole batch."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import grpc
+
+from gateway.session.verdicts import sound_verdicts
+from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
+from specinfer.planning.pass_times import PassCurve
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import NO_WISH, TargetWish
+from specinfer.service.stream import Channel, MessageStream
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.wire.constraint_codec import encode_constraint
+from specinfer.wire.sampling_codec import encode_sampling
+from specinfer.wire.tree_codec import encode_tree
+
+_LEAST_AND_MOST = {
+    "vocab_size": (1, 2**24),
+    "max_context_len": (1, 2**31),
+    "max_requests": (1, 2**20),
+    "max_nodes": (1, 2**16),
+    "max_step_tokens": (2, 2**24),
+    "kv_capacity_tokens": (1, 2**40),
+    "kv_block_tokens": (1, 2**16),
+    "kv_window_tokens": (0, 2**31),
+}
+"""Of limits; the most is far beyond any machine, and bounds what the planner computes with it."""
+_MOST_COSTS = 1024
+
+
+def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
+    """Checks the limits from which a gateway plans.
+
+    Raises:
+        IncompatibleError: naming the field, if one is missing or makes no sense.
+    """
+    for name, (least, most) in _LEAST_AND_MOST.items():
+        value = getattr(found, name)
+        if not least <= value <= most:
+            raise IncompatibleError(f"the verifier says {name} = {value}: must be from {least} to {most}")
+    if not found.pass_costs:
+        raise IncompatibleError("the verifier does not tell what its passes take (pass_costs is empty)")
+    if len(found.pass_costs) > _MOST_COSTS or any(cost.tokens < 1 for cost in found.pass_costs):
+        raise IncompatibleError(
+            f"the verifier says {len(found.pass_costs)} pass_costs: must be at most {_MOST_COSTS}, each of a "
+            "token or more"
+        )
+
+
+_DESCRIBE_S = 5.0
+"""Time that a verifier has to say what it is."""
+_SLOW = 20
+"""Times its measured duration that a pass may take: other processes may want the machine for a while."""
+
+
+class Verdicts(NamedTuple):
+    """What the verifier made of a step."""
+
+    by_request: dict[str, VerdictEntry]
+    compute_s: float
+    """Time it spent computing, by its own clock, but no longer than its answer took by ours."""
+
+
+class VerifierClient:
+    """The gateway's end of `specinfer.v1.Verifier`."""
+
+    def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0) -> None:
+        """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
+        `fence` is the number of the lease by which it is driven; 0 stands for none."""
+        self.fence = fence
+        self.instance_id = self.model_fingerprint = ""
+        """Those described last; empty before, and of a verifier that does not tell."""
+        self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
+        self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
+        self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
+            "verifier", lambda: self._stub.Verify()
+        )
+        self._steps = 0
+
+    async def describe(self) -> verifier_pb2.DescribeVerifierReply:
+        """The model and its limits. From now on replies are expected of this process with this model.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+            IncompatibleError: if what it says of its limits makes no sense.
+        """
+        try:
+            reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
+                verifier_pb2.DescribeVerifierRequest(), timeout=_DESCRIBE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"verifier: {error.details()}") from error
+        self.expect(reply)
+        return reply
+
+    def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
+        """From now on replies are expected of this process with this model.
+
+        Raises:
+            IncompatibleError: if what it says of its limits makes no sense.
+        """
+        check_description(description)
+        self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
+        self.instance_id, self.model_fingerprint = description.instance_id, description.model_fingerprint
+
+    async def verify(
+        self,
+        entries: Sequence[StepEntry],
+        trees: Mapping[str, TokenTree],
+        traceparent: str = "",
+        wish: TargetWish = NO_WISH,
+    ) -> Verdicts:
+        """Verifies one step; the verifier is told the trace context and what of the target is wanted.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+            ServiceChangedError: if another process answers than was described, or one with another model.
+            FencedError: if somebody else holds the lease by now; nothing was done.
+        """
+        self._steps += 1
+        request = verifier_pb2.VerifyRequest(
+            step_id=self._steps,
+            entries=[_encode(entry, trees.get(entry.request_id), wish) for entry in entries],
+            fence=self.fence,
+            traceparent=traceparent,
+            feature_layers=wish.features.layers,
+        )
+        tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
+        patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
+        started = time.perf_counter()
+        reply = await self._stream.exchange(request, patience_s)
+        waited_s = time.perf_counter() - started
+        if reply.step_id != self._steps:
+            self._stream.reset()
+            raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
+        self._check_sender(reply)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wish)
+        return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
+
+    def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
+        """Another process first: a lease is for one process, so what it says of fences is not about ours."""
+        told = (
+            ("instance", reply.instance_id, self.instance_id),
+            ("model", reply.model_fingerprint, self.model_fingerprint),
+        )
+        for what, theirs, expected in told:
+            if expected and theirs and theirs != expected:
+                raise ServiceChangedError(f"verifier: {what} {theirs} answers instead of {expected}")
+        if reply.fenced:
+            raise FencedError(f"verifier: lease {self.fence} is over, somebody else holds a later one")
+
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Lets the verifier forget requests; its time-to-live covers a lost call.
+
+        Raises:
+            UnavailableError: if the verifier does not answer.
+        """
+        try:
+            request = common_pb2.ReleaseRequest(request_ids=request_ids, fence=self.fence)
+            await self._stub.Release(request, timeout=5.0)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"verifier: {error.details()}") from error
+
+
+def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
+    """What the passes of a verifier take, whose description was checked."""
+    return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
+
+
+def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verifier_pb2.VerifyEntry:
+    request, starts_over = entry.state.request, entry.base_len == 0
+    return verifier_pb2.VerifyEntry(
+        request_id=request.request_id,
+        base_len=entry.base_len,
+        delta_token_ids=entry.delta,
+        tree=encode_tree(tree) if tree is not None else None,
+        sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        features_from=wish.features.since.get(request.request_id),
+        return_top_k=wish.top_k.get(request.request_id, 0),
+        prompt_len=len(request.prompt) if starts_over else 0,
+        constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
+    )

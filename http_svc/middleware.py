@@ -1,0 +1,128 @@
+"""What every call passes first: a request id, a bound on calls at once and on the size of bodies, counters.
+
+An ASGI application around the other one.
+"""
+
+import time
+from functools import cache
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from http_svc.errors import ApiError
+from http_svc.settings import HttpSettings
+from specinfer.client import new_request_id
+from specinfer.log_context import REQUEST_ID
+from specinfer.service.metrics import TO_MINUTES_S, declare_build_info
+
+
+class HttpMetrics:
+    """Calls by endpoint and status."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        declare_build_info(registry)
+        self.running = Gauge("specinfer_http_calls_running", "Calls being answered.", registry=registry)
+        self.calls = cache(
+            Counter(
+                "specinfer_http_calls",
+                "Calls that ended, by endpoint and HTTP status.",
+                ["endpoint", "status"],
+                registry=registry,
+            ).labels
+        )
+        self.seconds = Histogram(
+            "specinfer_http_call_seconds",
+            "Time from a call's headers to the end of its answer, streams included.",
+            buckets=TO_MINUTES_S,
+            registry=registry,
+        )
+        self.hung_up = Counter(
+            "specinfer_http_hung_up", "Calls whose client left before the end.", registry=registry
+        )
+        self.resumed = Counter(
+            "specinfer_http_resumed", "Streams that went on with Last-Event-ID.", registry=registry
+        )
+
+
+REQUEST_ID_HEADER = "x-request-id"
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/watch", "/health", "/metrics")
+_LONGEST_ID = 200
+"""Characters; the gateway takes 256, of which choices get a few."""
+
+
+class Guard:
+    """Answers what may not come in, and passes on the rest."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: HttpMetrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI wants it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, started, status = Headers(scope=scope), time.perf_counter(), [0]
+        state = scope.setdefault("state", {})
+        state["request_id"] = headers.get(REQUEST_ID_HEADER) or new_request_id()
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status[0] = message["status"]
+                name = (REQUEST_ID_HEADER.encode(), state["request_id"].encode("latin-1", "replace"))
+                message = {**message, "headers": [*message["headers"], name]}
+            await send(message)
+
+        with self._metrics.running.track_inprogress():
+            await self._serve(scope, headers, receive, answer)
+        self._metrics.seconds.observe(time.perf_counter() - started)
+        endpoint = next((path for path in ENDPOINTS if scope["path"].startswith(path)), "other")
+        self._metrics.calls(endpoint, str(status[0] or 499)).inc()
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+            return
+        REQUEST_ID.set(scope["state"]["request_id"])
+        self._running += 1
+        try:
+            await self._app(scope, self._bounded(receive), send)
+        finally:
+            self._running -= 1
+
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Why a call may not come in."""
+        identity = scope["state"]["request_id"]
+        if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
+            scope["state"]["request_id"] = new_request_id()
+            why = f"X-Request-Id: must be printable ASCII of at most {_LONGEST_ID} characters"
+            return ApiError(400, why, "invalid_value", "X-Request-Id")
+        most = self._settings.max_calls
+        if self._running >= most and scope["path"].startswith("/v1/"):
+            return ApiError(503, f"max_calls = {most}: so many calls run", "overloaded", retry_after_s=1.0)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
+            return self._too_large(length)
+        return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Counts what comes of a body that did not tell its size."""
+        size = 0
+
+        async def counting() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._settings.max_body_bytes:
+                raise self._too_large(f"more than {self._settings.max_body_bytes}")
+            return message
+
+        return counting
+
+    def _too_large(self, size: str) -> ApiError:
+        most = self._settings.max_body_mebibytes
+        message = f"body = {size} bytes: at most {most} MiB (max_body_mebibytes)"
+        return ApiError(413, message, "body_too_large", "body")

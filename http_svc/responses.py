@@ -1,0 +1,217 @@
+"""Answers in the shapes of OpenAI's API. Pure."""
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from http_svc.tools import CallReader, message_of
+from specinfer.client import (
+    Answer,
+    FinishReason,
+    Piece,
+    TokenLogprob,
+    TokenLogprobs,
+    add_up,
+    stats_to_json,
+)
+
+_LOWEST = -9999.0
+"""Stands for minus infinity, which JSON does not have (as in OpenAI's API and in vLLM)."""
+
+
+class TextOffsets:
+    """Where in a choice's text its tokens begin, in characters; one after another."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def add(self, token: bytes) -> int:
+        """Where the next token begins: behind the characters that those before it completed."""
+        begin = self._length
+        self._length += len(self._decoder.decode(token))
+        return begin
+
+
+def chat_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+    """`logprobs` of a choice of a conversation."""
+    content = [{**_entry(row.chosen), "top_logprobs": [_entry(one) for one in row.top]} for row in rows]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
+    """`logprobs` of a choice of a completion; the generated token is among the most probable
+    ones in any case."""
+    return {
+        "tokens": [row.chosen.text for row in rows],
+        "token_logprobs": [_number(row.chosen) for row in rows],
+        "top_logprobs": [{one.text: _number(one) for one in (*row.top, row.chosen)} for row in rows],
+        "text_offset": [offsets.add(row.chosen.token) for row in rows],
+    }
+
+
+def _entry(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": _number(token), "bytes": list(token.token)}
+
+
+def _number(token: TokenLogprob) -> float:
+    return max(token.logprob, _LOWEST)
+
+
+_FINISH = {
+    FinishReason.LENGTH: "length",
+    FinishReason.DEADLINE: "length",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.CONSTRAINT: "stop",
+}
+"""Other reasons are no ends of whole answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the two forms in which answers are given."""
+
+    prefix: str
+    """Of ids."""
+    whole: str
+    """Value of `object` in an answer that comes at once."""
+    chunk: str
+    """Value of `object` in a part of a stream."""
+    message: Callable[[str], dict[str, Any]]
+    """What a choice has of a whole text."""
+    delta: Callable[[str], dict[str, Any]]
+    """What a choice has of a piece of text."""
+    logprobs: Callable[[Sequence[TokenLogprobs], TextOffsets], dict[str, Any]]
+    """What a choice says of its tokens, if log-probabilities were asked for."""
+    opening: dict[str, Any] | None
+    """What the first part of each choice says before any text."""
+
+
+CHAT = Kind(
+    prefix="chatcmpl-",
+    whole="chat.completion",
+    chunk="chat.completion.chunk",
+    message=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    delta=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=chat_logprobs,
+    opening={"delta": {"role": "assistant", "content": ""}},
+)
+COMPLETION = Kind(
+    prefix="cmpl-",
+    whole="text_completion",
+    chunk="text_completion",
+    message=lambda text: {"text": text},
+    delta=lambda text: {"text": text},
+    logprobs=completion_logprobs,
+    opening=None,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What all parts of one call's answer have in common."""
+
+    kind: Kind
+    request_id: str
+    model: str
+    created: int
+    """Seconds since 1970."""
+    usage_comes: bool = False
+    """Whether a stream ends with the usage; its other parts then say that they have none."""
+    logprobs: bool = False
+    """Whether log-probabilities were asked for."""
+    tools: bool = False
+    """Whether answers may be calls of functions."""
+
+    def call_id(self, index: int) -> str:
+        """That of the call with which a choice may answer."""
+        return f"call_{self.request_id}_{index}"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The part with which a choice begins, if there is one."""
+        return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
+
+    def part(
+        self, index: int, piece: Piece, offsets: TextOffsets, reader: CallReader | None = None
+    ) -> dict[str, Any] | None:
+        """A piece of a choice; None if it says nothing yet. `reader` reads choices that may be calls."""
+        content = self.kind.delta(piece.text) if reader is None else {"delta": reader.push(piece.text)}
+        if not piece.text and not self.logprobs:
+            return None
+        if reader is not None and not content["delta"] and not self.logprobs:
+            return None
+        return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
+
+    def end(self, index: int, finish: FinishReason, reader: CallReader | None = None) -> dict[str, Any]:
+        """The end of a choice."""
+        complete = finish is FinishReason.CONSTRAINT
+        content = self.kind.delta("") if reader is None else {"delta": reader.end(complete)}
+        called = reader is not None and bool(reader.is_call) and complete
+        return self._part(index, content, "tool_calls" if called else _finish(finish))
+
+    def _told(self, rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any] | None:
+        return self.kind.logprobs(rows, offsets) if self.logprobs else None
+
+    def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
+        """The part with which a stream ends, if usage was asked for."""
+        return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts)}
+
+    def whole(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
+        """The answer at once."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        content, finish = self.kind.message(answer.text), _finish(answer.finish_reason)
+        if self.tools:
+            complete = answer.finish_reason is FinishReason.CONSTRAINT
+            message, called = message_of(answer.text, self.call_id(index), complete)
+            content, finish = {"message": message}, "tool_calls" if called and complete else finish
+        return {
+            "index": index,
+            **content,
+            "logprobs": self._told(answer.token_logprobs, TextOffsets()),
+            "finish_reason": finish,
+        }
+
+    def _part(
+        self,
+        index: int,
+        content: dict[str, Any],
+        finish: str | None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
+        none = {"usage": None} if self.usage_comes else {}
+        return {**self._head(self.kind.chunk), "choices": [choice], **none}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.kind.prefix + self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+
+def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
+    """Tokens, a prompt's once however many choices it has, and what speculation did for all choices together.
+
+    Args:
+        answers: choices of the first prompt, then of the second, as many for each.
+    """
+    choices = len(answers) // prompts
+    read = sum(answer.summary.prompt_tokens for answer in answers[::choices])
+    generated = sum(answer.summary.new_tokens for answer in answers)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": generated,
+        "total_tokens": read + generated,
+        "speculation": stats_to_json(add_up([answer.stats for answer in answers])),
+    }
+
+
+def _finish(reason: FinishReason) -> str:
+    return _FINISH.get(reason, reason.value)

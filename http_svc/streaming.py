@@ -1,0 +1,130 @@
+"""Streams of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from http_svc.call import Call, ClientGoneError, Event, while_wanted
+from http_svc.errors import ApiError, EndingError, api_error, internal_error
+from http_svc.responses import Shape, TextOffsets
+from http_svc.tools import CallReader
+from specinfer.errors import InvalidInputError, SpecInferError
+
+log = logging.getLogger(__name__)
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+"""Made once: `json.dumps` makes one for each call."""
+DONE = b"data: [DONE]\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Proxies must not hold events back."""
+
+
+def event_id(request_id: str, position: int) -> str:
+    """Where a stream goes on: the request, and how many of its tokens were sent."""
+    return f"{request_id}:{position}"
+
+
+def read_event_id(text: str) -> tuple[str, int]:
+    """The request and the position of an event.
+
+    Raises:
+        InvalidInputError: if it is none of our ids.
+    """
+    request_id, _, position = text.rpartition(":")
+    sound = request_id.isascii() and request_id.isprintable() and position.isdecimal()
+    if not request_id or not sound or int(position) >= 2**32:
+        raise InvalidInputError("Last-Event-ID", text, "must be the id of an event")
+    return request_id, int(position)
+
+
+def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
+    """One event."""
+    head = f"id: {identity}\n" if identity else ""
+    return f"{head}data: {_ENCODER.encode(data)}\n\n".encode()
+
+
+async def event_lines(
+    call: Call,
+    first: Event | None,
+    shape: Shape,
+    prompts: int,
+    start: int | None,
+    explain: Callable[[SpecInferError], ApiError],
+) -> AsyncIterator[bytes]:
+    """The events of an answer.
+
+    Args:
+        first: what has come of it.
+        start: tokens that the client has, if events are to have ids; None for no ids.
+        explain: makes an error of the API of ours.
+    """
+
+    def encoded(data: Mapping[str, Any], position: int) -> bytes:
+        return encode(data, "" if start is None else event_id(shape.request_id, position))
+
+    try:
+        for index in range(len(call.answers)):
+            opening = shape.opening(index)
+            if opening is not None and not start:
+                yield encoded(opening, 0)
+        event, position, offsets = first, start or 0, [TextOffsets() for _ in call.answers]
+        readers = [CallReader(shape.call_id(i)) if shape.tools else None for i in range(len(call.answers))]
+        while event is not None:
+            if event.piece is None:
+                finish = call.answers[event.index].finish_reason
+                yield encoded(shape.end(event.index, finish, readers[event.index]), position)
+            else:
+                position = event.piece.position + len(event.piece.token_ids)
+                part = shape.part(event.index, event.piece, offsets[event.index], readers[event.index])
+                if part is not None:
+                    yield encoded(part, position)
+            event = await call.next()
+        if shape.usage_comes:
+            yield encoded(shape.usage(call.answers, prompts), position)
+        yield DONE
+    except SpecInferError as error:
+        yield encode(explain(error).content)
+    except Exception as error:  # the status was sent: an event is all that can tell the client
+        log.exception("a stream failed")
+        yield encode(internal_error(error).content)
+
+
+class EventStream(Response):
+    """Sends events until they end or the client hangs up, whichever comes first."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        lines: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        gone: Callable[[], None],
+        ending: asyncio.Event,
+    ) -> None:
+        """`close` is awaited at the end in any case; `gone` is told of a client that hung up before; `ending`
+        says that the service ends."""
+        self.status_code, self.background = 200, None
+        self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
+        self.init_headers(HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI wants it."""
+        try:
+            await while_wanted(self._send(send), receive, self._ending)
+        except ClientGoneError:
+            self._gone()
+        except EndingError as error:
+            await send({"type": "http.response.body", "body": encode(api_error(error, {}).content)})
+        finally:
+            await self._close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for line in self._lines:
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

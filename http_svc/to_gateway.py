@@ -1,0 +1,184 @@
+"""A body -> the requests that gateways are asked for, one for each choice. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from http_svc.schemas import Body, ChatBody, CompletionBody, Message
+from http_svc.tools import call_grammar
+from specinfer.client import make_request
+from specinfer.client.options import RequestOptions
+from specinfer.client.request import Prompt
+from specinfer.errors import InvalidInputError
+from specinfer.v1 import generation_pb2
+
+MAX_REQUESTS = 128
+"""Most choices of one call, all prompts together."""
+COMPLETION_TOKENS = 16
+"""`max_tokens` of completions where it is not given, as in OpenAI's API."""
+_ANY_OBJECT = {"type": "object"}
+"""The schema of `json_object`."""
+_FILL_CONTEXT = 0
+"""`max_new_tokens` of the contract: as many as the context has room for."""
+
+
+def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
+    """The requests of a conversation."""
+    turns = [_turn(message) for message in body.messages]
+    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    requests = _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
+    for request in requests:
+        _tell_tools(body, request.chat)
+    return requests
+
+
+def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
+    """The requests of one prompt or several.
+
+    Raises:
+        InvalidInputError: if there is no prompt, or if there are too many.
+    """
+    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _requests(body, _prompts(body.prompt), request_id, limit)
+
+
+def chat_names(body: ChatBody) -> dict[str, str]:
+    """What the caller calls the fields that a gateway's errors name."""
+    limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    return {
+        **_NAMES,
+        "max_new_tokens": limit,
+        **({} if body.structured_outputs else {"constraint.json_schema": _SCHEMA}),
+        **({"constraint.grammar": "tools"} if body.callable else {}),
+        "constraint": _form_name(body),
+        "chat.tools": "tools",
+        **dict.fromkeys(("chat.messages", "chat", "prompt"), "messages"),
+    }
+
+
+def _form_name(body: ChatBody) -> str:
+    """The field that a constraint comes from."""
+    if body.callable:
+        return "tools"
+    return "structured_outputs" if body.structured_outputs else "response_format"
+
+
+def completion_names() -> dict[str, str]:
+    """What the caller calls the fields that a gateway's errors name."""
+    names = {
+        "max_new_tokens": "max_tokens",
+        "text": "prompt",
+        "tokens.ids": "prompt",
+        "top_logprobs": "logprobs",
+    }
+    return {**_NAMES, **names}
+
+
+_SCHEMA = "response_format.json_schema.schema"
+_NAMES = {
+    "stop_strings": "stop",
+    "request_id": "X-Request-Id",
+    "constraint.choice.texts": "structured_outputs.choice",
+    "constraint.json_schema": "structured_outputs.json",
+    **{f"constraint.{kind}": f"structured_outputs.{kind}" for kind in ("choice", "grammar", "regex")},
+}
+
+
+def wants_logprobs(body: Body) -> bool:
+    """Whether log-probabilities are asked for: completions may ask for 0 beside each token."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs is not None
+    return isinstance(body, ChatBody) and bool(body.logprobs)
+
+
+def _top_logprobs(body: Body) -> int:
+    if isinstance(body, CompletionBody):
+        return body.logprobs or 0
+    return (body.top_logprobs or 0) if isinstance(body, ChatBody) else 0
+
+
+def _tell_tools(body: ChatBody, chat: generation_pb2.ChatMessages) -> None:
+    """Adds what may be called, what was called and what came of it."""
+    offered = body.callable
+    chat.tools.extend(
+        [tool.model_dump_json(exclude_none=True) for tool in body.tools or () if tool.function in offered]
+    )
+    for message, turn in zip(body.messages, chat.messages, strict=True):
+        turn.tool_call_id = message.tool_call_id or ""
+        for call in message.tool_calls or ():
+            turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
+
+
+def _turn(message: Message) -> Mapping[str, str]:
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": "system" if message.role == "developer" else message.role, "content": text}
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidInputError("prompt", given, "must not be empty")
+    tokens = [token for token in given if isinstance(token, int)]
+    return [tokens] if tokens else [prompt for prompt in given if not isinstance(prompt, int)]
+
+
+def _requests(
+    body: Body, prompts: Sequence[Prompt], request_id: str, limit: int
+) -> list[generation_pb2.GenerateRequest]:
+    choices = body.n or 1
+    count = choices * len(prompts)
+    if count > MAX_REQUESTS:
+        raise InvalidInputError("n", count, f"choices of all prompts, at most {MAX_REQUESTS}")
+    found = []
+    for number in range(count):
+        options = _options(body, limit)
+        # one seed would make all choices the same
+        if body.seed is not None:
+            options["seed"] = (body.seed + number % choices) % 2**64
+        options["request_id"] = request_id if count == 1 else f"{request_id}-{number}"
+        found.append(make_request(prompts[number // choices], **options))
+    return found
+
+
+def _options(body: Body, limit: int) -> RequestOptions:
+    options = RequestOptions(
+        max_new_tokens=limit,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        speculation=body.speculation or "tree",
+        references=body.references or (),
+        chat=isinstance(body, ChatBody),
+        logprobs=wants_logprobs(body),
+        top_logprobs=_top_logprobs(body),
+    )
+    if body.stop is not None:
+        options["stop"] = body.stop
+    options.update(_form(body))
+    return options
+
+
+def _form(body: Body) -> RequestOptions:
+    """What the text must look like."""
+    wanted = body.structured_outputs
+    if wanted is None:
+        return _response_format(body) if isinstance(body, ChatBody) else {}
+    if wanted.json_schema is not None:
+        return {"json_schema": wanted.json_schema}
+    if wanted.regex is not None:
+        return {"regex": wanted.regex}
+    if wanted.choice is not None:
+        return {"choice": wanted.choice}
+    return {"json_schema": _ANY_OBJECT} if wanted.grammar is None else {"grammar": wanted.grammar}
+
+
+def _response_format(body: ChatBody) -> RequestOptions:
+    form = body.response_format
+    if body.callable:
+        return {"grammar": call_grammar(body.callable, body.tool_choice in (None, "auto"))}
+    if form is None or form.type == "text":
+        return {}
+    return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.content}

@@ -1,0 +1,159 @@
+"""Child processes that never outlive us: each logs to a file, and all end when we do."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.parent_process import ending_with_us
+from specinfer.service.channel import split_address
+
+DEFAULT_METRICS_PORT = 9464
+"""Of a gateway."""
+
+
+def check_metrics_port() -> None:
+    """Checks that the gateway can serve its metrics.
+
+    Raises:
+        InvalidInputError: naming the variable that sets the port.
+    """
+    variable, host = "SPECINFER_GATEWAY_METRICS_PORT", "SPECINFER_GATEWAY_METRICS_HOST"
+    port = os.environ.get(variable, str(DEFAULT_METRICS_PORT))
+    if port == "0":
+        return
+    try:
+        check_listen_address(f"{os.environ.get(host, '127.0.0.1')}:{port}")
+    except InvalidInputError as error:
+        why = "in use by another program, or no port; set another, or 0 for no metrics"
+        raise InvalidInputError(variable, port, why) from error
+
+
+def check_http(address: str) -> None:
+    """Checks that the HTTP service can be started at an address.
+
+    Raises:
+        InvalidInputError: if it cannot listen there, or is not installed.
+    """
+    if find_spec("fastapi") is None:
+        raise InvalidInputError("http_listen", address, "needs pip install 'specinfer[http]'; or give none")
+    check_listen_address(address, "http_listen", "choose another address, or none")
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of loopback that are free at this moment."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:  # all are held until the last is found: a port that is let go may come again
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def check_listen_address(
+    address: str, setting: str = "listen", otherwise: str = "choose another address"
+) -> None:
+    """Checks that a server could listen on `host:port` at this moment.
+
+    Args:
+        setting: that the error names.
+        otherwise: what to do if it is in use.
+
+    Raises:
+        InvalidInputError: if it is no such address, not one of this machine, or in use.
+    """
+    if address.startswith("unix:"):
+        return
+    host, port = split_address(setting, address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidInputError(setting, address, error.strerror or "no such host") from error
+    errors = [_why_not_bound(family, place) for family, _, _, _, place in found]
+    if errno.EADDRINUSE in errors:
+        raise InvalidInputError(setting, address, f"in use by another program; {otherwise}")
+    if all(errors):
+        raise InvalidInputError(setting, address, os.strerror(errors[0]))
+
+
+def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
+    """The error number with which a socket cannot be bound there, or 0."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
+            probe.bind(place)
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0
+
+
+class Child:
+    """One child process."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self._log = name, log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ending_with_us(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C reaches us alone; we then end the children in order
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises UnavailableError with the last log line if the process has ended."""
+        if self._process.poll() is not None:
+            raise UnavailableError(
+                f"{self.name} ended with code {self._process.returncode}: {self.last_line()}"
+            )
+
+    def last_line(self) -> str:
+        """The last line of its log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(no output)"
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for its end; kills it after the time given."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
+    """Waits until something listens on `host:port`.
+
+    Raises:
+        UnavailableError: if the child ends or the time is over.
+    """
+    place = split_address(child.name, address)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        child.check()
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=1):
+            return
+        time.sleep(0.02)
+    raise UnavailableError(f"{child.name} does not listen on {address} after {timeout_s:.0f} s")

@@ -1,0 +1,51 @@
+"""What commands run on: a temporary local system or a gateway that is there, and models pulled for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from specinfer.cli.connection import Connection
+from specinfer.cli.local.system import LocalOptions, LocalSystem
+from specinfer.cli.show import console, progress_bar
+from specinfer.errors import SpecInferError
+from specinfer.hub.pull import find_source, pull_model
+
+
+def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
+    """Pulls a model with a progress display."""
+    find_source(model, source)  # a bad name is one line, without a display around it
+    with progress_bar() as bar:
+        task = bar.add_task(f"pulling {model}", total=None)
+        return pull_model(
+            model,
+            source,
+            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+            tokenizer_only,
+        )
+
+
+@contextmanager
+def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
+    """A running local system, with a spinner while it starts."""
+    system = LocalSystem(options)
+    with console.status("starting") as spinner:
+        system.report = spinner.update
+        system.__enter__()
+    try:
+        yield system
+    except SpecInferError:
+        system.check()  # a service that has ended is the better reason
+        raise
+    finally:
+        system.__exit__(None, None, None)
+
+
+@contextmanager
+def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
+    """The connection, to a temporary local system if there are options for one."""
+    if local is None:
+        yield connection
+        return
+    with local_system(local) as system:
+        yield replace(connection, addresses=system.address)

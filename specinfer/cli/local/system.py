@@ -1,0 +1,248 @@
+"""A whole system on this machine: Redis, verifier, speculators and gateway as child processes."""
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specinfer.cli.local.processes import (
+    Child,
+    check_http,
+    check_listen_address,
+    check_metrics_port,
+    free_ports,
+    wait_for_port,
+)
+from specinfer.cli.local.redis_server import (
+    check_redis,
+    find_redis_binary,
+    redis_command,
+    redis_url_from_environment,
+)
+from specinfer.cli.local.speculators import Flags, default_speculators
+from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.hub import DEFAULT_MODEL, resolve_model
+from specinfer.service.server import INSTANCE_VARIABLE, instance_service
+
+Report = Callable[[str], None]
+START_TIMEOUT_S = 180.0
+WITH_MODEL = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
+"""Drafters that are told the model, its numeric type and its device."""
+SERVICE_ENVIRONMENT = {
+    # idle threads of one service must not spin on the cores another one needs
+    # (docs/findings.md#passive-threads)
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # gRPC's event engine hands every message to one thread more: 110 us a round trip instead of 70
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
+"""Of the processes; what the user has set comes first."""
+NO_METRICS = {
+    # the default ports are for one service of a kind on a machine
+    "verifier_svc": {"SPECINFER_VERIFIER_METRICS_PORT": "0"},
+    "speculator_svc": {"SPECINFER_SPECULATOR_METRICS_PORT": "0"},
+    "gateway": {"SPECINFER_GATEWAY_METRICS_PORT": "0"},
+}
+"""Switches a service's metrics off, unless the user has set their port."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What a local system is made of. Flags are those of the services, without dashes."""
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "bfloat16"
+    device: str | None = None
+    """Where models run; None leaves it to the services: to their environment variables, else the CPU."""
+    listen: str | None = None
+    """Address of the gateway; None takes a free port of loopback."""
+    verifier: Flags = field(default_factory=dict)
+    gateway: Flags = field(default_factory=dict)
+    speculators: Mapping[str, Flags] | None = None
+    """By name; None takes those that suit the model."""
+    metrics: bool = False
+    """Whether the gateway serves metrics, at its default port; the other services do not."""
+    http: str | None = None
+    """Address of the HTTP service; None for no such service."""
+
+
+_TRY_OFTEN = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""For a service that is starting: by default gRPC waits 1, 1.6, 2.6, 4.1 s and so on between connections."""
+
+
+class LocalSystem:
+    """Starts on entering, ends on leaving. If a service fails the error names the folder of the logs."""
+
+    def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
+        self._options, self.report = options, report
+        self.children: dict[str, Child] = {}
+        pool = options.speculators
+        offload = options.verifier.get("offload", "none") != "none"
+        self._pool = default_speculators(options.model, offload) if pool is None else pool
+        self._redis_port, *ports = free_ports(3 + len(self._pool))
+        gateway, self.verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.address = options.listen or gateway
+        self.redis_url = redis_url_from_environment() or ""
+        self.instance = secrets.token_hex(8)
+        """By which our own services are told from others that may have got their addresses."""
+        self._failed = False
+
+    @cached_property
+    def logs(self) -> Path:
+        """The folder of the services' logs; kept if one of them fails."""
+        return Path(tempfile.mkdtemp(prefix="specinfer-"))
+
+    def __enter__(self) -> Self:
+        self._check_first()
+        try:
+            self._start()
+        except SpecInferError as error:
+            self._failed = True
+            self.__exit__(None, None, None)
+            raise UnavailableError(f"{error}; logs in {self.logs}") from error
+        except BaseException:  # also on Ctrl-C: nothing may stay behind
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if not self._failed:
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends the children in reverse order of their start."""
+        for child in reversed(self.children.values()):
+            child.terminate()
+        for child in reversed(self.children.values()):
+            child.join(timeout_s=10.0)
+        self.children.clear()
+
+    def check(self) -> None:
+        """Raises UnavailableError if one of the processes has ended; its log is kept."""
+        try:
+            for child in self.children.values():
+                child.check()
+        except UnavailableError as error:
+            self._failed = True
+            raise UnavailableError(f"{error}; logs in {self.logs}") from error
+
+    def _check_first(self) -> None:
+        """Finds at once what would only show when everything is loaded: one line instead of failed children.
+
+        Raises:
+            InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
+            UnavailableError: if there is no Redis.
+        """
+        resolve_model(self._options.model)
+        check_listen_address(self.address)
+        if self._options.metrics:
+            check_metrics_port()
+        if self._options.http is not None:
+            check_http(self._options.http)
+        if self.redis_url:
+            check_redis(self.redis_url)
+        else:
+            find_redis_binary()
+
+    def _start(self) -> None:
+        self.redis_url = self.redis_url or self._start_redis()
+        model = {"model": self._options.model}
+        device = {"device": self._options.device} if self._options.device is not None else {}
+        common = {**model, "dtype": self._options.dtype, **device}
+        verifier = {"listen": self.verifier, **common, **self._options.verifier}
+        self._spawn("verifier", "verifier_svc", verifier)
+        for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
+            drafters = flags.get("drafter", "").split("+")
+            extra = dict(common) if WITH_MODEL & set(drafters) else {}
+            if len(drafters) == 1:
+                extra["name"] = name
+            self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})
+        for name, address in zip(["verifier", *self._pool], [self.verifier, *self._addresses], strict=True):
+            self._wait(name, address)
+        gateway = {
+            "listen": self.address,
+            "verifiers": self.verifier,
+            "speculators": ",".join(self._addresses),
+            "redis-url": self.redis_url,
+            **model,
+            **self._options.gateway,
+        }
+        self._spawn("gateway", "gateway", gateway)
+        self._wait("gateway", self.address)
+        if self._options.http is not None:
+            self._start_http(self._options.http)
+
+    def _start_redis(self) -> str:
+        port = self._redis_port
+        self.report("starting redis")
+        child = Child("redis", redis_command(port, self.logs), self.logs / "redis.log", {})
+        self.children["redis"] = child
+        wait_for_port(child, f"127.0.0.1:{port}", START_TIMEOUT_S)
+        return f"redis://127.0.0.1:{port}/0"
+
+    def _start_http(self, address: str) -> None:
+        self.report("starting http")
+        self._spawn("http", "http_svc", {"listen": address, "gateways": self.address})
+        wait_for_port(self.children["http"], address, START_TIMEOUT_S)
+
+    def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
+        """The command that starts a service, and what it wants in its environment; a benchmark may start
+        another program that serves the same."""
+        return [sys.executable, "-m", module], {}
+
+    def _spawn(self, name: str, module: str, flags: Flags) -> None:
+        command, wanted_by_program = self.program(module)
+        for key, value in flags.items():
+            command += _arguments(key, value)
+        wanted = dict(SERVICE_ENVIRONMENT)
+        if module != "gateway" or not self._options.metrics:
+            wanted |= NO_METRICS.get(module, {})
+        environment = {key: text for key, text in wanted.items() if key not in os.environ}
+        environment |= wanted_by_program
+        environment[INSTANCE_VARIABLE] = self.instance
+        self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
+
+    def _wait(self, name: str, address: str) -> None:
+        """Waits until our own service answers there, not one that has got its address before it."""
+        self.report(f"starting {name}")
+        child = self.children[name]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with grpc.insecure_channel(address, _TRY_OFTEN) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() < deadline:
+                child.check()
+                try:
+                    request = health_pb2.HealthCheckRequest(service=instance_service(self.instance))
+                    reply = stub.Check(request, timeout=1.0, wait_for_ready=True)
+                except grpc.RpcError:
+                    time.sleep(0.02)
+                    continue  # not up yet; the loop ends in UnavailableError
+                if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        raise UnavailableError(f"{name} is not serving after {START_TIMEOUT_S:.0f} s: {child.last_line()}")
+
+
+def _arguments(key: str, value: str) -> list[str]:
+    """One flag on a command line; switches have no value there."""
+    flag = key.replace("_", "-")
+    if value in ("true", "false"):
+        return [f"--{flag}" if value == "true" else f"--no-{flag}"]
+    return [f"--{flag}", value]

@@ -1,0 +1,186 @@
+"""What runs flattened passes: an executor owns the weights and the memory of the cache.
+
+torch    any device and type; attention backend by name (`specinfer.model.torch.attention`)
+device   fused kernels for a GPU (`specinfer.model.gpu`); only by name
+native   compiled kernels for CPUs with AVX-512 or AVX2 (`specinfer.model.native`)
+auto     native where it can run the model, torch otherwise, saying so in the log
+"""
+
+import logging
+from typing import Protocol
+
+import torch
+
+from specinfer.errors import IncompatibleError, SettingError, UnavailableError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.offload.transformer import StreamedTransformer
+from specinfer.model.torch.attention import make_attention
+from specinfer.model.torch.parts import Weights
+from specinfer.model.torch.rotary import rotate
+from specinfer.model.torch.surgery import Surgery
+from specinfer.model.torch.transformer import Transformer
+from specinfer.model.weights.config import ModelConfig
+
+log = logging.getLogger(__name__)
+EXECUTORS = ("auto", "native", "torch", "generic", "device")
+
+
+class Executor(Protocol):
+    """Runs passes over a paged cache that it owns."""
+
+    name: str
+    """As `--executor` calls it."""
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32 logits of the rows a pass asks for; writes its keys and values, and the hidden
+        states that the batch asks for."""
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+
+
+class TorchExecutor:
+    """The decoder in torch operations, with keys and values of shape [layers, slots, KV heads, D]."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        device: str = "cpu",
+        attention: str = "reference",
+        store: LayerStore | None = None,
+        surgery: Surgery | None = None,
+    ) -> None:
+        """`store`: where the layers lie, if not on the device; `surgery`: of ranks that share a model, whose
+        part of it this runs."""
+        if store is None:
+            self._model = Transformer(config, weights, dtype, device, surgery)
+        else:
+            self._model = StreamedTransformer(config, weights, dtype, device, store)
+        self._attention = make_attention(attention, device)
+        shape = (config.layers, num_blocks * BLOCK_TOKENS, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._device, self._inv_freq = device, config.inv_freq
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's tensors."""
+        return self._model.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        return self.logits(batch, self.hidden(batch))
+
+    def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, V] float32 logits of the rows that the pass asks for; `hidden`: [T, hidden] of all of them."""
+        return self._model.logits(hidden[self._tensor(batch.logit_rows)])
+
+    def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, hidden] before the final norm; writes keys and values.
+
+        Args:
+            x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
+        """
+        token_ids, positions, slots = map(self._tensor, (batch.token_ids, batch.positions, batch.write_slots))
+        plan = self._attention.plan(batch)
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            keys, values = self._keys[layer], self._values[layer]
+            keys.index_copy_(0, slots, key)
+            values.index_copy_(0, slots, value)
+            return self._attention.attend(query, keys, values, plan)
+
+        if x is None:
+            x = self._model.embed(token_ids, positions)
+        return self._model.through(x, positions, attend, batch.features)
+
+    def _tensor(self, numbers: Slots) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        here, there = self._tensor(source), self._tensor(target)
+        for cache in (self._keys, self._values):
+            # index_select copies first, so overlapping rows are safe
+            cache.index_copy_(1, there, cache.index_select(1, here))
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        here = self._tensor(slots)
+        angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
+        turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
+        self._keys.index_copy_(1, here, turned.to(self._keys.dtype))
+
+
+def make_executor(
+    name: str,
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    num_blocks: int,
+    device: str,
+    attention: str,
+    store: LayerStore | None = None,
+    held: str = "converted",
+) -> Executor:
+    """The executor of this name.
+
+    Args:
+        store: where the layers lie, if not on the device.
+        held: how the device executor holds matrices.
+
+    Raises:
+        SettingError: if there is none, or if the one asked for cannot run this model.
+    """
+    if name == "device":
+        return _device_executor(config, weights, dtype, num_blocks, device, held)
+    if runs_native(name, config, dtype, device):
+        from specinfer.model.native.executor import NativeExecutor
+
+        return NativeExecutor(config, weights, dtype, num_blocks, store)
+    return TorchExecutor(config, weights, dtype, num_blocks, device, attention, store)
+
+
+def runs_native(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
+    """Whether the compiled kernels run this model; the log says why not where nobody chose.
+
+    Raises:
+        SettingError: if they are asked for and cannot.
+    """
+    if name not in ("auto", "native"):
+        return False
+    from specinfer.model.native.model import check_supported
+
+    try:
+        check_supported(config, dtype, device)
+    except (UnavailableError, IncompatibleError) as error:
+        if name == "native":
+            raise SettingError("executor", name, str(error)) from error
+        log.warning("%s; using the torch executor", error)
+        return False
+    return True
+
+
+def _device_executor(
+    config: ModelConfig, weights: Weights, dtype: torch.dtype, num_blocks: int, device: str, held: str
+) -> Executor:
+    try:
+        from specinfer.model.gpu.executor import DeviceExecutor
+    except ModuleNotFoundError as error:
+        raise SettingError("executor", "device", f"needs the extra `gpu`: {error}") from error
+    return DeviceExecutor(config, weights, dtype, num_blocks, device, held)

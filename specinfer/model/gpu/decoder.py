@@ -1,0 +1,150 @@
+"""The decoder for a GPU: that of `specinfer.model.torch.transformer` with its small work fused.
+
+A layer that is not like Llama's (another norm or activation, attention and MLP side by side) keeps torch's
+operations for that part; attention is the kernel's in any case.
+"""
+
+from functools import partial
+
+import torch
+
+from specinfer.model.gpu.description import power_above
+from specinfer.model.gpu.layer_kernels import add_norm, gate, turn_heads
+from specinfer.model.gpu.weights import Quantise, ShownWeights
+from specinfer.model.torch.layer import Attend, Layer
+from specinfer.model.torch.parts import LayerNorm, Parts, RMSNorm, Weights
+from specinfer.model.torch.transformer import (
+    Transformer,
+)
+from specinfer.model.weights.config import ModelConfig
+
+_GATE_BLOCK = 1024
+
+
+def normed(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """The norm of x [T, hidden]."""
+    return _add_norm(x, x, x, norm)
+
+
+def added_and_normed(
+    x: torch.Tensor, change: torch.Tensor, norm: RMSNorm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + change, [T, hidden], and its norm."""
+    total = torch.empty_like(x)
+    return total, _add_norm(x, change, total, norm)
+
+
+def _add_norm(x: torch.Tensor, change: torch.Tensor, total: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    rows, size = x.shape
+    out = torch.empty_like(x)
+    add_norm[rows,](
+        *(x, change, norm.weight, total, out, norm.eps),
+        SIZE=size,
+        WIDTH=power_above(size),
+        ADDS=total is not x,
+    )
+    return out
+
+
+def turn(
+    projected: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+) -> None:
+    """Turns queries and keys of `projected` [T, heads + 2 KV heads, D] by angles [T, 1, R], in place."""
+    cos, sin = angles
+    half = cos.shape[-1] // 2
+    weights = [norm.weight for norm in norms] if norms else [cos, cos]
+    turn_heads[len(projected),](
+        *(projected, cos, sin, *weights, projected.stride(0), norms[0].eps if norms else 0.0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=projected.shape[-1],
+        HALF=half,
+        ROWS=power_above(heads + kv_heads),
+        WIDTH=power_above(half),
+        NORMS=norms is not None,
+    )
+
+
+def gated(both: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, [T, I], of `both` [T, 2 I]."""
+    rows, size = len(both), both.shape[1] // 2
+    out = both.new_empty(rows, size)
+    gate[rows, -(-size // _GATE_BLOCK)](both, out, size, BLOCK=_GATE_BLOCK)
+    return out
+
+
+class FusedLayer(Layer):
+    """A decoder layer of which norms, rotary positions and activation are kernels where they can be."""
+
+    def __init__(
+        self, index: int, config: ModelConfig, parts: Parts, quantise: Quantise | None = None
+    ) -> None:
+        super().__init__(index, config, parts)
+        if quantise is not None:
+            self._qkv, self._out = quantise(self._qkv), quantise(self._out)
+            self._up, self._down = quantise(self._up), quantise(self._down)
+
+    def __call__(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
+    ) -> torch.Tensor:
+        """See `Layer.__call__`."""
+        return self.behind(x, _norm(x, self.input_norm), angles, attend)
+
+    def behind(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """See `Layer.behind`."""
+        norm = self._post_norm
+        if self._config.parallel or isinstance(norm, LayerNorm):
+            return super().behind(x, normed, angles, attend)
+        query, key, value = self._project(normed, angles)
+        change = self._out(attend(self._index, query, key, value).flatten(1))
+        attended, behind = added_and_normed(x, change, norm)
+        return attended + self._mlp(behind)
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        if self._config.gated and self._config.activation == "silu":
+            return self._down(gated(self._up(x)))
+        return super()._mlp(x)
+
+    def _project(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        c, norms = self._config, None
+        if isinstance(self._q_norm, RMSNorm) and isinstance(self._k_norm, RMSNorm):
+            norms = self._q_norm, self._k_norm
+        if angles is None or (c.qk_norm and (norms is None or c.rotary_dim < c.head_dim)):
+            return super()._project(x, angles)
+        projected = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        turn(projected, c.heads, c.kv_heads, angles, norms)
+        query, key, value = torch.split(projected, [c.heads, c.kv_heads, c.kv_heads], dim=1)
+        return query, key, value
+
+
+def _norm(x: torch.Tensor, norm: RMSNorm | LayerNorm) -> torch.Tensor:
+    return normed(x, norm) if isinstance(norm, RMSNorm) else norm(x)
+
+
+class DeviceTransformer(Transformer):
+    """The decoder of fused layers; its weights are shown while they are read."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str,
+        quantise: Quantise | None = None,
+    ) -> None:
+        """`quantise`: what each matrix of a layer is put into as soon as it is there."""
+        self.layer_type = partial(FusedLayer, quantise=quantise)
+        with ShownWeights(weights) as shown:
+            super().__init__(config, shown, dtype, device)

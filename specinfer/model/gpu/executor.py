@@ -1,0 +1,144 @@
+"""The executor for GPUs: fused kernels in Triton, passes replayed as CUDA graphs.
+
+A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
+was captured at start. Correct in Triton's interpreter and compiled for sm_80 and sm_90, but not yet run on a
+GPU, so it has to be asked for by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from specinfer.model.batch import Batch, Features
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.gpu.attention import Plan, splits_for, tree_attention
+from specinfer.model.gpu.choice import choose
+from specinfer.model.gpu.decoder import DeviceTransformer
+from specinfer.model.gpu.description import Bucket, describe, exact_bucket
+from specinfer.model.gpu.graphs import (
+    MOST_ROWS,
+    CudaGraphs,
+    EagerPasses,
+    Graphs,
+    Sizes,
+    bucket_for,
+    bucket_grid,
+    largest,
+)
+from specinfer.model.gpu.growth import DeviceGrowth, can_grow
+from specinfer.model.gpu.growth_description import GrowthModel
+from specinfer.model.gpu.launch import Inputs, check_device, processors
+from specinfer.model.gpu.layer_kernels import move
+from specinfer.model.gpu.weights import quantiser
+from specinfer.model.sampling.choices import Choices, ChoiceTask
+from specinfer.model.torch.parts import Weights
+from specinfer.model.torch.rotary import rotate
+from specinfer.model.weights.config import ModelConfig
+from specinfer.tree import TokenTree
+
+
+class DeviceExecutor:
+    """The decoder on one GPU, with keys and values of shape [layers, KV heads, slots, D]."""
+
+    name = "device"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        device: str,
+        held: str = "converted",
+    ) -> None:
+        """`held`: how the layers' matrices are held: converted to `dtype`, or in "int8" or "fp8"."""
+        check_device(device)
+        self._config, self._device, self._processors = config, device, processors(device)
+        self._model = DeviceTransformer(config, weights, dtype, device, quantiser(held))
+        shape = (config.layers, config.kv_heads, num_blocks * BLOCK_TOKENS, config.head_dim)
+        self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self._group, self._positions = config.heads // config.kv_heads, config.max_positions
+        grid = bucket_grid(self._group)
+        # rows that belong to no request keep what they have: numbers, so that nothing overflows behind them
+        self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
+        # of a tree only the deepest node needs a position, but all of them lie in the cache
+        blocks = blocks_for(self._positions + MOST_ROWS) * max(bucket.requests for bucket in grid)
+        self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
+        self._graphs = self._graphs_of(self._replayed)
+        model = GrowthModel(device, self._group, config.vocab_size, self._positions)
+        self._growth = DeviceGrowth(self.run, self._scored, self._graphs_of, model)
+        with torch.inference_mode():
+            self._graphs.capture(grid)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Executor.run`."""
+        bucket = None if batch.features else bucket_for(batch, self._group)
+        if bucket is None:
+            bucket = exact_bucket(batch, self._group)
+            sections = bucket.views(self._inputs.load(describe(batch, bucket)))
+            longest = max(part.length for part in batch.rows)
+            out = self._attended.new_empty(bucket.rows, *self._attended.shape[1:])
+            return self._pass(bucket, sections, longest, out, batch.features)
+        self._inputs.load(describe(batch, bucket))
+        # a copy, as the next pass writes where this one did
+        return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
+
+    def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
+        """See `Chooser.choose`."""
+        with torch.inference_mode():
+            return choose(tasks)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`."""
+        move(self._keys, self._values, source, target)
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        here = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
+        turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
+        self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
+
+    def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """See `Grower.can_grow`: best-first trees and chains of points."""
+        return can_grow(tasks, shape)
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        return self._growth.grow(tasks, shape, token_ids)
+
+    def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:
+        return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
+
+    def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """[rows, V] logits of a level of trees, whose numbers lie in `sections`."""
+        kept = self._attended
+        if bucket.rows > len(kept):
+            kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
+        return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
+
+    def _replayed(self, bucket: Bucket) -> torch.Tensor:
+        """[logits of the bucket, V] of a pass whose numbers lie in the inputs, however long its requests."""
+        sections = bucket.views(self._inputs.numbers)
+        return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
+
+    def _pass(
+        self,
+        bucket: Bucket,
+        sections: Mapping[str, torch.Tensor],
+        longest: int,
+        out: torch.Tensor,
+        features: Features | None = None,
+    ) -> torch.Tensor:
+        """[logits of the bucket, V] float32. `out`: [rows, H, D], what attention writes in every layer."""
+        plan = Plan(bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors))
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            cache = self._keys[layer], self._values[layer]
+            return tree_attention(query, key, value, cache, plan, out)
+
+        hidden = self._model.forward(sections["token_ids"], sections["positions"], attend, features)
+        return self._model.logits(hidden[sections["logit_rows"]])

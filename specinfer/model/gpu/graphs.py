@@ -1,0 +1,120 @@
+"""Passes as CUDA graphs: launched as a whole, so that hundreds of kernels cost one launch.
+
+A pass is captured once per bucket, a growth of trees once per sizes; both read their numbers where they
+always lie (`specinfer.model.gpu.launch`).
+On a CPU, where the interpreter runs the kernels, passes are simply run: the same code, but for the capture.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from specinfer.model.batch import Batch
+from specinfer.model.gpu.description import (
+    LEAST_WORDS,
+    Bucket,
+    contexts,
+    power_above,
+    tile_size,
+    tree_words,
+)
+
+MOST_ROWS, MOST_REQUESTS = 256, 64
+"""Of captured passes. Larger ones read prompts, which takes long enough to hide the launches of kernels."""
+
+
+def bucket_of(requests: int, rows: int, group: int) -> Bucket:
+    """The bucket of captured passes of so many requests and rows."""
+    return Bucket(requests, rows, rows, LEAST_WORDS, tile_size(rows, requests, group), group)
+
+
+def bucket_grid(group: int) -> list[Bucket]:
+    """All of them, those of most rows first."""
+    powers = [1 << i for i in range(MOST_ROWS.bit_length())]
+    return [
+        bucket_of(requests, rows, group)
+        for rows in reversed(powers)
+        for requests in powers
+        if requests <= min(rows, MOST_REQUESTS)
+    ]
+
+
+def bucket_for(batch: Batch, group: int) -> Bucket | None:
+    """The least bucket that holds a pass; None if the pass is too large to be captured."""
+    requests, rows = power_above(len(batch.rows)), power_above(len(batch.token_ids))
+    wide = tree_words(batch.rows, contexts(batch)) > LEAST_WORDS
+    if rows > MOST_ROWS or requests > MOST_REQUESTS or wide:
+        return None
+    return bucket_of(requests, rows, group)
+
+
+def largest(grid: Sequence[Bucket]) -> Bucket:
+    """The bucket with most numbers before the blocks."""
+    return max(grid, key=lambda bucket: bucket.starts["blocks"])
+
+
+Sizes = TypeVar("Sizes", contravariant=True)
+"""What tells captured sequences apart: the bucket of a pass, for instance."""
+
+
+class Graphs(Protocol[Sizes]):
+    """Runs sequences of kernels by their sizes. They read their numbers from fixed places."""
+
+    def capture(self, sizes: Sequence[Sizes]) -> None:
+        """Makes sequences of these sizes quick."""
+
+    def run(self, sizes: Sizes) -> torch.Tensor:
+        """What a sequence of this size returns; valid until the next one."""
+
+
+class EagerPasses(Generic[Sizes]):
+    """Runs each sequence anew."""
+
+    def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
+        self._run = run
+
+    def capture(self, sizes: Sequence[Sizes]) -> None:
+        """See `Graphs.capture`: there is nothing to make quick."""
+
+    def run(self, sizes: Sizes) -> torch.Tensor:
+        """See `Graphs.run`."""
+        return self._run(sizes)
+
+
+class CudaGraphs(Generic[Sizes]):
+    """Replays captured sequences and runs others."""
+
+    def __init__(self, run: Callable[[Sizes], torch.Tensor]) -> None:
+        self._run = run
+        self._captured: dict[Sizes, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._pool: Any = None
+
+    def capture(self, sizes: Sequence[Sizes]) -> None:
+        """See `Graphs.capture`. The largest should come first: the others use its memory."""
+        shown = track(sizes, "capturing passes", console=Console(stderr=True), disable=len(sizes) < 2)
+        for one in shown:
+            self._captured[one] = self._capture(one)
+
+    def run(self, sizes: Sizes) -> torch.Tensor:
+        """See `Graphs.run`."""
+        captured = self._captured.get(sizes)
+        if captured is None:
+            return self._run(sizes)
+        graph, result = captured
+        graph.replay()
+        return result
+
+    def _capture(self, sizes: Sizes) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._run(sizes)  # compiles kernels and lets libraries set up what must not happen in a capture
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = self._run(sizes)
+        self._pool = graph.pool()
+        return graph, result

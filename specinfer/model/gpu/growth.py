@@ -1,0 +1,227 @@
+"""Whole trees of points in one captured sequence: every level's pass and what lies between them run on the
+device one after another, and only the finished trees are copied to the host.
+
+    host      context delta  | describe all levels, copy | wait, build trees
+    device    pass           | candidates, extend | pass | candidates, extend | ... | best nodes of each tree
+
+The trees are those of `specinfer.model.drafting.expansion.ReferenceGrowth`, but for candidates whose scores
+differ by rounding only. Draws and expansion vectors are the reference's work (`can_grow`): a draw depends on
+how often those before it were drawn, which is a loop over single numbers.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.model.batch import Batch, Segment, flatten
+from specinfer.model.drafting.task import NOISY_RIVALS, GrowthShape, GrowthTask
+from specinfer.model.gpu.choice import cut_rows
+from specinfer.model.gpu.description import LEAST_WORDS, WORD_BITS, Bucket, power_above, tile_size
+from specinfer.model.gpu.graphs import Graphs
+from specinfer.model.gpu.growth_description import (
+    GrowthMemory,
+    GrowthModel,
+    GrowthNumbers,
+    GrowthState,
+    Levels,
+    describe_levels,
+)
+from specinfer.model.gpu.growth_kernels import extend, favour
+from specinfer.tree import TokenTree
+from specinfer.tree.builder import point_tree
+
+log = logging.getLogger(__name__)
+LEAST_WIDTH = 32
+"""Trees of up to so many nodes share a captured sequence."""
+MOST_CANDIDATES = 4096
+"""Of one level: what one program holds."""
+BLOCK = 1024
+"""Columns of a program of `favour`. Not yet measured on a GPU."""
+
+Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
+"""Runs a pass by its description; returns its logits [rows, V]."""
+
+
+def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+    """Whether these trees can be grown here; if not, the reference grows them."""
+    levels = max((task.limits.depth for task in tasks), default=0)
+    widest = max((task.limits.nodes for task in tasks), default=0)
+    return (
+        shape.expansion is None
+        and not any(shape.draws(task.sampling) for task in tasks)
+        and shape.beam * (levels - 1) <= LEAST_WORDS * WORD_BITS
+        and power_above(shape.beam) * _width(widest) <= MOST_CANDIDATES
+    )
+
+
+def _width(nodes: int) -> int:
+    return max(LEAST_WIDTH, power_above(nodes))
+
+
+def launch_options(candidates: int) -> dict[str, int]:
+    """Warps of a program of `extend`: a thread holds eight candidates at most, as far as warps reach."""
+    return {"num_warps": min(max(candidates // 256, 1), 16)}
+
+
+class DeviceGrowth:
+    """Grows trees of points with one model.
+
+    Args:
+        read: runs the pass over the context (`Executor.run`).
+        score: runs a pass over one level's nodes.
+        graphs: makes a runner of captured sequences.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Batch], torch.Tensor],
+        score: Pass,
+        graphs: Callable[[Callable[[Levels], torch.Tensor]], Graphs[Levels]],
+        model: GrowthModel,
+    ) -> None:
+        self._read, self._score, self._model = read, score, model
+        self._graphs = graphs(self._sequence)
+        self._memory: dict[Levels, GrowthMemory] = {}
+        self._token_ids: torch.Tensor | None = None
+        self._vocabulary = torch.zeros(0, dtype=torch.int32)
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        roots = self._read(flatten([Segment(t.sequence, t.delta, (), (), not t.limits.empty) for t in tasks]))
+        growing = [task for task in tasks if not task.limits.empty]
+        trees = iter(self._trees(growing, shape, token_ids, roots) if growing else ())
+        return [TokenTree.root_only(t.delta[-1]) if t.limits.empty else next(trees) for t in tasks]
+
+    def _trees(
+        self,
+        tasks: Sequence[GrowthTask],
+        shape: GrowthShape,
+        token_ids: torch.Tensor,
+        roots: torch.Tensor,
+    ) -> list[TokenTree]:
+        levels = self._levels(tasks, shape)
+        memory = self._memory.get(levels)
+        self._know(token_ids)
+        if memory is None:
+            memory = self._memory[levels] = GrowthMemory.of(levels, self._model)
+            self._load(memory, tasks, shape, levels, roots)
+            self._graphs.capture([levels])
+            log.info("captured the growth of trees: %s", levels)
+        self._load(memory, tasks, shape, levels, roots)
+        found = self._graphs.run(levels)[: len(tasks)].cpu().numpy()
+        return [_tree(rows, task) for rows, task in zip(found, tasks, strict=True)]
+
+    def _know(self, token_ids: torch.Tensor) -> None:
+        """Keeps the draft vocabulary on the device; captured sequences read it where it lies."""
+        if self._token_ids is not token_ids:
+            self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
+            self._memory.clear()
+
+    def _levels(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> Levels:
+        requests, rows = power_above(len(tasks)), power_above(len(tasks)) * shape.beam
+        group = self._model.group
+        return Levels(
+            levels=max(task.limits.depth for task in tasks),
+            beam=shape.beam,
+            width=_width(max(task.limits.nodes for task in tasks)),
+            cuts=any(t.sampling.top_k or t.sampling.top_p < 1 for t in tasks if not t.sampling.greedy),
+            bucket=Bucket(requests, rows, rows, LEAST_WORDS, tile_size(rows, requests, group), group),
+        )
+
+    def _load(
+        self,
+        memory: GrowthMemory,
+        tasks: Sequence[GrowthTask],
+        shape: GrowthShape,
+        levels: Levels,
+        roots: torch.Tensor,
+    ) -> None:
+        numbers: GrowthNumbers = describe_levels(tasks, shape, levels, self._model.vocabulary_size)
+        memory.passes.load(numbers.passes)
+        memory.parameters.load(numbers.parameters)
+        memory.roots[: len(tasks)].copy_(roots)
+
+    def _sequence(self, levels: Levels) -> torch.Tensor:
+        """[tasks, width, 5] float64: see `GrowthState.best_nodes`."""
+        memory = self._memory[levels]
+        state = GrowthState.empty(levels, self._model.device)
+        logits, masks = memory.roots, state.tokens  # a root has no mask: nothing of it is read
+        passes = levels.views(memory.passes.numbers)
+        for level in range(levels.levels):
+            last = level + 1 == levels.levels
+            sections = passes[level] if not last else {}
+            self._extend(levels, memory, state, level, logits, masks, sections)
+            if not last:
+                logits, masks = self._score(levels.bucket, sections), sections["masks"]
+        return state.best_nodes(levels.width)
+
+    def _extend(
+        self,
+        levels: Levels,
+        memory: GrowthMemory,
+        state: GrowthState,
+        level: int,
+        logits: torch.Tensor,
+        masks: torch.Tensor,
+        sections: dict[str, torch.Tensor],
+    ) -> None:
+        parameters = levels.parameters(memory.parameters.numbers)
+        requests = levels.bucket.requests
+        front = len(logits) // requests
+        scores, ids = self._candidates(levels, parameters, level, logits)
+        extend[requests,](
+            *(scores, ids, self._vocabulary),
+            *(parameters[name] for name in ("depths", "widths", "least")),
+            *(state.paths, state.scores, state.tokens, state.parents),
+            *(state.frontier_paths, state.frontier_cells),
+            *(masks, sections.get("masks", masks), sections.get("token_ids", masks)),
+            *(level, requests, front, scores.shape[1], levels.cells),
+            BEAM=levels.beam,
+            WIDTH=levels.width,
+            FRONT=power_above(front),
+            WORDS=levels.bucket.words,
+            LAST=not sections,
+            **launch_options(power_above(front) * levels.width),
+        )
+
+    def _candidates(
+        self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores and columns [rows, n] of the best tokens in each row; see `drafting.candidates`."""
+        rows, size = logits.shape
+        each = rows // levels.bucket.requests
+        by_row = {name: parameters[name][:, None].expand(-1, each).reshape(-1, 1) for name in _OF_ROWS}
+        if levels.cuts:
+            logits = cut_rows(logits, by_row["temperatures"], by_row["top_k"].long(), by_row["top_p"])
+        favours = torch.empty_like(logits)
+        favour[rows, -(-size // BLOCK)](
+            *(logits, logits.amax(-1), parameters["temperatures"], parameters["greedy"]),
+            *(parameters["keys"][level], self._vocabulary, favours, size, each),
+            BLOCK=BLOCK,
+        )
+        best = favours.topk(min(max(levels.width, NOISY_RIVALS), size), dim=-1)
+        lead = (best.values - best.values[:, :1]) / by_row["score_temperatures"]
+        noisy = lead.exp() / lead[:, :NOISY_RIVALS].exp().sum(-1, keepdim=True)
+        certain = (best.values - favours.logsumexp(-1, keepdim=True)).exp()
+        return torch.where(by_row["greedy"] != 0, certain, noisy.float()), best.indices
+
+
+_OF_ROWS = ("temperatures", "score_temperatures", "greedy", "top_k", "top_p")
+
+
+def _tree(rows: NDArray[np.float64], task: GrowthTask) -> TokenTree:
+    """The tree of the most probable nodes, of which each row [5] is one, best first."""
+    kept = [row for row in rows[: task.limits.nodes].tolist() if row[0] > 0]
+    kept.sort(key=lambda row: row[1])
+    place = {-1: 0} | {int(row[1]): at for at, row in enumerate(kept, 1)}
+    return point_tree(
+        [task.delta[-1], *(int(row[3]) for row in kept)],
+        [-1, *(place[int(row[2])] for row in kept)],
+        [1.0, *(row[4] for row in kept)],
+        range(1, len(kept) + 1),
+    )

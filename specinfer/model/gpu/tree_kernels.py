@@ -1,0 +1,218 @@
+"""Tree attention (paper, Definition 4.1) over the paged cache, for a ragged batch in one launch per layer.
+
+One program handles a tile of queries (rows of one request times the query heads that share a key) over one
+part of the request's positions. What the pass itself adds is read from its projections, not from the cache,
+and the programs of the first part write it there; so no program waits for another. Where one request is long,
+its positions are split among several programs (split-K), and `reduce_parts` joins their softmaxes:
+
+    positions   0 ........... held-1 | held ... length-1        the-+-cat-+-sat
+    keys from   the cache, by blocks | the pass                     |     +-ran
+    programs    part 0 | part 1 | part 2 | part 3                   +-dog
+
+    seen by     the  cat  sat  ran  dog      (`the` is the last context token; x: seen)
+    the          x
+    cat          x    x
+    sat          x    x    x
+    ran          x    x         x
+    dog          x                   x
+
+How a row's mask is told: `specinfer.model.gpu.description`. What launches this:
+`specinfer.model.gpu.attention`.
+"""
+
+from typing import Any
+
+import triton.language as tl
+
+from specinfer.model.gpu.launch import kernel, unspecialised
+
+
+@kernel
+def _absorb(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    scale: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    PRECISION: tl.constexpr,
+) -> Any:
+    """Takes keys k [D, N] and values v [N, D] into the softmax of queries q [M, D], where `seen` [M, N].
+
+    Of the softmax it keeps the largest score so far, the sum of the shares and the values mixed by them.
+    """
+    scores = tl.where(seen, tl.dot(q, k, input_precision=PRECISION) * scale, float("-inf"))
+    above = tl.maximum(peak, tl.max(scores, 1))
+    level = tl.where(above == float("-inf"), 0.0, above)
+    shares = tl.exp2(scores - level[:, None])
+    fade = tl.exp2(peak - level)
+    mixed = mixed * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision=PRECISION)
+    return above, total * fade + tl.sum(shares, 1), mixed
+
+
+@kernel
+def _seen(
+    place: tl.tensor,
+    rows: tl.tensor,
+    mine: tl.tensor,
+    masks: tl.tensor,
+    first: tl.tensor,
+    visible: tl.tensor,
+    context: tl.tensor,
+    words: tl.tensor,
+) -> Any:
+    """[M, N] which positions `place` [N] the rows [M] see."""
+    node = place - context
+    word = tl.load(
+        masks + rows[:, None] * words + (node >> 5)[None, :],
+        mask=mine[:, None] & (node >= 0)[None, :] & (node < words * 32)[None, :],
+        other=0,
+    )
+    on_path = ((word >> (node & 31)[None, :]) & 1) != 0
+    return ((place[None, :] < visible[:, None]) & (place[None, :] >= first[:, None])) | on_path
+
+
+@unspecialised("rows", "words", "scale")
+def attend(
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    parts: tl.tensor,
+    levels: tl.tensor,
+    write_slots: tl.tensor,
+    visible: tl.tensor,
+    first: tl.tensor,
+    masks: tl.tensor,
+    held: tl.tensor,
+    context: tl.tensor,
+    row_start: tl.tensor,
+    block_start: tl.tensor,
+    tile_request: tl.tensor,
+    tile_start: tl.tensor,
+    tile_rows: tl.tensor,
+    blocks: tl.tensor,
+    scale: tl.tensor,
+    query_stride: tl.tensor,
+    key_stride: tl.tensor,
+    head_stride: tl.tensor,
+    rows: tl.tensor,
+    words: tl.tensor,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    STEP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One tile of queries over one part of its request's positions.
+
+    Args:
+        query, key, value: [rows, heads, D] and [rows, KV heads, D] of the pass, rotated; rows may lie apart.
+        keys, values: [KV heads, slots, D], this layer's cache; the pass's own entries are written.
+        out: [rows, heads, D], written where there is one part.
+        parts, levels: [SPLITS, rows, heads, D] and [SPLITS, rows, heads], written where there are several:
+            the part's own attention, and log2 of the sum of exp2 of its scores.
+        head_stride: elements between heads of the cache.
+    """
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(tile_rows + tile)
+    if count == 0:
+        return
+    request, start = tl.load(tile_request + tile), tl.load(tile_start + tile)
+    cached, base = tl.load(held + request), tl.load(context + request)
+    offset = tl.load(row_start + request)
+    table = blocks + tl.load(block_start + request)
+    heads = tl.num_programs(1) * GROUP
+
+    m, d = tl.arange(0, TILE), tl.arange(0, WIDTH)
+    inside = d < D
+    if split == 0:
+        new = (m < count)[:, None] & inside[None, :]
+        slot = tl.load(write_slots + start + m, mask=m < count, other=0).to(tl.int64)
+        source = (start + m)[:, None] * key_stride + head * D + d[None, :]
+        target = head * head_stride.to(tl.int64) + slot[:, None] * D + d[None, :]
+        tl.store(keys + target, tl.load(key + source, mask=new, other=0.0), mask=new)
+        tl.store(values + target, tl.load(value + source, mask=new, other=0.0), mask=new)
+
+    row, query_head = start + m // GROUP, head * GROUP + m % GROUP
+    mine = m // GROUP < count
+    places = mine[:, None] & inside[None, :]
+    q = tl.load(
+        query + row[:, None] * query_stride + query_head[:, None] * D + d[None, :], mask=places, other=0.0
+    )
+    till = tl.load(visible + row, mask=mine, other=0)
+    since = tl.load(first + row, mask=mine, other=0)
+    peak = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, WIDTH], tl.float32)
+
+    n = tl.arange(0, STEP)
+    length = cached + start + count - offset
+    least = tl.min(tl.where(mine, since, length), 0) // STEP * STEP
+    size = tl.cdiv(tl.cdiv(length - least, SPLITS), STEP) * STEP
+    low = least + split * size
+    high = tl.minimum(low + size, length)
+    for at in range(low, tl.minimum(high, cached), STEP):
+        place = at + n
+        there = place < tl.minimum(high, cached)
+        block = tl.load(table + place // BLOCK, mask=there, other=0).to(tl.int64)
+        entry = head * head_stride.to(tl.int64) + (block * BLOCK + place % BLOCK) * D
+        k = tl.load(keys + entry[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        v = tl.load(values + entry[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        if at + STEP > base:
+            seen = _seen(place, row, mine, masks, since, till, base, words)
+        else:
+            seen = (place[None, :] < till[:, None]) & (place[None, :] >= since[:, None])
+        peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
+    for at in range(tl.maximum(low, cached), high, STEP):
+        place = at + n
+        there = place < high
+        entry = (offset + place - cached).to(tl.int64) * key_stride + head * D
+        k = tl.load(key + entry[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        v = tl.load(value + entry[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        seen = _seen(place, row, mine, masks, since, till, base, words)
+        peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
+
+    divisor = tl.where(total > 0, total, 1.0)  # of a part that a row does not see; its peak is -infinity
+    result = mixed / divisor[:, None]
+    cell = row.to(tl.int64) * heads + query_head
+    if SPLITS == 1:
+        tl.store(out + cell[:, None] * D + d[None, :], result.to(out.dtype.element_ty), mask=places)
+    else:
+        cell += split.to(tl.int64) * rows * heads
+        tl.store(parts + cell[:, None] * D + d[None, :], result, mask=places)
+        tl.store(levels + cell, peak + tl.log2(divisor), mask=mine)
+
+
+@kernel
+def reduce_parts(
+    parts: tl.tensor,
+    levels: tl.tensor,
+    out: tl.tensor,
+    cells: tl.tensor,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Joins the parts of one row and head: their mean, weighted by exp2 of their levels.
+
+    Rows that belong to no request have no levels and are left alone.
+    """
+    cell = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    level = tl.load(levels + s.to(tl.int64) * cells + cell)
+    top = tl.max(level, 0)
+    if top == float("-inf"):
+        return
+    weight = tl.exp2(level - top)
+    at = (s.to(tl.int64) * cells + cell)[:, None] * D + d[None, :]
+    part = tl.load(parts + at, mask=(weight > 0)[:, None] & (d < D)[None, :], other=0.0)
+    joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + cell * D + d, joined.to(out.dtype.element_ty), mask=d < D)

@@ -1,0 +1,50 @@
+"""EAGLE's layer in the compiled kernels, which grow its whole trees (csrc/drafting/growth.h).
+
+The reference is `EagleModel` in `specinfer.model.drafting.eagle`, with the growth of `expansion.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from specinfer.model.cache.sequence import Slots
+from specinfer.model.drafting.eagle import EagleTask, EagleWeights
+from specinfer.model.drafting.task import GrowthShape
+from specinfer.model.native.model import NativeModel
+from specinfer.model.weights.families import EMBEDDING
+from specinfer.model.weights.quantise import QuantisedWeights
+from specinfer.tree import TokenTree
+
+
+class NativeEagle:
+    """The packed layer and its cache memory."""
+
+    def __init__(self, weights: EagleWeights, dtype: torch.dtype, held: str, num_blocks: int) -> None:
+        """`held`: "converted", or how matrices are quantised (`quantise.BLOCK_TYPES`)."""
+        tensors = weights.tensors
+        self.config = weights.config
+        self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
+        self.model = NativeModel(self.config, dtype, self.states, weights.norm_before_residual)
+        # of hidden states a few numbers are so large that bytes would have no room for the others
+        self.model.packer(tensors).pack_states()
+        whole = {**tensors, EMBEDDING: weights.embedding}
+        packer = self.model.packer(whole if held == "converted" else QuantisedWeights(whole, held))
+        packer.pack_layer(0)
+        self._embedding = packer.pack_ends()
+        self.memory = self.model.memory(num_blocks)
+        self._growth = self.model.growth(self.memory)
+
+    def grow(
+        self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """One tree per task; writes the keys and values of all that is read. The cache must have room."""
+        states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
+        return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """See `KVStorage.move`. Of a tree nothing is kept, so nothing moves."""
+        raise NotImplementedError("trees of drafts are dropped whole")
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        raise NotImplementedError("this cache has no window")

@@ -1,0 +1,142 @@
+"""The executor that runs passes in the compiled kernels: float32 and bfloat16 on a CPU.
+
+Must not know requests: it sees flattened passes and cache slots. Its results for a token do not depend on
+what else is in the pass (kernels.cpp), so trees, chains and plain decoding agree bit for bit.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Batch
+from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
+from specinfer.model.drafting.task import GrowthShape, GrowthTask
+from specinfer.model.native.bindings import BLOCK, Pass
+from specinfer.model.native.model import NativeModel
+from specinfer.model.native.stream import StreamedMatrices
+from specinfer.model.offload.stores import LayerStore
+from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.config import ModelConfig
+from specinfer.tree import TokenTree
+
+assert BLOCK == BLOCK_TOKENS  # the kernels lay keys and values out by it
+
+Int32 = NDArray[np.int32]
+
+
+def pass_of(batch: Batch) -> tuple[Pass, Int32]:
+    """The numbers of a batch as the kernels read them, and the array in which they lie."""
+    rows = batch.rows
+    extra = [positions for part in rows for positions in part.extra]
+    lists: dict[str, Sequence[int]] = {
+        "token_ids": batch.token_ids,
+        "positions": batch.positions,
+        "write_slots": batch.write_slots,
+        "visible": [v for part in rows for v in part.visible],
+        "extra_start": [*accumulate(map(len, extra), initial=0)],
+        "extra": [p for positions in extra for p in positions],
+        "row_start": [*(part.start for part in rows), len(batch.token_ids)],
+        "block_start": [*accumulate((len(part.blocks) for part in rows), initial=0)],
+        "blocks": [b for part in rows for b in part.blocks],
+        "logit_rows": batch.logit_rows,
+    }
+    numbers = np.array([*chain(*lists.values())], np.int32)  # one array: conversions are what takes time
+    starts = accumulate(map(len, lists.values()), initial=0)
+    address = numbers.ctypes.data
+    places = {name: address + start * numbers.itemsize for name, start in zip(lists, starts, strict=False)}
+    return Pass(
+        tokens=len(batch.token_ids), sequences=len(rows), logits=len(batch.logit_rows), **places
+    ), numbers
+
+
+class NativeExecutor:
+    """A decoder's packed weights and its cache memory."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        num_blocks: int,
+        store: LayerStore | None = None,
+    ) -> None:
+        """`store`: where the layers' matrices lie, if not in memory."""
+        self.config, self.dtype = config, dtype
+        self._model = NativeModel(config, dtype)
+        self._library, self._address = self._model.library, self._model.address
+        self._streamed = None if store is None else StreamedMatrices(self._library, self._address, store)
+        self._embedding = self._pack(weights)
+        self._memory = self._model.memory(num_blocks)
+        self._growth = self._model.growth(self._memory)
+
+    def _pack(self, weights: Weights) -> torch.Tensor:
+        """Packs all weights; returns the embedding table, which the kernels read in place."""
+        packer = self._model.packer(weights)
+        for layer in range(self.config.layers):
+            packer.pack_layer(layer)
+            if self._streamed is not None:
+                self._streamed.put_away(layer)
+        return packer.pack_ends()
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32 logits of one pass; writes its keys and values into the cache."""
+        logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        wanted = batch.features
+        layers = np.array(wanted.layers if wanted else (), np.int32)
+        task, _numbers = pass_of(batch)
+        self._memory.put(task)
+        task.logits_out, task.threads = logits.data_ptr(), torch.get_num_threads()
+        task.sparse = len(batch.rows) < len(batch.logit_rows)  # of a tree only the nodes of one path
+        task.features, task.feature_layers = len(layers), layers.ctypes.data
+        task.features_out = wanted.states.ctypes.data if wanted else None
+        task.end_layer = self.config.layers
+        if self._streamed is not None:
+            self._streamed.forward(task)
+        else:
+            self._library.si_forward(self._address, ctypes.byref(task))
+        return logits
+
+    def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
+        """See `Grower.can_grow`: all trees."""
+        return True
+
+    def grow(
+        self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
+    ) -> list[TokenTree]:
+        """See `Grower.grow`."""
+        if self._streamed is not None:
+            raise IncompatibleError("offload: the model's layers are not in memory, as drafting wants them")
+        return self._growth.grow(tasks, shape, token_ids)
+
+    def move(self, source: Slots, target: Slots) -> None:
+        """Copies cache entries; all sources are read before any target is written."""
+        pair = [np.array(slots, np.int32) for slots in (source, target)]
+        self._library.si_move(
+            self._address,
+            self._memory.keys.data_ptr(),
+            self._memory.values.data_ptr(),
+            self._memory.blocks,
+            len(source),
+            *(slots.ctypes.data for slots in pair),
+        )
+
+    def rotate(self, slots: Slots, delta: int) -> None:
+        """See `KVStorage.rotate`."""
+        angles = torch.tensor(self.config.inv_freq) * delta
+        cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
+        self._library.si_rotate(
+            self._address,
+            self._memory.keys.data_ptr(),
+            self._memory.blocks,
+            len(here),
+            here.ctypes.data,
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )

@@ -1,0 +1,86 @@
+"""A model of the compiled kernels: what it can be, its handle, the memory of its cache."""
+
+import ctypes
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.model.native.bindings import LANES, Activation, Shape
+from specinfer.model.native.build import load_library
+from specinfer.model.native.expansion import CacheMemory, NativeGrowth
+from specinfer.model.native.weights import WeightPacker
+from specinfer.model.torch.parts import Weights
+from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.weights.config import ModelConfig
+
+
+def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+    """Says why the kernels cannot run a model, if so.
+
+    Raises:
+        UnavailableError: if this machine cannot build or run the kernels.
+        IncompatibleError: if the kernels do not know this kind of model.
+    """
+    if device != "cpu":
+        raise IncompatibleError(f"native kernels: device = {device!r} is not the CPU")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise IncompatibleError(f"native kernels: dtype = {dtype}: float32 and bfloat16 are supported")
+    if config.head_dim % LANES or config.hidden_size % 2 or config.intermediate_size % 2:
+        raise IncompatibleError(
+            f"native kernels: head_dim = {config.head_dim}: must be a multiple of {LANES}"
+        )
+    load_library()
+
+
+class NativeModel:
+    """A model of this shape; `WeightPacker` fills it."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, states: int = 0, residual_normed: bool = False
+    ) -> None:
+        """`states`, `residual_normed`: of an EAGLE model, see `Shape` in `csrc/bindings.h`."""
+        check_supported(config, dtype, "cpu")
+        self.config, self.dtype, self.library = config, dtype, load_library()
+        shape = Shape(
+            layers=config.layers,
+            hidden=config.hidden_size,
+            inter=config.intermediate_size,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            dim=config.head_dim,
+            vocab=config.vocab_size,
+            max_positions=config.max_positions,
+            rotary=config.rotary_dim,
+            activation=Activation[config.activation.upper()],
+            gated=config.gated,
+            parallel=config.parallel,
+            states=states,
+            residual_normed=residual_normed,
+            eps=config.norm_eps,
+        )
+        cos, sin = (t[:, : config.rotary_dim // 2].contiguous() for t in rotary_tables(config))
+        self.address = self.library.si_model_new(
+            ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
+        )
+        """By which the kernels know it."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self.library.si_model_free(self.address)
+
+    def packer(self, weights: Weights) -> WeightPacker:
+        """What fills it with these."""
+        return WeightPacker(self.library, self.address, self.config, self.dtype, weights)
+
+    def memory(self, num_blocks: int) -> CacheMemory:
+        """Empty keys and values of so many blocks."""
+        config = self.config
+        entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
+        keys, values = (torch.zeros(entries, dtype=self.dtype) for _ in range(2))
+        return CacheMemory(keys, values, num_blocks)
+
+    def growth(self, memory: CacheMemory) -> NativeGrowth:
+        """Grows trees with this model over a cache."""
+        library, address = self.library, self.address
+        return NativeGrowth(lambda call: library.si_grow(address, ctypes.byref(call)), memory)

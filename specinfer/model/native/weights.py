@@ -1,0 +1,88 @@
+"""Packs a model's weights into the layouts of the compiled kernels."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from specinfer.errors import IncompatibleError, UnavailableError
+from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
+from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.families import POSITIONS
+from specinfer.model.weights.quantise import BlockWeights
+
+
+class WeightPacker:
+    """Fills a model of the kernels, part by part."""
+
+    def __init__(
+        self, library: ctypes.CDLL, model: int, config: ModelConfig, dtype: torch.dtype, weights: Weights
+    ) -> None:
+        self._library, self._model = library, model
+        self._config, self._dtype, self._weights = config, dtype, weights
+
+    def pack_layer(self, layer: int) -> None:
+        """One decoder layer."""
+        prefix = f"model.layers.{layer}."
+        for which, bias, names in (
+            (MatrixSlot.QKV, VectorSlot.QKV_BIAS, [f"self_attn.{name}_proj" for name in "qkv"]),
+            (MatrixSlot.OUT, VectorSlot.OUT_BIAS, ["self_attn.o_proj"]),
+            (MatrixSlot.UP, VectorSlot.UP_BIAS, [*(["mlp.gate_proj"] * self._config.gated), "mlp.up_proj"]),
+            (MatrixSlot.DOWN, VectorSlot.DOWN_BIAS, ["mlp.down_proj"]),
+        ):
+            self._matrix(layer, which, [f"{prefix}{name}.weight" for name in names])
+            if f"{prefix}{names[0]}.bias" in self._weights:
+                self._vector(layer, bias, [f"{prefix}{name}.bias" for name in names])
+        self._norm(layer, VectorSlot.INPUT_NORM, VectorSlot.INPUT_NORM_BIAS, f"{prefix}input_layernorm")
+        self._norm(
+            layer, VectorSlot.POST_NORM, VectorSlot.POST_NORM_BIAS, f"{prefix}post_attention_layernorm"
+        )
+        if self._config.qk_norm:
+            self._vector(layer, VectorSlot.Q_NORM, [f"{prefix}self_attn.q_norm.weight"])
+            self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
+
+    def pack_states(self) -> None:
+        """What EAGLE makes of the target's hidden states before its layer."""
+        self._matrix(0, MatrixSlot.FC, ["fc.weight"])
+        self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
+
+    def pack_ends(self) -> torch.Tensor:
+        """What is no layer's; returns the embedding table, which the kernels read in place."""
+        embedding = self._fetch("model.embed_tokens.weight")
+        self._library.si_set_embedding(self._model, embedding.data_ptr())
+        tied = self._config.tied_embeddings
+        self._matrix(0, MatrixSlot.HEAD, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm")
+        if not self._config.rotary_dim:
+            self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
+        return embedding
+
+    def _norm(self, layer: int, weight: VectorSlot, bias: VectorSlot, name: str) -> None:
+        self._vector(layer, weight, [f"{name}.weight"])
+        if self._config.layer_norm:
+            self._vector(layer, bias, [f"{name}.bias"])
+
+    def _matrix(self, layer: int, which: MatrixSlot, names: Sequence[str]) -> None:
+        """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
+        the same kind, else numbers."""
+        weights = self._weights
+        found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
+        kinds = {blocks[0] for blocks in found if blocks is not None}
+        if "W8A8" in kinds and not self._library.si_multiplies_bytes():
+            raise UnavailableError("native kernels: weights = 'w8a8': the processor has AVX-512 without VNNI")
+        if len(kinds) == 1 and None not in found:
+            rows = torch.cat([blocks[1] for blocks in found if blocks is not None]).contiguous()
+            self._library.si_set_quantised(self._model, layer, which, rows.data_ptr(), Storage[kinds.pop()])
+            return
+        weight = torch.cat([self._fetch(name) for name in names]).contiguous()
+        self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())
+
+    def _vector(self, layer: int, which: VectorSlot, names: Sequence[str]) -> None:
+        vector = torch.cat([self._fetch(name) for name in names]).float().contiguous()
+        self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
+
+    def _fetch(self, name: str) -> torch.Tensor:
+        if name not in self._weights:
+            raise IncompatibleError(f"the model's weights lack {name}")
+        return self._weights[name].to(self._dtype).contiguous()

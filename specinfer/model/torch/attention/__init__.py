@@ -1,0 +1,50 @@
+"""Attention over the paged cache: one signature, several backends, loaded when asked for by name.
+
+A backend is one file plus one line here.
+"""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.batch import Batch
+
+BACKENDS = {
+    "reference": "specinfer.model.torch.attention.reference:ReferenceAttention",
+}
+
+
+class AttentionBackend(Protocol):
+    """Tree attention (paper, Definition 4.1) for a ragged batch."""
+
+    def plan(self, batch: Batch) -> Any:
+        """What all layers of one pass share (masks, tables), computed once."""
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        """Attention of every token of the pass over its own request.
+
+        Args:
+            query: [T, H, D], rotated.
+            keys, values: [slots, KV heads, D], this layer's cache, the pass's own entries written.
+            plan: what `plan` returned for this pass.
+
+        Returns:
+            [T, H, D]
+        """
+
+
+def make_attention(name: str, device: str) -> AttentionBackend:
+    """The backend of this name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if name not in BACKENDS:
+        raise SettingError("attention", name, f"must be one of {', '.join(BACKENDS)}")
+    module, cls = BACKENDS[name].split(":")
+    backend: AttentionBackend = getattr(import_module(module), cls)(device)
+    return backend

@@ -1,0 +1,87 @@
+"""One decoder layer: attention and MLP. Rows of q, k and v are one matrix, and so are gate and up."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.model.torch.parts import Parts
+from specinfer.model.torch.rotary import rotate
+from specinfer.model.torch.surgery import Surgery
+from specinfer.model.weights.config import ModelConfig
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, query [T, H, D], key and value [T, KV heads, D]) -> [T, H, D]; also stores key and value."""
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+
+LAYER_MODULES = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+"""What a layer may have; each a weight, some a bias."""
+
+
+class Layer:
+    """One decoder layer."""
+
+    def __init__(self, index: int, config: ModelConfig, parts: Parts) -> None:
+        prefix = f"model.layers.{index}."
+        self._index, self._config = index, config
+        self._act = ACTIVATIONS[config.activation]
+        self.input_norm = parts.norm(f"{prefix}input_layernorm")
+        self._post_norm = parts.norm(f"{prefix}post_attention_layernorm")
+        self._qkv = parts.linear(f"{prefix}self_attn.", "q_proj", "k_proj", "v_proj")
+        self._out = parts.linear(f"{prefix}self_attn.", "o_proj")
+        self._up = parts.linear(f"{prefix}mlp.", *(["gate_proj"] if config.gated else []), "up_proj")
+        self._down = parts.linear(f"{prefix}mlp.", "down_proj")
+        self._q_norm = parts.norm(f"{prefix}self_attn.q_norm") if config.qk_norm else None
+        self._k_norm = parts.norm(f"{prefix}self_attn.k_norm") if config.qk_norm else None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """Maps hidden states [T, hidden] to those of the next layer."""
+        return self.behind(x, self.input_norm(x), angles, attend)
+
+    def behind(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """The same, with what attention reads given: `normed` [T, width of the projections]."""
+        query, key, value = self._project(normed, angles)
+        attended = x + self._out(attend(self._index, query, key, value).flatten(1))
+        return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
+
+    def operate(self, surgery: Surgery) -> None:
+        """Lets ranks divide attention heads and the inside of the MLP among them."""
+        self._out, self._down = surgery.output(self._out), surgery.output(self._down)
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._config.gated:
+            return self._down(self._act(self._up(x)))
+        gate, up = self._up(x).chunk(2, dim=-1)
+        return self._down(self._act(gate) * up)
+
+    def _project(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        c = self._config
+        qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        query, key, value = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            query, key = self._q_norm(query), self._k_norm(key)
+        if angles is not None:
+            query, key = rotate(query, *angles), rotate(key, *angles)
+        return query, key, value

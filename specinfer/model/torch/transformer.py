@@ -1,0 +1,111 @@
+"""The decoder: embeddings, L layers of attention and MLP, final norm, head.
+
+Works on a flattened pass of T tokens; which token belongs to which request is known only to the
+attention backend. Plain objects instead of `nn.Module`: inference only, weights fused on loading
+(q, k, v into one layer, gate and up into one).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from specinfer.model.batch import Features
+from specinfer.model.torch.layer import Attend, Layer
+from specinfer.model.torch.linear import Linear
+from specinfer.model.torch.parts import Parts, Weights
+from specinfer.model.torch.rotary import rotary_tables
+from specinfer.model.torch.surgery import Surgery
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.families import POSITIONS
+
+LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Attend], torch.Tensor]
+"""(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
+
+
+def _keep(features: Features | None, layers: int, x: torch.Tensor) -> None:
+    """Writes down the hidden states [T, hidden] after so many layers, if they are asked for."""
+    if features is not None and layers in features.layers:
+        features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
+
+
+class Transformer:
+    """A decoder with its weights."""
+
+    layer_type: Callable[[int, ModelConfig, Parts], Layer] = Layer
+    """Makes its layers."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        surgery: Surgery | None = None,
+    ) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self.weight_bytes = 0
+        """Of all tensors on the device that do not come and go."""
+        parts = Parts(config, weights, dtype, device)
+        table = parts.tensor("model.embed_tokens.weight")
+        self._lookup: Linear = partial(F.embedding, weight=table)
+        self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
+        self.layers = self._make_layers(weights)
+        """In order."""
+        self._norm = parts.norm("model.norm")
+        tied = config.tied_embeddings
+        self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
+        self._cos, self._sin = (angles.to(device, dtype) for angles in rotary_tables(config))
+        self.weight_bytes += parts.loaded_bytes + self._cos.nbytes + self._sin.nbytes
+        if surgery is not None:
+            self._operate(surgery)
+
+    def _operate(self, surgery: Surgery) -> None:
+        self._lookup, self._head = surgery.embedding(self._lookup), surgery.head(self._head)
+        for layer in self.layers:
+            assert isinstance(layer, Layer), "layers that come and go are not divided"
+            layer.operate(surgery)
+
+    def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
+        """All decoder layers, in order."""
+        parts = Parts(self.config, weights, self.dtype, self.device)
+        layers = [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
+        self.weight_bytes += parts.loaded_bytes
+        return layers
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        features: Features | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] before the final norm; writes down those asked for."""
+        return self.through(self.embed(token_ids, positions), positions, attend, features)
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, hidden] before the first layer."""
+        x = self._lookup(token_ids)
+        return x if self._positions is None else x + self._positions[positions]
+
+    def through(
+        self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: Features | None = None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] behind all layers, of those before the first one."""
+        angles = self.angles(positions)
+        for number, layer in enumerate(self.layers):
+            _keep(features, number, x)
+            x = layer(x, angles, attend)
+        _keep(features, len(self.layers), x)
+        return x
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Cosines and sines [T, 1, R/2] of the positions' rotary angles; None where positions are learnt."""
+        if self._positions is not None:
+            return None
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, V] float32 logits of hidden states [R, hidden]."""
+        return self._head(self._norm(hidden)).float()

@@ -1,0 +1,66 @@
+"""What the verifier's answer makes of a request. Pure."""
+
+from specinfer.entry_status import EntryStatus
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.tree import TokenTree
+
+MOST_PUT_OFF_S = 30.0
+"""Time for which the verifier may put a request off before it fails: it has no room, compiles constraints, of
+which each may take two seconds, or cannot read a layer. Steps are not counted: some are short."""
+
+
+def apply_verdict(
+    entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
+) -> Progress | None:
+    """Changes the request's state by a verdict; what is new of it, None if nothing. Its state's `finish` says
+    whether it ended."""
+    state = entry.state
+    if verdict.status is EntryStatus.RESYNC:
+        state.verifier_len = 0
+        return None
+    if verdict.status is EntryStatus.EXHAUSTED:
+        state.put_off_since = now if state.put_off_since is None else state.put_off_since
+        if now - state.put_off_since <= MOST_PUT_OFF_S:
+            return None
+    if verdict.status is not EntryStatus.OK:
+        return _fail(state, verdict.message, now, verdict.status is EntryStatus.EXHAUSTED)
+    wrong = _contradiction(entry, tree, verdict)
+    if wrong:
+        return _fail(state, wrong, now, retryable=False)
+    state.put_off_since = None
+    state.verifier_len = verdict.held_len
+    return None if tree is None else _accept(state, tree, verdict, now)
+
+
+def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: float) -> Progress:
+    outcome = state.stats.record(tree, verdict.accepted)
+    start = state.new_tokens
+    if start == 0:
+        state.first_token_at = now
+    since_s = None if state.last_token_at is None else now - state.last_token_at
+    state.last_token_at = now
+    kept = state.extend([*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus])
+    reason = state.own_end
+    if verdict.finished and len(kept) > len(verdict.accepted) and reason is not FinishReason.STOP_TOKEN:
+        reason = FinishReason.CONSTRAINT
+    if reason is not None:
+        state.end(reason, now)
+    logprobs = list(verdict.logprobs[: len(kept)])
+    return Progress(state, kept, logprobs, start, reason is not None, since_s, outcome)
+
+
+def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:
+    state.end(FinishReason.ERROR, now, message, retryable)
+    return Progress(state, [], [], state.new_tokens, True)
+
+
+def _contradiction(entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry) -> str:
+    """What of a verdict cannot be for its entry and tree; empty if nothing."""
+    nodes = len(tree) if tree is not None else 1
+    if not all(0 < node < nodes for node in verdict.accepted):
+        return f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {nodes}"
+    held_len = entry.base_len + len(entry.delta) + len(verdict.accepted)
+    if verdict.held_len != held_len:
+        return f"the verifier holds {verdict.held_len} tokens instead of {held_len}"
+    return ""

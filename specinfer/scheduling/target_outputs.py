@@ -1,0 +1,268 @@
+"""Hidden states and predictions of the target, on their way from verified trees to the drafters that read them. Pure.
+
+A step returns what any drafter wants and lacks; it is kept until each drafter got it. Where no drafter reads any,
+none is asked for.
+
+    context positions   0 .......... start ........ stop
+    of a drafter        sent         | kept here    | asked for with the next step
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.request import Speculation
+from specinfer.speculators.states import States
+from specinfer.tree import TokenTree
+
+MOST_KEPT_BYTES = 2**24
+"""Of one request: a service that takes none for long lacks them, until it is asked again."""
+
+
+class Returned(Protocol):
+    """The part of a verifier's answer for one request that this looks at."""
+
+    held_len: int
+    features: bytes
+    features_start: int
+
+    @property
+    def top_k_token_ids(self) -> Sequence[int]:
+        """[nodes * k] token ids."""
+
+
+class Reader(Protocol):
+    """A group of drafters that may read outputs of the target."""
+
+    features_held: dict[str, int]
+    """Context positions up to which it got hidden states, by request."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states it reads, ascending."""
+
+    @property
+    def target_top_k(self) -> int:
+        """Predictions that it reads at each node; 0: none."""
+
+
+class FeatureWish(NamedTuple):
+    """Which features a step is to return."""
+
+    layers: tuple[int, ...] = ()
+    since: Mapping[str, int] = MappingProxyType({})
+    """By request, the first context position; those that are not named want none."""
+    token_bytes: int = 0
+
+    def contradiction(self, request_id: str, answer: Returned) -> str:
+        """What of an answer's features cannot be for the wish; empty if nothing."""
+        if not answer.features:
+            return ""
+        if request_id not in self.since:
+            return "the verifier returned features that were not asked for"
+        tokens, rest = divmod(len(answer.features), self.token_bytes)
+        if rest or not self.since[request_id] <= answer.features_start <= answer.held_len - tokens:
+            return (
+                f"the verifier returned {len(answer.features)} bytes of features from position "
+                f"{answer.features_start} on, asked for from {self.since[request_id]}, "
+                f"{self.token_bytes} a token"
+            )
+        return ""
+
+
+class FeatureRelay:
+    """What is kept of all requests of one target."""
+
+    def __init__(self, hidden: int) -> None:
+        """The target's hidden states have so many numbers."""
+        self.hidden = hidden
+        self.layers: tuple[int, ...] = ()
+        """That any service wants."""
+        self._kept: dict[str, States] = {}
+        self._floor: dict[str, int] = {}
+        """Context positions before which the verifier has none."""
+
+    def want(self, layers: Sequence[Sequence[int]]) -> None:
+        """From now on services want these layers."""
+        wanted = tuple(sorted({layer for each in layers for layer in each}))
+        if wanted != self.layers:
+            self.layers = wanted
+            self._kept.clear()
+
+    def wanted_from(self, request_id: str, held: Sequence[int]) -> int | None:
+        """The position from which features are to be asked for, or None for no features.
+
+        Args:
+            held: per service that wants them, the position up to which it got them.
+        """
+        if not self.layers or not held:
+            return None
+        least = max(min(held), self._floor.get(request_id, 0))
+        kept = self._kept.get(request_id)
+        if kept is None or not kept.start <= least <= kept.stop:
+            self._kept.pop(request_id, None)
+            return least
+        if kept.nbytes > MOST_KEPT_BYTES:
+            return None
+        return kept.stop
+
+    def arrived(self, request_id: str, asked: int, start: int, data: bytes) -> None:
+        """What a verdict brought, asked for from a position and beginning at one."""
+        states = np.frombuffer(data, np.int16).reshape(-1, len(self.layers), self.hidden)
+        if start > asked:
+            self._floor[request_id] = start
+        kept = self._kept.get(request_id)
+        if kept is not None and kept.stop == start:
+            kept.append(states)
+        else:
+            self._kept[request_id] = States(start, states)
+
+    def bytes_of(self, layers: Sequence[int]) -> int:
+        """Of one token's features."""
+        return 2 * self.hidden * len(layers)
+
+    def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:
+        """The context position up to which a service has features once it took this data from `start` on."""
+        return start + (len(data) // self.bytes_of(layers) if layers else 0)
+
+    def take(self, request_id: str, held: int, layers: Sequence[int], most: int) -> tuple[int, bytes]:
+        """What a service lacks that got features up to a position: where they begin, at most so many
+        bytes of them."""
+        kept = self._kept.get(request_id)
+        if kept is None or not layers or held >= kept.stop:
+            return held, b""
+        start = max(held, kept.start)
+        places = [self.layers.index(layer) for layer in layers]
+        count = max(1, most // self.bytes_of(layers))
+        states = kept.read(start, count)[:, places]
+        return start, np.ascontiguousarray(states).tobytes()
+
+    def drop(self, request_id: str, held: Sequence[int]) -> None:
+        """Forgets what every service got."""
+        kept = self._kept.get(request_id)
+        if kept is not None and held:
+            kept.drop(min(held))
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Requests that ended."""
+        for request_id in request_ids:
+            self._kept.pop(request_id, None)
+            self._floor.pop(request_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    tree: TokenTree
+    top_k: NDArray[np.int64]
+    """[nodes, k]"""
+
+
+class TopKRelay:
+    """What is kept of all requests of one target."""
+
+    def __init__(self) -> None:
+        self.k = 0
+        """The most that any service wants."""
+        self._latest: dict[str, Predicted] = {}
+
+    def want(self, widths: Sequence[int]) -> None:
+        """From now on services want so many tokens per node."""
+        wanted = max(widths, default=0)
+        if wanted != self.k:
+            self.k = wanted
+            self._latest.clear()
+
+    def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[int]) -> None:
+        """What a verdict brought for the nodes of a tree, [nodes * k] in one row."""
+        self._latest[request_id] = Predicted(tree, np.array(ids, np.int64).reshape(len(tree), -1))
+
+    def take(self, request_id: str, k: int) -> "Predicted | None":
+        """Predictions of the latest verified tree, k for each node; None if there are none or k is 0."""
+        found = self._latest.get(request_id)
+        return None if found is None or not k else Predicted(found.tree, found.top_k[:, :k])
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Requests that ended."""
+        for request_id in request_ids:
+            self._latest.pop(request_id, None)
+
+
+class TargetWish(NamedTuple):
+    """What of the target a step is to return."""
+
+    features: FeatureWish = FeatureWish()
+    top_k: Mapping[str, int] = MappingProxyType({})
+    """By request, how many tokens per node; those that are not named want none."""
+
+    def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
+        """What of an answer for a tree of so many nodes cannot be for the wish; empty if nothing."""
+        ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
+        if ids and ids != wanted:
+            return f"the verifier returned {ids} token ids of predictions instead of {wanted}"
+        return self.features.contradiction(request_id, answer)
+
+
+NO_WISH = TargetWish()
+
+
+class TargetOutputs:
+    """What is kept of all requests of one target."""
+
+    def __init__(self, hidden: int) -> None:
+        """The target's hidden states have so many numbers."""
+        self.features, self.top_k = FeatureRelay(hidden), TopKRelay()
+
+    def wish(
+        self,
+        entries: Sequence[StepEntry],
+        readers: Sequence[Reader],
+        reads: Callable[[int, str], bool] = lambda _place, _request_id: True,
+    ) -> TargetWish:
+        """What of the target a step is to return for these readers.
+
+        Args:
+            reads: whether the reader in a place drafts for the request of an id.
+        """
+        wanting = [entry for entry in entries if entry.state.request.speculation is not Speculation.OFF]
+        self.top_k.want([reader.target_top_k for reader in readers])
+        k = self.top_k.k
+        top_k = {entry.request_id: k for entry in wanting if entry.final} if k else {}
+        return TargetWish(self._features(wanting, readers, reads), top_k)
+
+    def _features(
+        self, entries: Sequence[StepEntry], every: Sequence[Reader], reads: Callable[[int, str], bool]
+    ) -> FeatureWish:
+        """The hidden states that readers lack of these requests."""
+        features = self.features
+        readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
+        features.want([reader.feature_layers for _, reader in readers])
+        since = {}
+        for name in [entry.request_id for entry in entries] if readers else ():
+            held = [reader.features_held.get(name, 0) for place, reader in readers if reads(place, name)]
+            features.drop(name, held)
+            start = features.wanted_from(name, held)
+            if start is not None:
+                since[name] = start
+        return FeatureWish(features.layers, since, features.bytes_of(features.layers))
+
+    def arrived(
+        self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """What a step returned."""
+        for name, asked in wish.features.since.items():
+            verdict = verdicts[name]
+            if verdict.features:
+                self.features.arrived(name, asked, verdict.features_start, verdict.features)
+        for name in wish.top_k:
+            if verdicts[name].top_k:
+                self.top_k.arrived(name, trees[name], verdicts[name].top_k)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Requests that ended."""
+        self.features.forget(request_ids)
+        self.top_k.forget(request_ids)

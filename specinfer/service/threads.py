@@ -1,0 +1,85 @@
+"""Threads of their own for an engine and for an event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from specinfer.errors import UnavailableError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EngineThread:
+    """Runs calls one after another, in order of arrival, on one thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs `function` on the engine thread and returns its result."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: function(*args, **kwargs)
+        )
+
+    def stop(self) -> None:
+        """Waits for the running call and ends the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """Runs coroutines for other threads."""
+
+    def __init__(self, name: str, stopped: str = "the event loop has ended") -> None:
+        """`stopped` is the message for whoever still calls after `stop`."""
+        self._message = stopped
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine; waits for it. What interrupts the waiting, as Ctrl-C does, ends it.
+
+        Raises:
+            UnavailableError: if the loop has ended, or ends meanwhile.
+        """
+        with self._lock:
+            if self.stopped:
+                work.close()
+                raise UnavailableError(self._message)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError as error:
+            if self.stopped:
+                raise UnavailableError(self._message) from error
+            raise
+        except BaseException:
+            future.cancel()  # nothing if it has ended by itself
+            raise
+
+    def stop(self) -> None:
+        """Ends the loop and the thread; what still runs there is cancelled."""
+        with self._lock:
+            if self.stopped:
+                return
+            self.stopped = True
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

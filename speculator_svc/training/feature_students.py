@@ -1,0 +1,125 @@
+"""Students that read the target's hidden states: what they share, and Medusa's and blockwise heads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+
+from specinfer.model.heads import Heads, output_head
+from specinfer.model.torch.parts import Parts
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource
+from speculator_svc.training.student import parameter_key, tensor_name
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledRows:
+    """What step k of the unrolling predicts: flat rows j of [B, T], of each the token j + 2 + k."""
+
+    rows: torch.Tensor
+    label_ids: torch.Tensor
+    """[R, K] indices into the draft vocabulary."""
+    label_probabilities: torch.Tensor
+    next_tokens: torch.Tensor
+    """[R] of the target."""
+
+    def to(self, device: torch.device) -> "UnrolledRows":
+        """The same there."""
+        return UnrolledRows(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnrolledBatch:
+    """Padded continuations with the target's hidden states."""
+
+    token_ids: torch.Tensor
+    """[B, T] the token one ahead of each hidden state."""
+    states: torch.Tensor
+    """[B, T, layers, hidden] bfloat16."""
+    steps: tuple[UnrolledRows, ...]
+
+    def to(self, device: torch.device) -> "UnrolledBatch":
+        """The same there."""
+        steps = tuple(step.to(device) for step in self.steps)
+        return UnrolledBatch(self.token_ids.to(device), self.states.to(device), steps)
+
+    @property
+    def next_tokens(self) -> torch.Tensor:
+        """Of the first step: how many tokens the batch teaches."""
+        return self.steps[0].next_tokens
+
+
+class FeatureStudent(nn.Module):
+    """Its parameters are the tensors of its checkpoint. Called with a batch it gives, per step, the logits
+    [R, draft vocabulary] of the step's rows."""
+
+    def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
+        """`frozen` tensors stay as they are and belong to no checkpoint."""
+        super().__init__()
+        for name, tensor in trained.items():
+            self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
+        for name, tensor in frozen.items():
+            self.register_buffer(parameter_key(name), tensor.float(), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The trained tensors by name."""
+        return {tensor_name(key): value.detach() for key, value in self.named_parameters()}
+
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """Trained and frozen ones by name, as gradients find them."""
+        return {tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())}
+
+
+class HeadsStudent(FeatureStudent):
+    """Maps hidden states behind the last layer to logits over the draft vocabulary, head after head."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kind: type[HeadsSource],
+        count: int,
+        trained: Mapping[str, torch.Tensor],
+        frozen: Mapping[str, torch.Tensor],
+    ) -> None:
+        """`config` is the target's; `frozen` are its `tensors_of_target`."""
+        super().__init__(trained, frozen)
+        self._config, self._kind, self._count = config, kind, count
+
+    def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
+        """See `FeatureStudent`."""
+        parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
+        heads = Heads(self._kind, self._count, self._config, parts)
+        outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())
+        return heads.logits([outs[told.rows, head] for head, told in enumerate(batch.steps)])
+
+
+def starting_heads(
+    kind: type[HeadsSource],
+    count: int,
+    config: ModelConfig,
+    target: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor,
+    seed: int,
+) -> dict[str, torch.Tensor]:
+    """All say what the target says of the next token: what heads add to its state starts at zero."""
+    hidden = config.hidden_size
+    if issubclass(kind, BlockwiseSource):
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            "in_proj.weight": torch.randn(count * hidden, hidden, generator=generator) * hidden**-0.5,
+            "in_proj.bias": torch.zeros(count * hidden),
+            "out_proj.weight": torch.zeros(count * hidden, count * hidden),
+            "out_proj.bias": torch.zeros(count * hidden),
+        }
+    tensors = {}
+    for i in range(count):
+        tensors[f"{i}.0.linear.weight"] = torch.zeros(hidden, hidden)
+        tensors[f"{i}.0.linear.bias"] = torch.zeros(hidden)
+        tensors[f"{i}.1.weight"] = output_head(config, target)[token_ids]
+    return tensors

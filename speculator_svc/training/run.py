@@ -1,0 +1,143 @@
+"""One training run: its device and options, its state on disk, and its interruption."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import torch
+import typer
+from torch import nn
+
+from specinfer.errors import SettingError, SpecInferError
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+
+
+def place_for(device: str, threads: int) -> str:
+    """The device to train on; where it is the CPU, with so many threads, or torch's default for 0.
+
+    Raises:
+        SettingError: if there is no such device here.
+    """
+    place = pick_device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    return place
+
+
+def pick_device(name: str) -> str:
+    """The device of this name.
+
+    Raises:
+        SettingError: if there is no such device here.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        raise SettingError("device", name, str(error).splitlines()[0]) from error
+    return name
+
+
+def bfloat16_is_fast(device: torch.device) -> bool:
+    """Whether it is no slower than float32; a CPU without instructions for it takes twenty times as long."""
+    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+Corpora = Annotated[list[Path], typer.Option(help="Continuations by the target, JSONL, may be gzipped.")]
+Checkpoint = Annotated[Path, typer.Option(help="Directory of the finished checkpoint.")]
+Target = Annotated[str, typer.Option(help="The target.")]
+FeatureWork = Annotated[
+    Path, typer.Option("--work", help="Directory of features and state; a rerun goes on from it.")
+]
+TrainingMinutes = Annotated[float, typer.Option("--minutes", help="Time to train, features not counted.")]
+DraftVocabulary = Annotated[int, typer.Option(help="Size of the draft vocabulary.")]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
+BatchSeed = Annotated[int, typer.Option(help="Seed of the batches.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's default.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Train although --out is finished, and replace it at the end.")
+]
+
+
+def layer_numbers(name: str, text: str) -> list[int]:
+    """The numbers of an option with commas between them.
+
+    Raises:
+        SettingError: if they are none.
+    """
+    try:
+        return [int(number) for number in text.split(",") if number]
+    except ValueError as error:
+        raise SettingError(name, text, "must be numbers with commas between them") from error
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptionError(SpecInferError):
+    """A signal ended the work; the message says what is kept and how to go on."""
+
+
+@contextmanager
+def deferred_signals() -> Iterator[Callable[[], bool]]:
+    """Within, a signal only notes that it came, and the work ends where it can be saved.
+
+    Yields a function that says whether one came. A second signal acts at once. On the main thread only.
+    """
+    came = False
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        restore()
+
+    for number in SIGNALS:
+        signal.signal(number, note)
+    try:
+        yield lambda: came
+    finally:
+        restore()
+
+
+def save_state(
+    student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
+) -> None:
+    """Writes the state whole or not at all; `progress` is (minutes, tokens seen, epoch)."""
+    partial = path.with_suffix(".part")
+    torch.save(
+        {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "at": progress}, partial
+    )
+    partial.replace(path)
+
+
+def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
+    """(minutes, tokens seen, epoch) of an interrupted run, or zeros.
+
+    Raises:
+        SettingError: if it is of a run with other options.
+    """
+    if not path.is_file():
+        return 0.0, 0, 0
+    state = torch.load(path, map_location=next(student.parameters()).device, weights_only=True)
+    if _shapes(state["student"]) != _shapes(student.state_dict()):
+        raise SettingError(
+            "work", str(path), "is the state of a run with other options; remove it to begin anew"
+        )
+    student.load_state_dict(state["student"])
+    optimizer.load_state_dict(state["optimizer"])
+    minutes, seen, epoch = state["at"]
+    return minutes, seen, epoch
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

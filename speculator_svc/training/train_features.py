@@ -1,0 +1,140 @@
+"""Training of drafters that read hidden states: EAGLE's layer, Medusa's and blockwise heads."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from specinfer.errors import SettingError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.model.heads import tensors_of_target
+from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
+from specinfer.model.weights.families import EMBEDDING
+from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
+from speculator_svc.training.distil import DistilOptions
+from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
+from speculator_svc.training.feature_students import HeadsStudent, starting_heads
+from speculator_svc.training.feature_training import Asked, FeatureTraining, Reader
+from speculator_svc.training.run import (
+    BatchSeed,
+    Checkpoint,
+    Corpora,
+    Device,
+    DraftVocabulary,
+    FeatureWork,
+    LearningRate,
+    Overwrite,
+    Target,
+    Threads,
+    TrainingMinutes,
+    layer_numbers,
+)
+
+HeadCount = Annotated[
+    int, typer.Option("--heads", min=1, help="How many tokens behind the next one are said.")
+]
+
+
+def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
+    """The command that trains heads of a kind."""
+
+    def train(
+        corpus: Corpora,
+        out: Checkpoint,
+        work: FeatureWork,
+        model: Target = DEFAULT_MODEL,
+        heads: HeadCount = 4,
+        vocabulary: DraftVocabulary = 8192,
+        minutes: TrainingMinutes = 60.0,
+        learning_rate: LearningRate = 1e-3,
+        seed: BatchSeed = 0,
+        threads: Threads = 0,
+        device: Device = "auto",
+        overwrite: Overwrite = False,
+    ) -> None:
+        options = DistilOptions(minutes, learning_rate, seed=seed)
+        asked = Asked(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
+        _train(kind, heads, asked)
+
+    return train
+
+
+def _train(kind: type[HeadsSource], count: int, asked: Asked) -> None:
+    training = FeatureTraining(asked)
+    directory, config = training.directory, training.config
+
+    def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> HeadsStudent:
+        trained = starting_heads(kind, count, config, target, token_ids, asked.options.seed)
+        return HeadsStudent(config, kind, count, trained, tensors_of_target(kind, config, target, token_ids))
+
+    def save(student: HeadsStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
+        save_heads(asked.out, kind(student.tensors(), token_ids, count), directory, asked.model, trained)
+
+    training.run(Reader(kind.algorithm, f"--heads {count}", (config.layers,), count, make, save))
+
+
+train_medusa, train_blockwise = command_for(MedusaSource), command_for(BlockwiseSource)
+
+
+def train_eagle(
+    corpus: Corpora,
+    out: Checkpoint,
+    work: FeatureWork,
+    model: Target = DEFAULT_MODEL,
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="Hidden states it reads: after so many target layers, such as 2,15,30; none: a low one, "
+            "the middle, the last."
+        ),
+    ] = "",
+    start: Annotated[Path | None, typer.Option(help="Go on from this EAGLE speculator.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps unrolled on its own outputs.")] = 4,
+    vocabulary: DraftVocabulary = 8192,
+    minutes: TrainingMinutes = 60.0,
+    learning_rate: LearningRate = 1e-3,
+    seed: BatchSeed = 0,
+    threads: Threads = 0,
+    device: Device = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Distil the target into one decoder layer that reads the target's hidden states (EAGLE-3).
+
+    SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
+    """
+    options = DistilOptions(minutes, learning_rate, seed=seed)
+    asked = Asked(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
+    training = FeatureTraining(asked)
+    directory, config = training.directory, training.config
+    base = load_eagle(start, directory) if start is not None else None
+    own = base.layers if base is not None else feature_layers(layers, config)
+
+    def make(target: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> EagleStudent:
+        tensors = base.tensors if base else starting_tensors(config, target, len(own), token_ids)
+        return EagleStudent(config, target[EMBEDDING], tensors)
+
+    def save(student: EagleStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
+        save_eagle(out, EagleSource(student.tensors(), token_ids, own), directory, model, trained)
+
+    flags = f"--layers {','.join(map(str, own))} --steps {steps}" + (
+        f" --start {start.name}" if start else ""
+    )
+    training.run(Reader("eagle", flags, own, steps, make, save, base.token_ids if base else None))
+
+
+def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
+    """Whose hidden states are read; by default a low one, the middle and the last (EAGLE-3 takes 2, half,
+    and three below the last; the last is what Medusa's heads read, so features are sent once for both).
+
+    Raises:
+        SettingError: naming the bad number.
+    """
+    if not text:
+        return tuple(sorted({min(2, config.layers), config.layers // 2, config.layers}))
+    numbers = tuple(sorted(set(layer_numbers("layers", text))))
+    if not numbers or not all(0 <= number <= config.layers for number in numbers):
+        raise SettingError("layers", text, f"must be numbers from 0 to {config.layers}")
+    return numbers

@@ -1,0 +1,72 @@
+"""What plain greedy decoding of a `transformers` model says, and drafters that know it."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import RLock
+from typing import Any
+
+import torch
+
+from specinfer.drafters import DraftJob
+from specinfer.tree import TokenTree, TreeBuilder
+from tests.support.tiny_models import tiny_transformers
+
+_LOCK = RLock()
+"""Scripted drafters ask from threads of their own; building a model seeds torch's one generator."""
+
+
+@cache
+def _default_target() -> Any:
+    return tiny_transformers("llama")
+
+
+def default_target() -> Any:
+    """The tiny model that `running_system` serves unless told otherwise."""
+    with _LOCK:
+        return _default_target()
+
+
+@cache
+def _continuation(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    tokens = torch.tensor([list(prompt)])
+    out = default_target().generate(
+        tokens, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+def greedy(prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` greedy tokens after a prompt, by `transformers.generate`."""
+    with _LOCK:
+        return list(_continuation(tuple(prompt), count))
+
+
+def chain(root: int, tokens: Sequence[int], score: float = 0.9) -> TokenTree:
+    """A tree of one branch."""
+    builder, node = TreeBuilder(root), 0
+    for token in tokens:
+        (node,) = builder.propose_points(node, [token], [score])
+    return builder.build()
+
+
+def always(job: DraftJob) -> TokenTree:
+    """Proposes exactly what the target will say."""
+    count = min(job.limits.nodes, job.limits.depth)
+    return chain(job.context[-1], greedy(job.context, count))
+
+
+def never(job: DraftJob) -> TokenTree:
+    """Proposes anything but what the target will say."""
+    count = min(job.limits.nodes, job.limits.depth)
+    return chain(job.context[-1], [(t + 1) % 97 for t in greedy(job.context, count)])
+
+
+def first(correct: int) -> Callable[[DraftJob], TokenTree]:
+    """Proposes what the target will say for `correct` tokens, then something else."""
+
+    def script(job: DraftJob) -> TokenTree:
+        count = min(job.limits.nodes, job.limits.depth)
+        tokens = greedy(job.context, count)
+        return chain(job.context[-1], [t if i < correct else (t + 1) % 97 for i, t in enumerate(tokens)])
+
+    return script

@@ -1,0 +1,87 @@
+"""Ranks of a model as forked processes on this machine: their server has imported torch."""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+import torch
+
+from specinfer.cli.local.processes import free_ports
+from specinfer.model.parallel.layout import Layout
+from specinfer.model.parallel.ranks import Ranks
+from tests.support.preloaded import FORK_SERVER
+
+_PATIENCE_S = 240.0
+STILL_RUNNING = -1000
+
+
+def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `work(ranks, *arguments)` at every rank; returns what rank 0's call does. All must end well."""
+    with ranks_of(layout, _PATIENCE_S, work, arguments) as (processes, receiver):
+        assert receiver.poll(_PATIENCE_S), "rank 0 says nothing"
+        failed, found = receiver.recv()
+        assert not failed, found
+        assert _exit_codes(processes) == [0] * layout.ranks
+    return found
+
+
+def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> list[int]:
+    """Those of the ranks, which wait for each other no longer than `timeout_s`."""
+    with ranks_of(layout, timeout_s, work, arguments) as (processes, _):
+        return _exit_codes(processes)
+
+
+@contextmanager
+def ranks_of(
+    layout: Layout, timeout_s: float, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Iterator[tuple[list[ForkServerProcess], Connection]]:
+    """Starts the ranks; ends those that are left."""
+    receiver, sender = FORK_SERVER.Pipe(duplex=False)
+    (port,) = free_ports(1)
+    processes = [
+        FORK_SERVER.Process(
+            target=_rank, args=(rank, layout, port, timeout_s, sender, work, arguments), daemon=True
+        )
+        for rank in range(layout.ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield processes, receiver
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _exit_codes(processes: Sequence[ForkServerProcess]) -> list[int]:
+    for process in processes:
+        process.join(_PATIENCE_S)
+    return [process.exitcode if process.exitcode is not None else STILL_RUNNING for process in processes]
+
+
+def _rank(
+    rank: int,
+    layout: Layout,
+    port: int,
+    timeout_s: float,
+    sender: Connection,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    """What torchrun sets, and the work."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(layout.ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    try:
+        ranks = Ranks.join(layout, "cpu", timeout_s)
+        found = work(ranks, *arguments)
+        ranks.leave()
+    except BaseException:
+        sender.send((True, f"rank {rank}: {traceback.format_exc()}"))
+        raise
+    if rank == 0:
+        sender.send((False, found))

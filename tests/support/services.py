@@ -1,0 +1,92 @@
+"""Single services on loopback: real gRPC servers around tiny models and scripted drafters, no gateway."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from specinfer.drafters import Drafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.request import GenerationRequest, RequestState
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.service.threads import EngineThread
+from specinfer.tree import TreeLimits
+from specinfer.v1 import speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from specinfer.verification.engine import VerifierEngine
+from speculator_svc.__main__ import describe
+from speculator_svc.metrics import SpeculatorMetrics
+from speculator_svc.servicer import SpeculatorServicer
+from tests.support.tiny_models import runner_of, tiny_transformers
+from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.servicer import VerifierServicer
+
+VOCABULARY = 97
+
+
+@asynccontextmanager
+async def speculator_service(
+    drafters: Mapping[str, Drafter],
+    *,
+    instance_id: str = "",
+    tokenizer_fingerprint: str = "",
+    listen: str = "127.0.0.1:0",
+) -> AsyncIterator[tuple[str, SpeculatorEngine]]:
+    """Its address and its engine."""
+    engine, thread = SpeculatorEngine(list(drafters.values()), max_nodes=64), EngineThread("speculator")
+    description = describe(engine, list(drafters), ["scripted"] * len(drafters), instance_id)
+    description.tokenizer_fingerprint = tokenizer_fingerprint
+    metrics = SpeculatorMetrics(CollectorRegistry(), list(drafters))
+    server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.0), [])
+    servicer = SpeculatorServicer(engine, thread, metrics, description)
+    speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
+    try:
+        yield f"127.0.0.1:{await server.start()}", engine
+    finally:
+        await server.stop()
+        thread.stop()
+
+
+@asynccontextmanager
+async def verifier_service(
+    *, instance_id: str = "", model_fingerprint: str = "", listen: str = "127.0.0.1:0"
+) -> AsyncIterator[tuple[str, VerifierEngine]]:
+    """Its address and its engine."""
+    engine, thread = VerifierEngine(runner_of(tiny_transformers("llama"))), EngineThread("verifier")
+    description = verifier_pb2.DescribeVerifierReply(
+        vocab_size=VOCABULARY,
+        pass_costs=[verifier_pb2.PassCost(tokens=1, microseconds=1000)],
+        max_context_len=engine.limits.max_context_len,
+        max_requests=engine.limits.max_requests,
+        max_nodes=engine.limits.max_nodes,
+        max_step_tokens=engine.limits.max_step_tokens,
+        kv_capacity_tokens=engine.runner.cache.capacity_tokens,
+        kv_block_tokens=engine.runner.cache.block_tokens,
+        instance_id=instance_id,
+        model_fingerprint=model_fingerprint,
+    )
+    server = ServiceServer(ServiceSettings(listen=listen, drain_seconds=0.0), [])
+    servicer = VerifierServicer(engine, thread, VerifierMetrics(CollectorRegistry()), description)
+    verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
+    try:
+        yield f"127.0.0.1:{await server.start()}", engine
+    finally:
+        await server.stop()
+        thread.stop()
+
+
+def step_entry(
+    request_id: str,
+    tokens: list[int],
+    sampling: SamplingParams = GREEDY,
+    *,
+    base_len: int = 0,
+    draws: bool = False,
+    nodes: int = 4,
+) -> StepEntry:
+    """A request that holds these committed tokens and wants a tree."""
+    request = GenerationRequest(request_id, tuple(tokens), 100, sampling)
+    state = RequestState.new(request, 0.0, 0, draws)
+    return StepEntry(state, base_len, tuple(tokens[base_len:]), True, TreeLimits(nodes, nodes), nodes)

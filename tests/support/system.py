@@ -1,0 +1,365 @@
+"""A whole system in one process: real gRPC servers, real Redis, tiny models, scripted drafters.
+
+The tokenizer has one token per printable ASCII character, so that text and tokens are easy to compare.
+"""
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from gateway.app import Gateway, build_gateway
+from gateway.session.loop import GenerationLoop
+from gateway.settings import GatewaySettings
+from gateway.store.requests import RequestStore
+from specinfer.cli.local.processes import free_ports
+from specinfer.constraints.compiler import Compiler
+from specinfer.drafters import Drafter, DrafterDescription, DraftJob
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.errors import SpecInferError, UnavailableError
+from specinfer.model.cache.sequence import BLOCK_TOKENS
+from specinfer.service.channel import channel_options
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.service.threads import EngineThread
+from specinfer.service.tracing import Tracer
+from specinfer.tokenizer import Tokenizer
+from specinfer.tree import TokenTree
+from specinfer.v1 import (
+    generation_pb2,
+    generation_pb2_grpc,
+    speculator_pb2_grpc,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import EngineLimits
+from speculator_svc.__main__ import describe
+from speculator_svc.metrics import SpeculatorMetrics
+from speculator_svc.servicer import SpeculatorServicer
+from tests.support.tiny_models import runner_of, tiny_transformers
+from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.servicer import VerifierServicer
+
+EOS = 2
+DEFAULTS: dict[str, Any] = {
+    "max_batch": 8,
+    "tree_nodes": 8,
+    "step_nodes": 64,
+    "tree_depth": 4,
+    "sequence_length": 3,
+    "linger_seconds": 0.0,
+    "drain_seconds": 0.2,
+}
+"""Settings of the gateway, unless a test says otherwise."""
+FIRST_CHARACTER = 2
+VOCABULARY = 97
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def ascii_tokenizer(swap: bool = False) -> Tokenizer:
+    """Token 0 and 1 are special, token 2 + i is chr(32 + i); `swap` makes an incompatible one."""
+    characters = {chr(32 + i): FIRST_CHARACTER + i for i in range(95)}
+    vocabulary = {"<pad>": 0, "<bos>": 1} | {_as_byte(text): token for text, token in characters.items()}
+    if swap:
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    fast = FastTokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    bytes_of_text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [bytes_of_text, pre_tokenizers.Split(Regex("."), "isolated")]
+    )
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<pad>", "<bos>"])
+    return Tokenizer(fast, CHAT_TEMPLATE, {})
+
+
+def _as_byte(character: str) -> str:
+    """How byte-level tokenizers write it; the others are written as they are."""
+    return "\u0120" if character == " " else character
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """What the tokenizer makes of tokens."""
+    return "".join(chr(32 + t - FIRST_CHARACTER) for t in tokens if t >= FIRST_CHARACTER)
+
+
+class ScriptedDrafter:
+    """A drafter whose trees are a function of the job; records what it was asked."""
+
+    def __init__(self, script: Callable[[DraftJob], TokenTree | SpecInferError]) -> None:
+        self.script = script
+        self.jobs: list[DraftJob] = []
+        self.released: list[str] = []
+        self.description = DrafterDescription()
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
+        self.jobs.extend(jobs)
+        return [TokenTree.root_only(j.context[-1]) if j.limits.empty else self.script(j) for j in jobs]
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+@dataclass(slots=True)
+class System:
+    """Handles on every part, and a client of the gateway."""
+
+    stub: generation_pb2_grpc.GenerationStub
+    gateway: Gateway
+    verifier: VerifierEngine
+    address: str
+    verifier_address: str
+    servers: dict[str, ServiceServer] = field(default_factory=dict)
+    verifiers: Sequence[VerifierEngine] = ()
+    registries: dict[str, CollectorRegistry] = field(default_factory=dict)
+    """Metrics of "gateway", "verifier" and each speculator service."""
+
+    @property
+    def loop(self) -> GenerationLoop:
+        """The loop of the lane that there is."""
+        (lane,) = self.gateway.lanes
+        return lane.loop
+
+    @property
+    def store(self) -> RequestStore:
+        """The requests in Redis."""
+        return self.gateway.store
+
+    def forget_every(self, steps: int) -> list[int]:
+        """From now on the verifier forgets all requests of every so many steps; one entry for each step."""
+        verify, seen = self.verifier.verify, list[int]()
+
+        def forgetful(jobs: Any) -> Any:
+            seen.append(len(jobs))
+            if len(seen) % steps == 0:
+                self.verifier.release([job.request_id for job in jobs])
+            return verify(jobs)
+
+        self.verifier.verify = forgetful  # type: ignore[method-assign]
+        return seen
+
+    async def generate(self, prompt: Sequence[int], **fields: Any) -> list[generation_pb2.GenerateReply]:
+        """All replies to one greedy request for token ids (any field can be overridden)."""
+        return [reply async for reply in self.stub.Generate(request_for(prompt, **fields))]
+
+    async def tokens(self, prompt: Sequence[int], **fields: Any) -> list[int]:
+        """All generated tokens of one request."""
+        return [t for reply in await self.generate(prompt, **fields) for t in reply.token_ids]
+
+
+def request_for(prompt: Sequence[int], **fields: Any) -> generation_pb2.GenerateRequest:
+    """A greedy request; `temperature` and `seed` may be given beside the message's own fields."""
+    sampling = {"temperature": fields.pop("temperature", 0.0)}
+    for name in ("seed", "top_p", "top_k"):
+        if name in fields:
+            sampling[name] = fields.pop(name)
+    defaults = {
+        "request_id": secrets.token_hex(6),
+        "max_new_tokens": 16,
+        "sampling": sampling,
+        "ignore_eos": True,
+        "tokens": generation_pb2.TokenIds(ids=prompt),
+    }
+    if "text" in fields or "chat" in fields:
+        del defaults["tokens"]
+    return generation_pb2.GenerateRequest(**(defaults | fields))
+
+
+@asynccontextmanager
+async def running_system(
+    redis_url: str,
+    drafters: Mapping[str, Drafter] | None = None,
+    *,
+    model: Any = None,
+    engine_limits: EngineLimits | None = None,
+    acceptance: str = "multi_step",
+    deadline_s: float = 10.0,
+    hung_s: float = 5.0,
+    patience_s: float = 5.0,
+    lease_s: float = 1.0,
+    adaptive: bool = False,
+    kv_tokens: int = 2048,
+    kv_window: int = 0,
+    speculator_tokenizer: Tokenizer | None = None,
+    one_service: bool = False,
+    absent: AbstractSet[str] = frozenset(),
+    eos: int = EOS,
+    verifiers: int = 1,
+    service_options: Mapping[str, Any] | None = None,
+    tracer: Tracer | None = None,
+    **options: Any,
+) -> AsyncIterator[System]:
+    """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
+
+    Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
+    `service_options` are settings of the services' servers, `options` further ones of the gateway.
+    """
+    tokenizer = ascii_tokenizer()
+    engine_limits = engine_limits or EngineLimits(max_context_len=512)
+    model = model or tiny_transformers("llama")
+    runners = [runner_of(model, kv_tokens=kv_tokens, kv_window=kv_window) for _ in range(verifiers)]
+    engines = [
+        VerifierEngine(
+            runner, acceptance, engine_limits, compiler=Compiler(tokenizer.to_json(), VOCABULARY, [eos])
+        )
+        for runner in runners
+    ]
+    servers: dict[str, ServiceServer] = {}
+    threads: list[EngineThread] = []
+    registries: dict[str, CollectorRegistry] = defaultdict(CollectorRegistry)
+
+    async def serve(name: str, service: str, add: Callable[[ServiceServer, EngineThread], None]) -> str:
+        servers[name] = server = ServiceServer(settings(**service_options or {}), [service])
+        threads.append(EngineThread(name))
+        add(server, threads[-1])
+        return f"127.0.0.1:{await server.start()}"
+
+    description = verifier_pb2.DescribeVerifierReply(
+        model="tiny",
+        vocab_size=VOCABULARY,
+        tokenizer_fingerprint=tokenizer.fingerprint(),
+        max_context_len=engine_limits.max_context_len,
+        max_requests=engine_limits.max_requests,
+        max_nodes=engine_limits.max_nodes,
+        max_step_tokens=engine_limits.max_step_tokens,
+        kv_capacity_tokens=runners[0].cache.capacity_tokens,
+        kv_block_tokens=BLOCK_TOKENS,
+        pass_costs=[verifier_pb2.PassCost(tokens=n, microseconds=us) for n, us in ((1, 1000), (64, 2000))],
+        eos_token_ids=[eos],
+        kv_window_tokens=kv_window,
+        model_fingerprint="tiny",
+        hidden_size=runners[0].config.hidden_size,
+        feature_layers=runners[0].feature_layers,
+    )
+    verifier_addresses = []
+    for number, engine in enumerate(engines):
+
+        def add_verifier(
+            server: ServiceServer, thread: EngineThread, engine: VerifierEngine = engine
+        ) -> None:
+            own = verifier_pb2.DescribeVerifierReply()
+            own.CopyFrom(description)
+            own.instance_id = secrets.token_hex(4)
+            metrics = VerifierMetrics(registries[thread.name])
+            servicer = VerifierServicer(engine, thread, metrics, own, tracer)
+            verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
+
+        name = f"verifier-{number}" if number else "verifier"
+        verifier_addresses.append(await serve(name, "specinfer.v1.Verifier", add_verifier))
+    addresses = []
+    drafters = drafters or {}
+    for group in [drafters] if one_service else [{name: drafters[name]} for name in drafters]:
+
+        def add(server: ServiceServer, thread: EngineThread, group: Mapping[str, Drafter] = group) -> None:
+            registry = registries[thread.name]
+            add_speculators(server, thread, group, speculator_tokenizer, registry, tracer)
+
+        if absent & group.keys():
+            addresses.append(f"127.0.0.1:{free_ports(1)[0]}")
+        else:
+            addresses.append(await serve("+".join(group), "specinfer.v1.Speculator", add))
+
+    gateway_settings = GatewaySettings(
+        listen="127.0.0.1:0",
+        verifiers=",".join(verifier_addresses),
+        speculators=",".join(addresses),
+        redis_url=redis_url,
+        draft_deadline_ms=1000 * deadline_s,
+        hung_seconds=hung_s,
+        verifier_patience_seconds=patience_s,
+        lease_seconds=lease_s,
+        redis_patience_seconds=5.0,
+        adaptive=adaptive,
+        retention_seconds=60,
+        **DEFAULTS | options,
+    )
+    try:
+        registry = registries["gateway"]
+        async with another_gateway(gateway_settings, registry, tracer) as (gateway, stub, address):
+            system = System(
+                stub, gateway, engines[0], address, verifier_addresses[0], servers, engines, registries
+            )
+            yield system
+            if system.gateway is gateway:  # unless the test has ended it
+                assert not gateway.running.done(), gateway.running
+    finally:
+        for server in reversed(servers.values()):
+            await server.stop()
+        for thread in threads:
+            thread.stop()
+        for engine in engines:
+            engine.release(list(engine._held))
+            engine.runner.cache.check()
+
+
+@asynccontextmanager
+async def another_gateway(
+    settings: GatewaySettings,
+    registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
+) -> AsyncIterator[tuple[Gateway, generation_pb2_grpc.GenerationStub, str]]:
+    """A gateway with a server of its own, a client of it, and its address."""
+    registry = registry or CollectorRegistry()
+    async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
+        server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
+        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.api.servicer, server.grpc)
+        address = f"127.0.0.1:{await server.start()}"
+        try:
+            # of its own: gRPC shares connections, and one that failed at this port before would fail this one
+            options = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(address, options=options) as client:
+                yield gateway, generation_pb2_grpc.GenerationStub(client), address
+        finally:
+            await server.stop()
+
+
+async def crash(gateway: Gateway) -> None:
+    """What a gateway leaves behind that is killed: nobody is told, its leases end by themselves."""
+    gateway.running.cancel()
+    await asyncio.gather(gateway.running, return_exceptions=True)
+    for lane in list(gateway.lanes):
+        lane.loop.deliveries.unfinished.clear()
+        await lane.stop()
+    gateway.lanes.by_instance.clear()
+    gateway.feeds.fail_all(UnavailableError("killed"))
+
+
+def add_speculators(
+    server: ServiceServer,
+    thread: EngineThread,
+    drafters: Mapping[str, Drafter],
+    tokenizer: Tokenizer | None = None,
+    registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
+) -> None:
+    """Serves drafters as the speculators of one service."""
+    engine = SpeculatorEngine(list(drafters.values()), max_nodes=64)
+    reply = describe(engine, list(drafters), ["scripted"] * len(drafters), secrets.token_hex(4))
+    reply.tokenizer_fingerprint = tokenizer.fingerprint() if tokenizer else ""
+    metrics = SpeculatorMetrics(registry or CollectorRegistry(), list(drafters))
+    servicer = SpeculatorServicer(engine, thread, metrics, reply, tracer)
+    speculator_pb2_grpc.add_SpeculatorServicer_to_server(servicer, server.grpc)
+
+
+def settings(**options: Any) -> ServiceSettings:
+    """Any free port of loopback, no drain."""
+    return ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.2, **options)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Waits until something becomes true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # nothing signals it: the state of another part is observed
+            await asyncio.sleep(0.002)
