@@ -19,9 +19,9 @@ from benchmarks.publish import RESULTS
 from deploy.grafana.picture import Span, draw
 from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
-from specinfer.cli.local.speculators import default_speculators
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
+from specinfer.drafters.pools import default_speculators
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import generation_pb2

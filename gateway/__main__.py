@@ -38,7 +38,7 @@ async def serve(settings: GatewaySettings) -> None:
 async def _show_health(gateway: Gateway, server: ServiceServer) -> None:
     """Health says SERVING while a request that comes now would be served."""
     while True:
-        await server.set_serving(gateway.keeper.ready)
+        await server.set_serving(gateway.lease_manager.ready)
         await asyncio.sleep(_HEALTH_S)
 
 

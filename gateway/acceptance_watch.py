@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class AcceptanceWatch:
-    """Of all lanes of a gateway together."""
+    """Of all sessions of a gateway together."""
 
     def __init__(self, metrics: SpeculationMetrics) -> None:
         self._metrics = metrics

@@ -1,5 +1,6 @@
 """SpecInfer: lossless speculative inference with merged token trees (ASPLOS 2024)."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,34 +22,25 @@ if TYPE_CHECKING:
     from specinfer.client import Stream as Stream
     from specinfer.client import StreamLostError as StreamLostError
     from specinfer.client import UnavailableError as UnavailableError
+    from specinfer.llm import LLM as LLM
+    from specinfer.llm import AsyncLLM as AsyncLLM
+    from specinfer.llm import CompletionOutput as CompletionOutput
+    from specinfer.llm import RequestOutput as RequestOutput
+    from specinfer.llm import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-_OF_THE_CLIENT = frozenset(
-    {
-        *("Answer", "AsyncClient", "AsyncStream", "BrokenStreamError", "Client", "ClientTls", "FinishReason"),
-        *(
-            "InvalidInputError",
-            "Patience",
-            "Piece",
-            "Prompt",
-            "RequestFailedError",
-            "RequestOptions",
-            "Retry",
-        ),
-        *("SpecInferError", "Stream", "StreamLostError", "UnavailableError"),
-    }
-)
+_CLIENT = """Answer AsyncClient AsyncStream BrokenStreamError Client ClientTls FinishReason InvalidInputError
+Patience Piece Prompt RequestFailedError RequestOptions Retry SpecInferError Stream StreamLostError UnavailableError"""
+_LLM = "LLM AsyncLLM CompletionOutput RequestOutput SamplingParams"
+_MODULES = dict.fromkeys(_CLIENT.split(), "specinfer.client") | dict.fromkeys(_LLM.split(), "specinfer.llm")
 
 
 def __getattr__(name: str) -> Any:
-    """The client's names, loaded on first use: every module of ours imports this one, and many must not load
-    gRPC."""
-    if name not in _OF_THE_CLIENT:
+    """Load a public name on first use: the client needs no torch, `LLM` no gRPC."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import specinfer.client
-
-    return getattr(specinfer.client, name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_THE_CLIENT})
+    return sorted({*globals(), *_MODULES})

@@ -1,7 +1,7 @@
 """How tokens are chosen: sampling parameters, and the key of a request's random stream.
 
 Must not know tensors: `specinfer.model.sampling.distributions` applies these parameters to logits.
-Invariant: every `SamplingParams` that exists is valid.
+Invariant: every `Sampling` that exists is valid.
 """
 
 import math
@@ -26,7 +26,7 @@ _NOISE = 2**32
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class Sampling:
     """Temperature, top-k and top-p shape the target's distribution before anything is drawn from it.
 
     Raises:
@@ -107,7 +107,7 @@ class SamplingParams:
         return self.temperature == 0
 
 
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = Sampling(temperature=0.0)
 
 
 class StreamDomain(IntEnum):

@@ -12,7 +12,7 @@ from benchmarks.drafts.prompts import Prompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
-from specinfer.sampling import SamplingParams, draft_seed
+from specinfer.sampling import Sampling, draft_seed
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
@@ -72,7 +72,7 @@ class Result:
 class _Request:
     prompt: Prompt
     name: str
-    sampling: SamplingParams
+    sampling: Sampling
     context: list[int]
     held: int = 0
     steps: int = 0
@@ -109,7 +109,7 @@ class Decoding:
         result = Result()
         for start in range(0, len(prompts), self._plan.batch):
             requests = [
-                _Request(p, f"r{i}", SamplingParams(self._plan.temperature, seed=i), list(p.tokens))
+                _Request(p, f"r{i}", Sampling(self._plan.temperature, seed=i), list(p.tokens))
                 for i, p in enumerate(prompts[start : start + self._plan.batch], start)
             ]
             started = time.perf_counter()

@@ -13,8 +13,8 @@ class FeatureFlow:
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
         wishes = [drafter.description.feature_layers for drafter in drafters]
-        self._layers = sorted({layer for wish in wishes for layer in wish})
-        self._places = [[self._layers.index(layer) for layer in wish] for wish in wishes]
+        self._layers = sorted({layer for wanted in wishes for layer in wanted})
+        self._places = [[self._layers.index(layer) for layer in wanted] for wanted in wishes]
         self._shape = (len(self._layers), runner.config.hidden_size)
         self._buffers: dict[str, FeatureBuffer] = {}
         self._until: dict[str, int] = {}

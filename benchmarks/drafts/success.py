@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchmarks.drafts.prompts import Prompt
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
@@ -34,8 +34,8 @@ def guesses(
     contexts = [list(p.tokens) for p in prompts]
     held = [0] * len(prompts)
     places: dict[str, list[int]] = {p.source: [] for p in prompts}
-    sampling = [SamplingParams(temperature, seed=i) for i in range(len(prompts))]
-    limits, greedy = TreeLimits(GUESSES, 1), SamplingParams(temperature=0)
+    sampling = [Sampling(temperature, seed=i) for i in range(len(prompts))]
+    limits, greedy = TreeLimits(GUESSES, 1), Sampling(temperature=0)
     running = list(range(len(prompts)))
     while running:
         drafts = drafter.draft([DraftJob(f"r{i}", contexts[i], limits, greedy) for i in running])

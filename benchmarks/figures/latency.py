@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.drafts.end_to_end import part_of
 from benchmarks.drafts.prompts import Prompt
 from benchmarks.load import Load, generate_all, sustained
-from specinfer.cli.local.speculators import Flags
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient, acceptance_length
+from specinfer.drafters.pools import Flags
 from specinfer.v1 import generation_pb2
 
 INCREMENTAL, SEQUENCE, TREE = "incremental", "sequence", "tree"

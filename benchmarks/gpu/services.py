@@ -16,9 +16,9 @@ from benchmarks.gpu.shapes import RandomWeights, write_model
 from benchmarks.load import Load, generate_all
 from benchmarks.synthetic.histogram import AcceptanceHistogram, mark, measured
 from benchmarks.synthetic.rule import HISTOGRAM_VARIABLE
-from specinfer.cli.local.speculators import Flags
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient
+from specinfer.drafters.pools import Flags
 from specinfer.model.options import DTYPES
 from specinfer.v1 import generation_pb2
 

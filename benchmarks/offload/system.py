@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 
 from benchmarks.offload.throttled_verifier import BANDWIDTH
-from specinfer.cli.local.speculators import Flags, default_speculators
 from specinfer.cli.local.system import NO_METRICS, LocalOptions, LocalSystem
+from specinfer.drafters.pools import Flags, default_speculators
 
 _MODULE = "benchmarks.offload.throttled_verifier"
 

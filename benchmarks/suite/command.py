@@ -15,10 +15,10 @@ from benchmarks.suite.plots import draw_all
 from benchmarks.suite.pools import ASSISTED, DEFAULT, Pool, suite_pools
 from benchmarks.suite.report import suite_markdown
 from specinfer.cli.about import about_this_run
-from specinfer.cli.local.speculators import trained_for
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import Dtype, Model, Raw, Weights, check_writable
 from specinfer.cli.show import console, output
+from specinfer.drafters.pools import trained_for
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.prompts import read_prompts_by_source

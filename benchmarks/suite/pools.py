@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specinfer.cli.bench import MODES
-from specinfer.cli.local.speculators import Flags, default_speculators, trained_for
+from specinfer.drafters.pools import Flags, default_speculators, trained_for
 
 UNTRAINED = ("ngram", "suffix", "recycling", "lookahead")
 """Drafters that need neither training nor a text to search."""

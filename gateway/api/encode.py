@@ -7,7 +7,7 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2
 
 
-def told_logprobs(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+def encode_logprobs(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
     """Fields of `GenerateReply`, for requests that asked for them."""
     return {
         "logprobs": [row.chosen for row in piece.logprobs],

@@ -6,7 +6,7 @@ from gateway.api.callers import Caller
 from specinfer.v1 import generation_pb2
 
 
-def digest_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
+def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
     """The id is not part of it, and what the gateway draws for a request, such as its seed, is not either."""
     content = generation_pb2.GenerateRequest()
     content.CopyFrom(message)

@@ -1,4 +1,4 @@
-"""Protobuf in and out of the desk, nothing else."""
+"""Protobuf in and out of the requests, nothing else."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -8,12 +8,12 @@ import grpc
 
 from gateway.api.callers import Callers
 from gateway.api.decode import RequestDecoder
-from gateway.api.encode import told_logprobs
-from gateway.api.idempotency import digest_of
-from gateway.api.request_service import Desk
+from gateway.api.encode import encode_logprobs
+from gateway.api.idempotency import idempotency_key_of
+from gateway.api.request_service import RequestService
 from gateway.api.status import StatusReporter
 from gateway.api.watch.replies import WatchReplies
-from gateway.session.token_stream import Feed
+from gateway.session.token_stream import TokenStream
 from specinfer.errors import SpecInferError
 from specinfer.log_context import REQUEST_ID
 from specinfer.scheduling.ending import Ending
@@ -31,7 +31,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     def __init__(
         self,
-        desk: Desk,
+        requests: RequestService,
         decoder: RequestDecoder,
         tokenizer: Tokenizer,
         callers: Callers,
@@ -40,7 +40,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         refused: Callable[[grpc.StatusCode], None],
     ) -> None:
         """`refused` is told of every stream that is refused."""
-        self._desk, self._decoder, self._tokenizer = desk, decoder, tokenizer
+        self._requests, self._decoder, self._tokenizer = requests, decoder, tokenizer
         self._callers, self._status, self._refused = callers, status, refused
         self._watches = watches
 
@@ -53,12 +53,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 caller = self._callers.identify(context.invocation_metadata())
                 request = await self._decoder.decode(message, caller)
                 REQUEST_ID.set(request.request_id)
-                feed = await self._desk.submit(
-                    request, digest_of(message, caller), caller, _traceparent(context)
+                token_stream = await self._requests.submit(
+                    request, idempotency_key_of(message, caller), caller, _traceparent(context)
                 )
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in self._stream(feed, 0, context):
+        async for reply in self._stream(token_stream, 0, context):
             yield reply
 
     async def Attach(
@@ -70,10 +70,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 caller = self._callers.identify(context.invocation_metadata())
                 self._decoder.check_request_id(message.request_id)
                 REQUEST_ID.set(message.request_id)
-                feed = await self._desk.attach(message.request_id, message.from_token, caller)
+                token_stream = await self._requests.attach(message.request_id, message.from_token, caller)
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in self._stream(feed, message.from_token, context):
+        async for reply in self._stream(token_stream, message.from_token, context):
             yield reply
 
     async def Cancel(
@@ -83,7 +83,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         try:
             caller = self._callers.identify(context.invocation_metadata())
             self._decoder.check_request_id(message.request_id)
-            await self._desk.cancel(message.request_id, caller)
+            await self._requests.cancel(message.request_id, caller)
         except SpecInferError as error:
             await abort(context, error)
         return generation_pb2.CancelReply()
@@ -124,24 +124,24 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise
 
     async def _stream(
-        self, feed: Feed, position: int, context: Context
+        self, token_stream: TokenStream, position: int, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
-        """A feed from a position on: what is in it at once, then what comes."""
-        text = TextStream(self._tokenizer, feed.request.stop_strings)
-        with self._desk.reading(feed) as feed:
+        """A token_stream from a position on: what is in it at once, then what comes."""
+        text = TextStream(self._tokenizer, token_stream.request.stop_strings)
+        with self._requests.reading(token_stream) as token_stream:
             try:
                 if position:
-                    await feed.reach(position)
-                    text.skip(feed.tokens[:position])
-                async for piece in feed.pieces(position):
+                    await token_stream.reach(position)
+                    text.skip(token_stream.tokens[:position])
+                async for piece in token_stream.pieces(position):
                     if piece.ending is not None and piece.ending.failure is not None:
                         raise piece.ending.failure
                     yield generation_pb2.GenerateReply(
-                        request_id=feed.request.request_id,
+                        request_id=token_stream.request.request_id,
                         position=piece.position,
                         token_ids=piece.tokens,
                         text=text.push(piece.tokens, last=piece.ending is not None).text,
-                        **(told_logprobs(piece, self._tokenizer) if feed.request.logprobs else {}),
+                        **(encode_logprobs(piece, self._tokenizer) if token_stream.request.logprobs else {}),
                         summary=_summary(piece.ending) if piece.ending is not None else None,
                     )
             except SpecInferError as error:

@@ -1,14 +1,14 @@
 """What `Generation.Status` tells of a gateway."""
 
-from gateway.cluster.lease_manager import Keeper
-from gateway.cluster.sessions import Lanes
+from gateway.cluster.lease_manager import LeaseManager
+from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.observability.metrics.speculation import Named
 from gateway.observability.metrics.steps import PHASES
 from gateway.observability.totals import SpeculatorTotals, Totals
 from gateway.planner_state import planner_state
 from gateway.services.speculator import SpeculatorService
-from gateway.session.session import Lane
+from gateway.session.session import VerifierSession
 from gateway.store.leases import GatewayReport
 from specinfer.v1 import generation_pb2, verifier_pb2
 
@@ -21,26 +21,31 @@ class StatusReporter:
     def __init__(
         self,
         gateway_id: str,
-        lanes: Lanes,
-        keeper: Keeper,
+        sessions: VerifierSessions,
+        lease_manager: LeaseManager,
         target: verifier_pb2.DescribeVerifierReply,
         totals: Totals,
     ) -> None:
         """`target` describes the model as it was found at start."""
-        self._gateway_id, self._lanes, self._keeper, self._target = gateway_id, lanes, keeper, target
+        self._gateway_id, self._sessions, self._lease_manager, self._target = (
+            gateway_id,
+            sessions,
+            lease_manager,
+            target,
+        )
         self._totals = totals
 
     def reply(self) -> generation_pb2.StatusReply:
         """The state of the system, as this gateway knows it. Planner and speculators are those of the first
-        lane."""
-        lanes, keeper = list(self._lanes), self._keeper
-        target = lanes[0].description if lanes else self._target
+        session."""
+        sessions, lease_manager = list(self._sessions), self._lease_manager
+        target = sessions[0].description if sessions else self._target
         reply = generation_pb2.StatusReply(
             model=target.model,
             max_context_len=target.max_context_len,
-            waiting=sum(lane.loop.scheduler.waiting for lane in lanes),
-            running=sum(lane.loop.scheduler.running for lane in lanes),
-            verifier_ready=any(lane.loop.verifier_ready for lane in lanes),
+            waiting=sum(session.loop.scheduler.waiting for session in sessions),
+            running=sum(session.loop.scheduler.running for session in sessions),
+            verifier_ready=any(session.loop.verifier_ready for session in sessions),
             steps=self._totals.steps,
             new_tokens=self._totals.tokens,
             finished=self._totals.finished,
@@ -51,31 +56,31 @@ class StatusReporter:
                 generation_pb2.PhaseState(name=name, seconds=seconds)
                 for name, seconds in zip(PHASES, self._totals.phases, strict=True)
             ],
-            gateway_states=map(_gateway_state, keeper.renewal.alive),
+            gateway_states=map(_gateway_state, lease_manager.renewal.alive),
             lossy=target.kv_window_tokens > 0,
             dtype=target.dtype,
             executor=target.executor,
             device=target.device,
             weights=target.weights,
             gateway_id=self._gateway_id,
-            gateways=len(keeper.renewal.alive),
-            redis_ready=keeper.redis_ready,
-            draining=keeper.draining,
-            verifiers=[self._verifier(link) for link in self._lanes.links.values()],
+            gateways=len(lease_manager.renewal.alive),
+            redis_ready=lease_manager.redis_ready,
+            draining=lease_manager.draining,
+            verifiers=[self._verifier(link) for link in self._sessions.links.values()],
         )
-        if lanes:
-            pool = lanes[0].loop.pool
-            reply.planner.CopyFrom(planner_state(lanes[0].loop.choice, pool.names))
+        if sessions:
+            pool = sessions[0].loop.pool
+            reply.planner.CopyFrom(planner_state(sessions[0].loop.choice, pool.names))
             reply.speculators.extend(row for s in pool.services for row in self._speculators(s, pool.names))
         return reply
 
     def _verifier(self, link: VerifierLink) -> generation_pb2.VerifierState:
-        lane: Lane | None = self._lanes.by_instance.get(link.instance_id)
-        scheduler = lane.loop.scheduler if lane else None
+        session: VerifierSession | None = self._sessions.by_instance.get(link.instance_id)
+        scheduler = session.loop.scheduler if session else None
         return generation_pb2.VerifierState(
             address=link.address,
-            ready=lane.loop.verifier_ready if lane else link.description is not None,
-            gateway_id=self._gateway_id if lane else link.holder,
+            ready=session.loop.verifier_ready if session else link.description is not None,
+            gateway_id=self._gateway_id if session else link.holder,
             running=scheduler.running if scheduler else 0,
             waiting=scheduler.waiting if scheduler else 0,
         )
@@ -108,5 +113,5 @@ class StatusReporter:
 
 def _gateway_state(report: GatewayReport) -> generation_pb2.GatewayState:
     return generation_pb2.GatewayState(
-        gateway_id=report.gateway_id, verifiers=report.lanes, room=report.room, draining=report.draining
+        gateway_id=report.gateway_id, verifiers=report.sessions, room=report.room, draining=report.draining
     )

@@ -5,7 +5,7 @@ import logging
 import time
 
 from gateway.observability.metrics import SystemMetrics
-from gateway.session.token_stream import Feed, Feeds
+from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.reading import RequestReader
 from gateway.store.records import Known
 from specinfer.errors import FaultError, NotFoundError, SpecInferError, UnavailableError
@@ -21,10 +21,10 @@ data."""
 
 
 class Follower:
-    """Fills the feeds that no lane of this gateway fills."""
+    """Fills the token_streams that no session of this gateway fills."""
 
-    def __init__(self, feeds: Feeds, store: RequestReader, metrics: SystemMetrics) -> None:
-        self._feeds, self._store, self._metrics = feeds, store, metrics
+    def __init__(self, token_streams: TokenStreams, store: RequestReader, metrics: SystemMetrics) -> None:
+        self._token_streams, self._store, self._metrics = token_streams, store, metrics
         self._missing_since: dict[str, float] = {}
         self._pace = LogPace()
 
@@ -32,41 +32,42 @@ class Follower:
         """Looks until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            followed = self._feeds.followed()
+            followed = self._token_streams.followed()
             if not followed:
                 continue
             try:
                 await self._look(followed)
             except UnavailableError:
-                continue  # whoever renews the lease says so; the feeds go on when it answers
+                continue  # whoever renews the lease says so; the token_streams go on when it answers
             except Exception:  # a fault of ours: the next look may go better
                 if self._pace.due(time.monotonic()):
                     log.exception("following %d requests failed", len(followed))
                 self._metrics.keeper_faults.inc()
 
-    async def _look(self, followed: dict[str, Feed]) -> None:
+    async def _look(self, followed: dict[str, TokenStream]) -> None:
         positions = {
-            name: Known(len(feed.tokens), feed.request.top_logprobs) for name, feed in followed.items()
+            name: Known(len(token_stream.tokens), token_stream.request.top_logprobs)
+            for name, token_stream in followed.items()
         }
         for name, glimpse in (await self._store.glimpse(positions)).items():
-            feed = followed[name]
-            if feed.local or feed.ending is not None:
-                continue  # a lane took it meanwhile
+            token_stream = followed[name]
+            if token_stream.local or token_stream.ending is not None:
+                continue  # a session took it meanwhile
             if glimpse is None:
-                self._note_missing(name, feed)
+                self._note_missing(name, token_stream)
                 continue
             self._missing_since.pop(name, None)
             if isinstance(glimpse, FaultError):
                 log.error("%s", glimpse.for_logs, extra=about(name))
-                feed.fail(SpecInferError(glimpse.for_logs))
+                token_stream.fail(SpecInferError(glimpse.for_logs))
                 continue
             if glimpse.tokens or glimpse.ending:
-                feed.extend(positions[name].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending)
-                self._feeds.forget_if_idle(feed)
+                token_stream.extend(positions[name].tokens, glimpse.tokens, glimpse.logprobs, glimpse.ending)
+                self._token_streams.forget_if_idle(token_stream)
 
-    def _note_missing(self, name: str, feed: Feed) -> None:
+    def _note_missing(self, name: str, token_stream: TokenStream) -> None:
         now = time.monotonic()
         if now - self._missing_since.setdefault(name, now) > _MISSING_S:
             del self._missing_since[name]
             log.warning("request %s is not in Redis any more", name)
-            feed.fail(NotFoundError(f"request_id = {name!r}: no gateway knows it any more"))
+            token_stream.fail(NotFoundError(f"request_id = {name!r}: no gateway knows it any more"))

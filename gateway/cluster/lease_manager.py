@@ -1,6 +1,6 @@
 """Keeps this gateway's leases, and takes verifiers and requests by them (docs/protocol.md, Ownership).
 
-Three loops beside those of the lanes. `_renew` waits for one answer of Redis, and claims of leases that were
+Three loops beside those of the sessions. `_renew` waits for one answer of Redis, and claims of leases that were
 lost, so that no lease is lost to a slow verifier. `_work` takes verifiers without a gateway and requests
 without an owner, and waits for Redis, too. `_look` waits for names; verifiers are asked what they are beside
 it.
@@ -11,9 +11,9 @@ import logging
 import time
 from contextlib import suppress
 
-from gateway.cluster.rebalancing import Handovers
+from gateway.cluster.rebalancing import Rebalancer
 from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_claim
-from gateway.cluster.sessions import Lanes, models_of
+from gateway.cluster.sessions import VerifierSessions, models_of
 from gateway.observability.metrics import SystemMetrics
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
@@ -30,19 +30,19 @@ _FIRST_LOOK_S = 2.0
 """Time that verifiers have to answer when a gateway starts; who answers later is claimed later."""
 
 
-class Keeper:
+class LeaseManager:
     """The part of a gateway that knows of other gateways."""
 
     def __init__(
         self,
         settings: GatewaySettings,
         leases: LeaseStore,
-        lanes: Lanes,
-        handovers: Handovers,
+        sessions: VerifierSessions,
+        rebalancer: Rebalancer,
         metrics: SystemMetrics,
     ) -> None:
-        self._settings, self._leases, self._lanes = settings, leases, lanes
-        self._handovers, self._metrics = handovers, metrics
+        self._settings, self._leases, self._sessions = settings, leases, sessions
+        self._rebalancer, self._metrics = rebalancer, metrics
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
         self._redis, self._pace = Outage("Redis"), LogPace()
         self._reports = 0
@@ -61,7 +61,7 @@ class Keeper:
     @property
     def ready(self) -> bool:
         """Whether a request that comes now would be served."""
-        served = any(lane.loop.verifier_ready for lane in self._lanes)
+        served = any(session.loop.verifier_ready for session in self._sessions)
         elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
         return self.redis_ready and not self.draining and (served or elsewhere)
 
@@ -72,7 +72,7 @@ class Keeper:
             UnavailableError: if Redis or every verifier does not answer within the start time.
             IncompatibleError: if a service does not fit the gateway's tokenizer.
         """
-        self._handovers.pause(0.0)
+        self._rebalancer.pause(0.0)
         deadline = time.monotonic() + self._settings.start_timeout_seconds
         while not await self._begun(last=time.monotonic() > deadline):  # noqa: ASYNC110  # others' state
             await asyncio.sleep(0.05)
@@ -90,11 +90,11 @@ class Keeper:
             if last:
                 raise
             return False
-        await self._lanes.look_up(_FIRST_LOOK_S, strict=True)
-        if not self._lanes.known and last:
+        await self._sessions.look_up(_FIRST_LOOK_S, strict=True)
+        if not self._sessions.known and last:
             where, seconds = self._settings.verifiers, self._settings.start_timeout_seconds
             raise UnavailableError(f"verifier at {where} is not serving after {seconds:.0f} s")
-        return self._lanes.known > 0
+        return self._sessions.known > 0
 
     async def run(self) -> None:
         """Renews and works until cancelled."""
@@ -105,17 +105,17 @@ class Keeper:
     async def leave(self) -> None:
         """Gives everything back, for other gateways or the next one."""
         try:
-            await self._leases.leave(self._lanes.held)
+            await self._leases.leave(self._sessions.held)
         except UnavailableError as error:
             log.warning("leaving without a word, so others wait for the lease to end: %s", error)
 
     async def hand_over(self) -> bool:
-        """Ends all lanes if another gateway stays, so that it goes on with their requests; says whether."""
+        """Ends all sessions if another gateway stays, so that it goes on with their requests; says whether."""
         self.draining = True
         await self._renew_once()
         if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
             return False
-        await self._lanes.end_all()
+        await self._sessions.end_all()
         return True
 
     async def _renew(self) -> None:
@@ -132,27 +132,29 @@ class Keeper:
                 self._metrics.keeper_faults.inc()
 
     async def _renew_once(self) -> None:
-        renewal = await self._leases.renew(self._report(), self._lanes.held)
+        renewal = await self._leases.renew(self._report(), self._sessions.held)
         if not self.redis_ready:
-            self._handovers.pause(self._settings.lease_seconds)
+            self._rebalancer.pause(self._settings.lease_seconds)
             self._redis.over(time.monotonic())
         self.renewal = renewal
         for request_id in renewal.cancels:
             self._cancel(request_id)
         for instance_id in renewal.lost:
-            await self._lanes.keep(instance_id)
+            await self._sessions.keep(instance_id)
 
     def _report(self) -> GatewayReport:
-        lanes = [lane for lane in self._lanes if lane.running]
-        room = 0 if self.draining else sum(lane.spare for lane in lanes)
-        models = tuple(models_of(lanes))
+        sessions = [session for session in self._sessions if session.running]
+        room = 0 if self.draining else sum(session.spare for session in sessions)
+        models = tuple(models_of(sessions))
         self._reports += 1
-        return GatewayReport(self._leases.gateway_id, len(lanes), room, self.draining, models, self._reports)
+        return GatewayReport(
+            self._leases.gateway_id, len(sessions), room, self.draining, models, self._reports
+        )
 
     def _cancel(self, request_id: str) -> None:
-        lane = self._lanes.of_request(request_id)
-        if lane is not None:
-            lane.loop.cancel(request_id)
+        session = self._sessions.of_request(request_id)
+        if session is not None:
+            session.loop.cancel(request_id)
 
     async def _fill(self) -> None:
         """If Redis lost its data, what waits is written again here, what runs also when it next writes."""
@@ -164,10 +166,10 @@ class Keeper:
     async def _write_again(self) -> None:
         log.error("Redis lost its data; writing what this gateway has again")
         self._metrics.redis_losses.inc()
-        self._handovers.pause(self._settings.lease_seconds)
-        for lane in list(self._lanes):
-            for state in list(lane.loop.scheduler.states.values()):
-                await lane.loop.deliveries.write_again(state)
+        self._rebalancer.pause(self._settings.lease_seconds)
+        for session in list(self._sessions):
+            for state in list(session.loop.scheduler.states.values()):
+                await session.loop.persistence.write_again(state)
 
     async def _work(self) -> None:
         looked = 0.0
@@ -177,16 +179,16 @@ class Keeper:
                 continue
             try:
                 await self._fill()
-                if self._lanes.end_stopped():
+                if self._sessions.end_stopped():
                     self._look_now.set()  # what was replaced is there already
                 if time.monotonic() - looked > _LOOK_UP_S:
                     looked = time.monotonic()
-                    await self._handovers.give_up_strays()
-                    await self._handovers.abandon()
+                    await self._rebalancer.give_up_strays()
+                    await self._rebalancer.abandon()
                 await self._claim()
                 if not self.draining:
-                    await self._handovers.adopt(self.renewal.alive)
-                await self._handovers.share(self.renewal.alive)
+                    await self._rebalancer.adopt(self.renewal.alive)
+                await self._rebalancer.share(self.renewal.alive)
             except SpecInferError as error:
                 if self._pace.due(time.monotonic()):
                     log.warning("%s", error)
@@ -202,7 +204,7 @@ class Keeper:
                     await self._look_now.wait()
             self._look_now.clear()
             try:
-                await self._lanes.look_up()
+                await self._sessions.look_up()
             except Exception:  # names that cannot be looked up now are looked up later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers failed")
@@ -211,4 +213,6 @@ class Keeper:
     async def _claim(self, strict: bool = False) -> None:
         if not self.draining:
             alive = self.renewal.alive
-            await self._lanes.claim(verifiers_to_claim(self._lanes.known, len(self._lanes), alive), strict)
+            await self._sessions.claim(
+                verifiers_to_claim(self._sessions.known, len(self._sessions), alive), strict
+            )

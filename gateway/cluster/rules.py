@@ -42,7 +42,7 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
     """
     others = _others(me, alive)
     room = sum(report.room for report in others)
-    busy = 1 + sum(report.lanes > 0 and report.room == 0 for report in others)
+    busy = 1 + sum(report.sessions > 0 and report.room == 0 for report in others)
     return min(waiting, -(-room // busy))
 
 
@@ -60,14 +60,14 @@ def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
 
 def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
     """Whether another gateway could run a request."""
-    return any(report.gateway_id != me and report.lanes and not report.draining for report in alive)
+    return any(report.gateway_id != me and report.sessions and not report.draining for report in alive)
 
 
-def best_lane(views: Sequence[tuple[bool, int, int]]) -> int | None:
-    """Where a new request goes: the index of a lane, or None if there is none.
+def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
+    """Where a new request goes: the index of a session, or None if there is none.
 
     Args:
-        views: of each lane whether it can run the request at once, how many requests it has, and how many
+        views: of each session whether it can run the request at once, how many requests it has, and how many
         tokens at
             the beginning of the prompt it has read already.
 

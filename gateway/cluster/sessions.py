@@ -1,4 +1,4 @@
-"""The lanes of a gateway, and the verifiers that it could drive.
+"""The sessions of a gateway, and the verifiers that it could drive.
 
 Invariant: nobody waits here for one verifier on behalf of another. Each is described, begun and ended by a
 task of its own, so one that swallows what it is sent delays nothing but itself.
@@ -8,9 +8,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Iterator
 
-from gateway.cluster.rules import best_lane
+from gateway.cluster.rules import best_session
 from gateway.cluster.verifier_link import VerifierLink, resolve
-from gateway.session.session import Lane, Shared
+from gateway.session.session import Shared, VerifierSession
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
 from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
@@ -22,19 +22,19 @@ from specinfer.v1 import verifier_pb2
 log = logging.getLogger(__name__)
 
 
-class Lanes:
-    """Verifiers by address, lanes by the verifier's instance id."""
+class VerifierSessions:
+    """Verifiers by address, sessions by the verifier's instance id."""
 
     def __init__(self, shared: Shared, leases: LeaseStore) -> None:
         self._shared, self._leases = shared, leases
         self.links: dict[str, VerifierLink] = {}
-        self.by_instance: dict[str, Lane] = {}
+        self.by_instance: dict[str, VerifierSession] = {}
         self._descriptions: dict[str, asyncio.Task[bool]] = {}
         """Under way or not looked at yet, by address."""
         self._work: set[asyncio.Task[None]] = set()
-        """Lanes that begin or end."""
+        """VerifierSessions that begin or end."""
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[VerifierSession]:
         return iter(self.by_instance.values())
 
     def __len__(self) -> int:
@@ -42,8 +42,8 @@ class Lanes:
 
     @property
     def held(self) -> list[VerifierLease]:
-        """The leases of all lanes."""
-        return [lane.lease for lane in self.by_instance.values()]
+        """The leases of all sessions."""
+        return [session.lease for session in self.by_instance.values()]
 
     @property
     def known(self) -> int:
@@ -57,29 +57,37 @@ class Lanes:
 
     @property
     def read_references(self) -> bool:
-        """Whether any speculator drafts from references; where there is no lane, those of others may."""
-        lanes = self.by_instance.values()
-        return not lanes or any(lane.loop.pool.read_references for lane in lanes)
+        """Whether any speculator drafts from references; where there is no session, those of others may."""
+        sessions = self.by_instance.values()
+        return not sessions or any(session.loop.pool.read_references for session in sessions)
 
-    def of_request(self, request_id: str) -> Lane | None:
-        """The lane that runs a request."""
-        found = (lane for lane in self.by_instance.values() if request_id in lane.loop.scheduler.states)
+    def of_request(self, request_id: str) -> VerifierSession | None:
+        """The session that runs a request."""
+        found = (
+            session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
+        )
         return next(found, None)
 
     def owns(self, request_id: str) -> bool:
-        """Whether a lane has a request, or has not stored its end yet."""
+        """Whether a session has a request, or has not stored its end yet."""
         return self._holder(request_id) is not None
 
-    def _holder(self, request_id: str) -> Lane | None:
-        lanes = self.by_instance.values()
-        return next((lane for lane in lanes if request_id in lane.loop.deliveries.unfinished), None)
+    def _holder(self, request_id: str) -> VerifierSession | None:
+        sessions = self.by_instance.values()
+        return next(
+            (session for session in sessions if request_id in session.loop.persistence.unfinished), None
+        )
 
-    def best_for(self, request: GenerationRequest, model: str = "") -> Lane | None:
-        """Where a request goes best; None if no lane serves its model."""
-        lanes = [lane for lane in self.by_instance.values() if lane.running and model in ("", lane.model)]
-        lanes = [lane for lane in lanes if lane.begun] or lanes
-        best = best_lane([lane.view(request) for lane in lanes])
-        return None if best is None else lanes[best]
+    def best_for(self, request: GenerationRequest, model: str = "") -> VerifierSession | None:
+        """Where a request goes best; None if no session serves its model."""
+        sessions = [
+            session
+            for session in self.by_instance.values()
+            if session.running and model in ("", session.model)
+        ]
+        sessions = [session for session in sessions if session.begun] or sessions
+        best = best_session([session.view(request) for session in sessions])
+        return None if best is None else sessions[best]
 
     async def take(self, record: Record) -> None:
         """Goes on with a request that this gateway has adopted, or gives it away if it has no place for it.
@@ -91,26 +99,26 @@ class Lanes:
         if record.ending is not None:
             return  # its end was written just before
         holder = self._holder(request.request_id)
-        if holder is not None and holder.loop.deliveries.adopted_again(request.request_id, record.adoption):
+        if holder is not None and holder.loop.persistence.adopted_again(request.request_id, record.adoption):
             return  # nobody has had it meanwhile
         if holder is not None:
-            holder.loop.deliveries.let_go([request.request_id])
-        lane = self.best_for(request, record.model)
+            holder.loop.persistence.let_go([request.request_id])
+        session = self.best_for(request, record.model)
         try:
-            if lane is None:
-                raise UnavailableError("no lane serves its model")
-            feed = self._shared.feeds.open_local(request, record.digest)
-            feed.extend(0, record.tokens, record.logprobs, None)
-            state = lane.submit(record)
+            if session is None:
+                raise UnavailableError("no session serves its model")
+            token_stream = self._shared.token_streams.open_local(request, record.idempotency_key)
+            token_stream.extend(0, record.tokens, record.logprobs, None)
+            state = session.submit(record)
         except SpecInferError as error:
             why, name = "request %s is given away again: %s", request.request_id
             log.info(why, name, error, extra=about(name))
-            self._shared.feeds.moved([request.request_id])
+            self._shared.token_streams.moved([request.request_id])
             await self._shared.store.disown([request.request_id], in_vain=True)
             return
-        self._shared.journal.adopted(request, len(record.tokens))
+        self._shared.observer.adopted(request, len(record.tokens))
         if state.finish is not None:  # its last tokens end it; only that was not written
-            await lane.loop.deliveries.put([Progress(state, [], [], state.new_tokens, True)])
+            await session.loop.persistence.put([Progress(state, [], [], state.new_tokens, True)])
 
     async def look_up(self, patience_s: float = 0.0, strict: bool = False) -> None:
         """Resolves names, and asks every verifier that is not driven from here what it is.
@@ -125,7 +133,7 @@ class Lanes:
         for address in addresses:
             if address not in self.links:
                 self.links[address] = self._link(address)
-        driven = {lane.link.address for lane in self.by_instance.values()}
+        driven = {session.link.address for session in self.by_instance.values()}
         for address in [a for a in self.links if a not in addresses and a not in driven]:
             await self._forget(address)
         for address, link in self.links.items():
@@ -150,10 +158,10 @@ class Lanes:
         await self.links.pop(address).close()
 
     async def claim(self, most: int, strict: bool = False) -> None:
-        """Takes up to so many verifiers that nobody drives; their lanes begin beside this.
+        """Takes up to so many verifiers that nobody drives; their sessions begin beside this.
 
         Raises:
-            IncompatibleError: if a speculator does not fit the model, and `strict`, which waits for lanes.
+            IncompatibleError: if a speculator does not fit the model, and `strict`, which waits for sessions.
             UnavailableError: if Redis does not answer.
         """
         begun = []
@@ -166,48 +174,48 @@ class Lanes:
                 link.holder = lease
                 continue
             most -= 1
-            lane = self.by_instance[instance] = Lane(self._shared, link, lease)
+            session = self.by_instance[instance] = VerifierSession(self._shared, link, lease)
             link.holder = self._leases.gateway_id
             log.info("driving the verifier at %s, fence %d", link.address, lease.fence)
-            begun.append(self._beside(self._start(lane, strict)))
+            begun.append(self._beside(self._start(session, strict)))
         if strict:
             await asyncio.gather(*begun)
 
     async def keep(self, instance_id: str) -> None:
-        """The lease of a lane is gone: claims it again, or ends the lane if another gateway has it."""
-        lane = self.by_instance.get(instance_id)
-        if lane is None:
+        """The lease of a session is gone: claims it again, or ends the session if another gateway has it."""
+        session = self.by_instance.get(instance_id)
+        if session is None:
             return
         lease = await self._leases.claim(instance_id)
         if isinstance(lease, VerifierLease):
-            lane.go_on_with(lease)
+            session.go_on_with(lease)
         else:
-            self.begin_to_end(lane)
-            lane.link.holder = lease
+            self.begin_to_end(session)
+            session.link.holder = lease
 
     def end_stopped(self) -> bool:
-        """Begins to end the lanes whose loops have ended; says whether there were any."""
-        stopped = [lane for lane in self.by_instance.values() if not lane.running]
-        for lane in stopped:
-            self.begin_to_end(lane)
+        """Begins to end the sessions whose loops have ended; says whether there were any."""
+        stopped = [session for session in self.by_instance.values() if not session.running]
+        for session in stopped:
+            self.begin_to_end(session)
         return bool(stopped)
 
-    def begin_to_end(self, lane: Lane) -> None:
-        """From now on a lane is none of this gateway's; its verifier and its requests are free soon."""
-        self.by_instance.pop(lane.lease.instance_id, None)
-        lane.link.description = None  # it is asked again what it is
-        lane.link.holder = ""
-        self._beside(self._end(lane))
+    def begin_to_end(self, session: VerifierSession) -> None:
+        """From now on a session is none of this gateway's; its verifier and its requests are free soon."""
+        self.by_instance.pop(session.lease.instance_id, None)
+        session.link.description = None  # it is asked again what it is
+        session.link.holder = ""
+        self._beside(self._end(session))
 
-    async def end(self, lane: Lane) -> None:
-        """Ends a lane; its verifier and its requests are free on return."""
-        self.begin_to_end(lane)
+    async def end(self, session: VerifierSession) -> None:
+        """Ends a session; its verifier and its requests are free on return."""
+        self.begin_to_end(session)
         await self._all_done()
 
     async def end_all(self) -> None:
-        """Ends all lanes, side by side."""
-        for lane in list(self.by_instance.values()):
-            self.begin_to_end(lane)
+        """Ends all sessions, side by side."""
+        for session in list(self.by_instance.values()):
+            self.begin_to_end(session)
         await self._all_done()
 
     async def close(self) -> None:
@@ -215,27 +223,29 @@ class Lanes:
         for task in self._descriptions.values():
             task.cancel()
         await asyncio.gather(*self._descriptions.values(), return_exceptions=True)
-        await asyncio.gather(*(lane.stop() for lane in self.by_instance.values()))
+        await asyncio.gather(*(session.stop() for session in self.by_instance.values()))
         await self._all_done()
         for link in self.links.values():
             await link.close()
 
-    async def _start(self, lane: Lane, strict: bool) -> None:
+    async def _start(self, session: VerifierSession, strict: bool) -> None:
         try:
-            await lane.start(strict)
+            await session.start(strict)
         except SpecInferError as error:
             if strict:
                 raise
-            log.warning("the lane of the verifier at %s does not begin: %s", lane.link.address, error)
-            if self.by_instance.get(lane.lease.instance_id) is lane:
-                self.begin_to_end(lane)
+            log.warning("the session of the verifier at %s does not begin: %s", session.link.address, error)
+            if self.by_instance.get(session.lease.instance_id) is session:
+                self.begin_to_end(session)
 
-    async def _end(self, lane: Lane) -> None:
+    async def _end(self, session: VerifierSession) -> None:
         try:
-            await lane.end()
-            await self._leases.give_up(lane.lease)
+            await session.end()
+            await self._leases.give_up(session.lease)
         except UnavailableError as error:
-            log.warning("the lane of the verifier at %s ends without a word: %s", lane.link.address, error)
+            log.warning(
+                "the session of the verifier at %s ends without a word: %s", session.link.address, error
+            )
 
     def _beside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -246,10 +256,10 @@ class Lanes:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, SpecInferError):
-            log.error("a lane did not begin or end as it should", exc_info=error)
+            log.error("a session did not begin or end as it should", exc_info=error)
 
     async def _all_done(self) -> None:
-        """Waits for lanes that begin or end."""
+        """Waits for sessions that begin or end."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _link(self, address: str) -> VerifierLink:
@@ -258,6 +268,6 @@ class Lanes:
         return VerifierLink(address, fingerprints, settings.hung_seconds, settings.services_tls)
 
 
-def models_of(lanes: Iterable[Lane]) -> list[str]:
-    """Fingerprints of the models that running lanes serve."""
-    return sorted({lane.model for lane in lanes if lane.running})
+def models_of(sessions: Iterable[VerifierSession]) -> list[str]:
+    """Fingerprints of the models that running sessions serve."""
+    return sorted({session.model for session in sessions if session.running})

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 
-from gateway.cluster.lease_manager import Keeper
-from gateway.cluster.sessions import Lanes
+from gateway.cluster.lease_manager import LeaseManager
+from gateway.cluster.sessions import VerifierSessions
 from gateway.observability.metrics import GatewayMetrics, SystemView
 from gateway.observability.observer import named
 from specinfer.log_pace import LogPace
@@ -18,8 +18,10 @@ _EVERY_S = 0.2
 class Gauges:
     """Reads the parts of a gateway; a scrape, which is on another thread, must not."""
 
-    def __init__(self, metrics: GatewayMetrics, lanes: Lanes, keeper: Keeper) -> None:
-        self._metrics, self._lanes, self._keeper = metrics, lanes, keeper
+    def __init__(
+        self, metrics: GatewayMetrics, sessions: VerifierSessions, lease_manager: LeaseManager
+    ) -> None:
+        self._metrics, self._sessions, self._lease_manager = metrics, sessions, lease_manager
         self._pace = LogPace()
 
     async def run(self) -> None:
@@ -35,31 +37,31 @@ class Gauges:
 
     def look(self) -> None:
         """Shows what is so now."""
-        for lane in self._lanes:
-            self._metrics.steps.announce(named(lane.loop.pool))
+        for session in self._sessions:
+            self._metrics.steps.announce(named(session.loop.pool))
         self._metrics.system.show(self._view())
 
     def _view(self) -> SystemView:
-        lanes, keeper = list(self._lanes), self._keeper
+        sessions, lease_manager = list(self._sessions), self._lease_manager
         ready: dict[str, bool] = {}
-        for lane in lanes:
-            for service in lane.loop.pool.services:
+        for session in sessions:
+            for service in session.loop.pool.services:
                 ready[service.address] = service.description is not None or ready.get(service.address, False)
         return SystemView(
-            running=sum(lane.loop.scheduler.running for lane in lanes),
-            waiting=sum(lane.loop.scheduler.waiting for lane in lanes),
-            gateway_ready=keeper.ready,
-            redis_ready=keeper.redis_ready,
-            gateways=len(keeper.renewal.alive),
-            held=len(lanes),
+            running=sum(session.loop.scheduler.running for session in sessions),
+            waiting=sum(session.loop.scheduler.waiting for session in sessions),
+            gateway_ready=lease_manager.ready,
+            redis_ready=lease_manager.redis_ready,
+            gateways=len(lease_manager.renewal.alive),
+            held=len(sessions),
             verifiers=self._verifiers(),
             speculators=ready,
-            models={_model(lane.description) for lane in lanes},
+            models={_model(session.description) for session in sessions},
         )
 
     def _verifiers(self) -> dict[str, bool]:
-        found = {address: link.description is not None for address, link in self._lanes.links.items()}
-        return found | {lane.link.address: lane.loop.verifier_ready for lane in self._lanes}
+        found = {address: link.description is not None for address, link in self._sessions.links.items()}
+        return found | {session.link.address: session.loop.verifier_ready for session in self._sessions}
 
 
 def _model(told: verifier_pb2.DescribeVerifierReply) -> tuple[str, str, str, str, str]:

@@ -24,7 +24,7 @@ from specinfer.scheduling.request import FinishReason, GenerationRequest, Reques
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class Observer:
     """One gateway's."""
 
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
@@ -44,7 +44,7 @@ class Journal:
         )
 
     def waits(self, request: GenerationRequest) -> None:
-        """A request is recorded that no lane of this gateway can run."""
+        """A request is recorded that no session of this gateway can run."""
         name = request.request_id
         log.info("request %s waits for a gateway that serves", name, extra=about(name))
 
@@ -86,8 +86,8 @@ class Journal:
         self.totals.add(step, counts, names)
         self._acceptance.count(counts, names)
         for service in pool.services:
-            if books := service.books:
-                taken = books.take()
+            if statistics := service.statistics:
+                taken = statistics.take()
                 left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
                 speculation = self.metrics.steps.speculation
                 speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)

@@ -12,7 +12,7 @@ from specinfer.planning.step_counts import StepCounts
 
 @dataclass(slots=True)
 class SpeculatorTotals:
-    """Of one speculator, whichever lane asked it."""
+    """Of one speculator, whichever session asked it."""
 
     drafted: int = 0
     accepted: int = 0
@@ -21,7 +21,7 @@ class SpeculatorTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Of all lanes, also of those that have ended."""
+    """Of all sessions, also of those that have ended."""
 
     steps: int = 0
     tokens: int = 0

@@ -17,7 +17,7 @@ Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]
 
 
 @dataclass(slots=True)
-class DraftBooks:
+class DraftStatistics:
     """One service's figures."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -31,9 +31,9 @@ class DraftBooks:
         if drafts:
             self.outcomes[outcome] += drafts
 
-    def take(self) -> "DraftBooks":
+    def take(self) -> "DraftStatistics":
         """The figures since the last call."""
-        taken = DraftBooks(self.outcomes, self.resyncs, self.quarantines)
+        taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
         return taken
 

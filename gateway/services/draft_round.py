@@ -1,7 +1,7 @@
 """A round of drafts: one step's exchanges with the speculator services, and what they answer."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.services.pool_policy import PoolPolicy
@@ -9,14 +9,12 @@ from gateway.services.references import add_references
 from gateway.services.speculator import Asked, SpeculatorService
 from gateway.services.tree_share import TreeShare
 from specinfer.errors import UnavailableError
-from specinfer.planning.latency import DraftTime
+from specinfer.planning.latency import DraftTime, tokens_read
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.speculators.drafts import exchange_drafts
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
-_USUAL_DELTA = 16
-"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
 _FEATURE_BYTES = 2**23
 """Most features in one message, of 16 MiB at most."""
 
@@ -63,7 +61,7 @@ class DraftRound:
                 service.address, service.stream, request, service.description, self._policy.hung_s
             )
         except UnavailableError:
-            service.books.count("failed", _drafts(asked))
+            service.statistics.count("failed", _drafts(asked))
             raise
         finally:
             service.busy = False
@@ -105,13 +103,7 @@ class DraftRound:
             open_.pop(result.request_id, None)  # one answer each: what comes twice would be merged twice
             if found and in_time:
                 self._trees.setdefault(result.request_id, []).extend(found)
-        service.books.count("failed", _drafts(open_))  # not answered
-
-
-def tokens_read(tokens: Sequence[int]) -> int:
-    """How many context tokens a service read, of those sent for each request, if what it took tells of that
-    rather than of drafting; else 0."""
-    return sum(tokens) if max(tokens) > _USUAL_DELTA else 0
+        service.statistics.count("failed", _drafts(open_))  # not answered
 
 
 def _drafts(asked: Mapping[str, Asked]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.services.draft_books import DraftBooks
+from gateway.services.draft_books import DraftStatistics
 from gateway.services.draft_faults import DraftFaults
 from gateway.services.tree_share import TreeShare, sound_tree
 from specinfer.entry_status import EntryStatus
@@ -44,7 +44,7 @@ class ServiceCounters:
 
 @dataclass(slots=True)
 class SpeculatorService:
-    """A replica of a service and its books."""
+    """A replica of a service and its statistics."""
 
     service: str
     """As the operator wrote it; the address, if it has no replicas."""
@@ -73,7 +73,7 @@ class SpeculatorService:
     last_seconds: float = 0.0
     """How long its last answer took."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
-    books: DraftBooks = field(default_factory=DraftBooks)
+    statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
     """Of its speculators."""
     clock: Callable[[], float] = time.monotonic
@@ -174,17 +174,17 @@ class SpeculatorService:
         in_time: bool = True,
         features_until: int = 0,
     ) -> list[tuple[int, TokenTree]]:
-        """The sound trees of a result, by speculator; keeps the books in any case.
+        """The sound trees of a result, by speculator; keeps the statistics in any case.
 
         `features_until`: the context position up to which it has been sent features.
         """
         name = result.request_id
         if name not in asked or asked[name].entry.state.finish is not None:
-            self.books.count("stale", len(asked[name].speculators) if name in asked else 1)
+            self.statistics.count("stale", len(asked[name].speculators) if name in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
             self.held[name] = self.features_held[name] = 0
-            self.books.resyncs += 1
+            self.statistics.resyncs += 1
             return []
         entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
@@ -218,7 +218,7 @@ class SpeculatorService:
                 found[speculator] = tree
         for speculator in speculators - failed:
             self.refusals.served(name, speculator)
-        self.books.count("ok" if in_time else "late", len(speculators - wrong))
+        self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
         return list(found.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
@@ -233,7 +233,7 @@ class SpeculatorService:
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
     def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
-        self.books.count("failed")
+        self.statistics.count("failed")
         self.faults.note(speculator, self._name(speculator), why, self.clock())
         if status == int(EntryStatus.EXHAUSTED):
             self.refusals.put_off(request_id, speculator)
@@ -241,9 +241,9 @@ class SpeculatorService:
             self.refusals.refuse(request_id, speculator)
 
     def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
-        self.books.count("malformed")
+        self.statistics.count("malformed")
         if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
-            self.books.quarantines[speculator] += 1
+            self.statistics.quarantines[speculator] += 1
 
     def _name(self, speculator: int) -> str:
         described = self.description.speculators if self.description else ()

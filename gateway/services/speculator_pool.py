@@ -1,6 +1,6 @@
 """The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
 
-Replicas of one service share the requests; each has a connection and books of its own. A late one keeps
+Replicas of one service share the requests; each has a connection and statistics of its own. A late one keeps
 working on its message and is left out of the iterations until it is done; a failed one, or one that was
 replaced, is left out until it was described again. Malformed trees are dropped and counted.
 """
@@ -21,7 +21,7 @@ from gateway.services.tree_share import TreeShare
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.target_outputs import TargetOutputs, TargetWish
+from specinfer.scheduling.target_outputs import TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.speculators.deadline import StepTimes
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, describe_together
@@ -96,18 +96,18 @@ class SpeculatorPool:
         """Whether any service drafts from references, also one that is away just now."""
         return any(service.reads_references for service in self.services)
 
-    def wish(self, entries: Sequence[StepEntry]) -> TargetWish:
+    def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
         """What of the target the verifier is to return with a step, for services that read it."""
         places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
-        return self._target.wish(
+        return self._target.wanted(
             entries, self.services, lambda place, name: self.services[place].address in places[name]
         )
 
     def keep(
-        self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
         """What a step returned of it, for the trees that were verified."""
-        self._target.arrived(wish, trees, verdicts)
+        self._target.arrived(wanted, trees, verdicts)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""

@@ -1,4 +1,4 @@
-"""What a lane may ask of its verifier: the gateway's settings within the verifier's limits."""
+"""What a session may ask of its verifier: the gateway's settings within the verifier's limits."""
 
 from gateway.settings import GatewaySettings
 from specinfer.planning.budget import derive_budget

@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.observability.observer import Journal
+from gateway.observability.observer import Observer
 from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.constraints import Constraints
-from gateway.session.persist import Deliveries
+from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
 from gateway.session.step_recorder import NO_RECORDER, StepRecorder
 from gateway.session.verifier import VerifierClient
@@ -36,7 +36,7 @@ _PUT_OFF_S = 0.01
 """Pause after a step in which the verifier put off everything: the next one would come at once."""
 
 
-class GenerationLoop:
+class SessionLoop:
     """Owns the scheduler and drives every request to its end."""
 
     def __init__(
@@ -44,25 +44,25 @@ class GenerationLoop:
         scheduler: Scheduler,
         pool: SpeculatorPool,
         verifier: VerifierClient,
-        journal: Journal,
+        observer: Observer,
         planner: Planner,
-        deliveries: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Deliveries],
+        persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
         verifier_patience_seconds: float = 3.0,
         recorder: StepRecorder = NO_RECORDER,
     ) -> None:
-        """`deliveries` makes the queue of what is delivered, given what learns from a step and what releases
+        """`persistence` makes the queue of what is delivered, given what learns from a step and what releases
         requests; after `verifier_patience_seconds` without an answer the loop ends. `recorder` is told every
         finished step."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints, self._recorder = constraints, recorder
-        self._journal, self._planner, self._calibration = journal, planner, Calibration()
-        self._step_planner = StepPlanner(scheduler, pool, planner, journal)
-        self._metrics = journal.metrics.steps
+        self._observer, self._planner, self._calibration = observer, planner, Calibration()
+        self._step_planner = StepPlanner(scheduler, pool, planner, observer)
+        self._metrics = observer.metrics.steps
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
         self._releases = Releases(verifier, pool)
-        self.deliveries = deliveries(self._learn, self._releases.begin)
+        self.persistence = persistence(self._learn, self._releases.begin)
         self._unreleased: list[str] = []
         """Preempted requests that the verifier may still hold."""
         self._outage = Outage("the verifier")
@@ -96,7 +96,7 @@ class GenerationLoop:
             drawn_for=drawn_for,
             arrived_ago_s=arrived_ago_s,
         )
-        self.deliveries.open(state, adoption)
+        self.persistence.open(state, adoption)
         self._wake.set()
         return state
 
@@ -112,7 +112,7 @@ class GenerationLoop:
             FencedError: if another gateway drives it.
             UnavailableError: if it stays away, or another process answers at its address.
         """
-        delivering = asyncio.create_task(self.deliveries.run())
+        delivering = asyncio.create_task(self.persistence.run())
         iterating = asyncio.create_task(self._run())
         try:
             await asyncio.wait([delivering, iterating], return_when=asyncio.FIRST_COMPLETED)
@@ -155,14 +155,14 @@ class GenerationLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """Ends a request that causes a fault of ours."""
-        why = self._journal.fault(state.request.request_id, error)
-        await self.deliveries.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
+        why = self._observer.fault(state.request.request_id, error)
+        await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> Step:
         """Waits until there is something to do, and plans it."""
         while True:
             self._wake.clear()
-            await self.deliveries.put(self.scheduler.reap(time.monotonic()))
+            await self.persistence.put(self.scheduler.reap(time.monotonic()))
             try:
                 step = self._step_planner.plan(time.monotonic())
             except Exception as error:  # noqa: BLE001  # as above
@@ -178,7 +178,7 @@ class GenerationLoop:
         """Ends the requests that no step can be planned with.
 
         Raises:
-            Exception: the error, if no request causes it: then this lane ends, and its requests begin anew.
+            Exception: the error, if no request causes it: then this session ends, and its requests begin anew.
         """
         culprits = self.scheduler.unplannable()
         if not culprits:
@@ -188,11 +188,11 @@ class GenerationLoop:
 
     async def _iterate(self, step: Step) -> None:
         await self._release_preempted()
-        with self._journal.traced(step.entries) as trace:
+        with self._observer.traced(step.entries) as trace:
             finished, progress = await self._do(step, trace.traceparent if trace else "")
             if trace is not None:
                 trace.end(finished)
-        await self.deliveries.put(progress, finished)
+        await self.persistence.put(progress, finished)
         if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
             await asyncio.sleep(_PUT_OFF_S)
             self._last_done = 0.0
@@ -206,9 +206,9 @@ class GenerationLoop:
         self._constraints.match([entry.state for entry in entries])
         trees = trees_to_verify(entries, drafts, self._calibration, step.choice.keeps)
         merged = time.perf_counter()
-        wish = self.pool.wish(entries)
-        verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wish)
-        self.pool.keep(wish, trees, verdicts)
+        wanted = self.pool.wanted(entries)
+        verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wanted)
+        self.pool.keep(wanted, trees, verdicts)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
         progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
@@ -239,7 +239,7 @@ class GenerationLoop:
         await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
-        self._journal.step(step, self.pool)
+        self._observer.step(step, self.pool)
         learn(step, self._planner, self._calibration)
         self._recorder.write(step, self.pool.names)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.api.watch.watches import Watches
-from gateway.observability.observer import Journal
+from gateway.observability.observer import Observer
 from gateway.session.publish import Publisher
-from gateway.session.token_stream import Feeds
+from gateway.session.token_stream import TokenStreams
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
 from specinfer.log_context import about
@@ -33,22 +33,22 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to write while Redis is away."""
 
 
-class _Delivery(NamedTuple):
+class _Batch(NamedTuple):
     progress: Sequence[Progress]
     step: FinishedStep | None
     """To learn from; None if requests ended between steps."""
 
 
-class Deliveries:
-    """The queue between a lane's loop and everybody who waits for tokens."""
+class Persistence:
+    """The queue between a session's loop and everybody who waits for tokens."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         store: RequestStore,
-        feeds: Feeds,
+        token_streams: TokenStreams,
         tokenizer: Tokenizer,
-        journal: Journal,
+        observer: Observer,
         names: Sequence[str],
         watches: Watches,
         learn: Callable[[FinishedStep], None],
@@ -58,18 +58,23 @@ class Deliveries:
     ) -> None:
         """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
         the speculators, which the pool goes on filling."""
-        self._scheduler, self._store, self._feeds, self._journal = scheduler, store, feeds, journal
+        self._scheduler, self._store, self._token_streams, self._observer = (
+            scheduler,
+            store,
+            token_streams,
+            observer,
+        )
         self._names, self._learn, self._release = names, learn, release
-        self._publisher = Publisher(feeds, journal, names, watches)
+        self._publisher = Publisher(token_streams, observer, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
-        """Requests that this lane has, or whose end is not stored yet, and the number of their adoption."""
-        self._waiting: asyncio.Queue[_Delivery] = asyncio.Queue(_MOST_WAITING)
+        """Requests that this session has, or whose end is not stored yet, and the number of their adoption."""
+        self._waiting: asyncio.Queue[_Batch] = asyncio.Queue(_MOST_WAITING)
         self._outage = Outage("Redis")
 
     def open(self, state: RequestState, adoption: int) -> None:
-        """From now on a request is this lane's, and its text is searched for its stop strings."""
+        """From now on a request is this session's, and its text is searched for its stop strings."""
         request = state.request
         self.unfinished[request.request_id] = adoption
         if self._stops.begin(request, state.tokens[len(request.prompt) :]):  # only its end was not written
@@ -77,7 +82,7 @@ class Deliveries:
 
     def adopted_again(self, request_id: str, adoption: int) -> bool:
         """The gateway lost a request that runs here and got it back: whether nobody had it in between, so
-        that the lane goes on with it."""
+        that the session goes on with it."""
         unbroken = self.unfinished.get(request_id) == adoption - 1
         if unbroken:
             self.unfinished[request_id] = adoption
@@ -97,7 +102,7 @@ class Deliveries:
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
-            await self._waiting.put(_Delivery(progress, step))
+            await self._waiting.put(_Batch(progress, step))
 
     async def run(self) -> None:
         """Delivers until cancelled; what has gathered meanwhile is stored at once."""
@@ -118,7 +123,7 @@ class Deliveries:
             self._learn(step)
         except Exception:  # what is learnt makes steps faster, not right
             log.exception("nothing is learnt from a step")
-            self._journal.metrics.steps.failed_steps.inc()
+            self._observer.metrics.steps.failed_steps.inc()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
         try:
@@ -139,14 +144,14 @@ class Deliveries:
         """A fault of ours: who cannot be written alone ends, and is forgotten in Redis."""
         if len(progress) > 1:
             log.error("%d requests cannot be written together", len(progress), exc_info=error)
-            self._journal.metrics.steps.failed_steps.inc()
+            self._observer.metrics.steps.failed_steps.inc()
             for item in progress:
                 await self._store_and_publish([item])
             return
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._journal.fault(name, error)
+        why = self._observer.fault(name, error)
         self._scheduler.fail([state], why, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
         self._publisher.break_off(name, why)
@@ -195,9 +200,11 @@ class Deliveries:
             UnavailableError: if Redis does not answer.
         """
         name = state.request.request_id
-        feed = self._feeds.get(name)
-        if feed is not None and name in self.unfinished:
-            await self._store.restore(state, feed, self._model, self.unfinished[name], time.monotonic())
+        token_stream = self._token_streams.get(name)
+        if token_stream is not None and name in self.unfinished:
+            await self._store.restore(
+                state, token_stream, self._model, self.unfinished[name], time.monotonic()
+            )
 
     def _heed(self, written: dict[str, Written]) -> None:
         """Ends what somebody wants cancelled, and lets go of what another gateway owns."""
@@ -207,16 +214,16 @@ class Deliveries:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._journal.metrics.system.fenced_requests.inc(len(fenced))
+            self._observer.metrics.system.fenced_requests.inc(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Another gateway goes on with these requests; their streams here follow it."""
-        self._journal.left(request_ids, "another gateway goes on with it")
+        self._observer.left(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
-        self._feeds.moved(request_ids)
+        self._token_streams.moved(request_ids)
         self._forget(request_ids)
         if request_ids:
             self._release(list(request_ids))
@@ -231,9 +238,9 @@ class Deliveries:
         names = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(names))
         for name in names:
-            feed = self._feeds.get(name)
-            if feed is not None and feed.ending is None:
-                feed.fail(error)
+            token_stream = self._token_streams.get(name)
+            if token_stream is not None and token_stream.ending is None:
+                token_stream.fail(error)
         self.let_go(names)
 
     def _stop_at_string(self, item: Progress) -> None:
@@ -246,4 +253,4 @@ class Deliveries:
         self._stops.forget(item.request_id)
         now = time.monotonic()
         self._scheduler.cut(item, 0, now)
-        item.state.end(FinishReason.ERROR, now, self._journal.fault(item.request_id, error), retryable=False)
+        item.state.end(FinishReason.ERROR, now, self._observer.fault(item.request_id, error), retryable=False)

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from gateway.api.watch.watches import Watches
-from gateway.observability.observer import Journal
-from gateway.session.token_stream import Feeds
+from gateway.observability.observer import Observer
+from gateway.session.token_stream import TokenStreams
 from specinfer.errors import SpecInferError
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.ending import Ending
@@ -15,30 +15,37 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """One lane's. A fault in it costs a stream, never the lane."""
+    """One session's. A fault in it costs a stream, never the session."""
 
-    def __init__(self, feeds: Feeds, journal: Journal, names: Sequence[str], watches: Watches) -> None:
+    def __init__(
+        self, token_streams: TokenStreams, observer: Observer, names: Sequence[str], watches: Watches
+    ) -> None:
         """`names` are those of the speculators, by number."""
-        self._feeds, self._journal, self._names, self._watches = feeds, journal, names, watches
+        self._token_streams, self._observer, self._names, self._watches = (
+            token_streams,
+            observer,
+            names,
+            watches,
+        )
 
     def publish(self, item: Progress) -> None:
         """Shows new tokens of a request, or its end, which are stored."""
         item.published = True
         self.tell(item)
-        feed = self._feeds.get(item.request_id)
-        if feed is None or feed.failure is not None:
+        token_stream = self._token_streams.get(item.request_id)
+        if token_stream is None or token_stream.failure is not None:
             return
         try:
             ending = Ending.of(item.state, self._names) if item.final else None
-            feed.extend(item.start, item.tokens, item.logprobs, ending)
+            token_stream.extend(item.start, item.tokens, item.logprobs, ending)
         except Exception as error:  # noqa: BLE001  # who reads it elsewhere, or comes back, may still get it
-            self.break_off(item.request_id, self._journal.fault(item.request_id, error))
-        self._feeds.forget_if_idle(feed)
+            self.break_off(item.request_id, self._observer.fault(item.request_id, error))
+        self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
         """Counts and logs it; nothing depends on that."""
         try:
-            self._journal.progress(item)
+            self._observer.progress(item)
         except Exception:  # figures are missing then, no tokens
             log.exception("what a step brought is not counted")
 
@@ -51,7 +58,7 @@ class Publisher:
 
     def break_off(self, request_id: str, why: str) -> None:
         """Ends a request's streams at this gateway, by a fault of ours."""
-        feed = self._feeds.get(request_id)
-        if feed is not None:
-            feed.fail(SpecInferError(why))
-            self._feeds.moved([request_id])
+        token_stream = self._token_streams.get(request_id)
+        if token_stream is not None:
+            token_stream.fail(SpecInferError(why))
+            self._token_streams.moved([request_id])

@@ -13,7 +13,7 @@ _LAST_RELEASES_S = 0.5
 
 
 class Releases:
-    """Tells the verifier and the speculators of one lane, without anybody waiting for it."""
+    """Tells the verifier and the speculators of one session, without anybody waiting for it."""
 
     def __init__(self, verifier: VerifierClient, pool: SpeculatorPool) -> None:
         self._verifier, self._pool = verifier, pool

@@ -1,6 +1,6 @@
-"""A lane: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
+"""A session: everything by which this gateway drives one verifier. It lives as long as the verifier's lease.
 
-A lane has its own scheduler, planner, streams and speculator pool, so lanes know nothing of each other.
+A session has its own scheduler, planner, streams and speculator pool, so sessions know nothing of each other.
 When it ends, for whatever reason, its requests lose their owner in Redis and go on wherever there is room.
 """
 
@@ -14,16 +14,16 @@ import grpc
 
 from gateway.api.watch.watches import Watches
 from gateway.cluster.verifier_link import VerifierLink
-from gateway.observability.observer import Journal
+from gateway.observability.observer import Observer
 from gateway.services.pool_policy import PoolPolicy
 from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
-from gateway.session.loop import GenerationLoop
-from gateway.session.persist import Deliveries
+from gateway.session.loop import SessionLoop
+from gateway.session.persist import Persistence
 from gateway.session.prefixes import PrefixIndex
 from gateway.session.step_recorder import StepRecorder
-from gateway.session.token_stream import Feeds
+from gateway.session.token_stream import TokenStreams
 from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
 from gateway.store.leases import VerifierLease
@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all lanes of a gateway have in common."""
+    """What all sessions of a gateway have in common."""
 
     settings: GatewaySettings
     tokenizer: Tokenizer
-    journal: Journal
+    observer: Observer
     store: RequestStore
-    feeds: Feeds
+    token_streams: TokenStreams
     constraints: Constraints
     watches: Watches
     recorder: StepRecorder
@@ -60,7 +60,7 @@ class Shared:
     """Weights of the learned planner by speculator set; see `specinfer.planning.weights`."""
 
 
-class Lane:
+class VerifierSession:
     """One verifier's requests, from `start` to `end`."""
 
     def __init__(self, shared: Shared, link: VerifierLink, lease: VerifierLease) -> None:
@@ -104,14 +104,14 @@ class Lane:
         return self.loop.scheduler.running + self.loop.scheduler.waiting + self._expected
 
     def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
-        """What decides whether a request goes here; see `gateway.cluster.rules.best_lane`."""
+        """What decides whether a request goes here; see `gateway.cluster.rules.best_session`."""
         shared = self._prefixes.shared(request.prompt)
         fits = self.room > 0 and self.loop.scheduler.has_room(request)
         return fits, self._requests, shared
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """A request is being recorded for this lane: it counts already."""
+        """A request is being recorded for this session: it counts already."""
         self._expected += 1
         try:
             yield
@@ -154,8 +154,8 @@ class Lane:
             UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
         """
         await self._stop_iterating()
-        names = list(self.loop.deliveries.unfinished)
-        self.loop.deliveries.let_go(names)
+        names = list(self.loop.persistence.unfinished)
+        self.loop.persistence.let_go(names)
         try:
             await self._shared.store.disown(names)
         finally:
@@ -177,17 +177,17 @@ class Lane:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SpecInferError):
-            log.warning("the lane of the verifier at %s ends: %s", self.link.address, error)
+            log.warning("the session of the verifier at %s ends: %s", self.link.address, error)
         elif error is not None:
-            log.error("the lane of the verifier at %s failed", self.link.address, exc_info=error)
+            log.error("the session of the verifier at %s failed", self.link.address, exc_info=error)
 
     def _open_channel(self, address: str) -> MeteredChannel:
-        """To a speculator; closed with the lane."""
+        """To a speculator; closed with the session."""
         channel = open_channel(address, self._shared.settings.services_tls)
         self._channels.append(channel)
-        return MeteredChannel(channel, self._shared.journal.metrics.system.meter("speculator"))
+        return MeteredChannel(channel, self._shared.observer.metrics.system.meter("speculator"))
 
-    def _build(self, description: verifier_pb2.DescribeVerifierReply) -> GenerationLoop:
+    def _build(self, description: verifier_pb2.DescribeVerifierReply) -> SessionLoop:
         settings, shared = self._shared.settings, self._shared
         policy = PoolPolicy(
             settings.draft_deadline_ms / 1000,
@@ -205,15 +205,15 @@ class Lane:
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)
         scheduler = Scheduler(limits, budget)
 
-        def deliveries(
+        def persistence(
             learn: Callable[[FinishedStep], None], release: Callable[[list[str]], None]
-        ) -> Deliveries:
-            return Deliveries(
+        ) -> Persistence:
+            return Persistence(
                 scheduler,
                 shared.store,
-                shared.feeds,
+                shared.token_streams,
                 shared.tokenizer,
-                shared.journal,
+                shared.observer,
                 pool.names,
                 shared.watches,
                 learn,
@@ -222,13 +222,13 @@ class Lane:
                 settings.redis_patience_seconds,
             )
 
-        channel = MeteredChannel(self.link.channel, shared.journal.metrics.system.meter("verifier"))
+        channel = MeteredChannel(self.link.channel, shared.observer.metrics.system.meter("verifier"))
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         acceptance = acceptance_model(settings.planner, shared.trained, pool.names, scheduler.states)
         planner = Planner(curve, budget, settings.adaptive, acceptance)
-        return GenerationLoop(
-            *(scheduler, pool, verifier, shared.journal, planner, deliveries),
+        return SessionLoop(
+            *(scheduler, pool, verifier, shared.observer, planner, persistence),
             shared.constraints,
             settings.lease_seconds,
             shared.recorder,

@@ -1,10 +1,10 @@
 """What is durable of each request that this gateway has to do with, and who waits for more of it.
 
-A client's stream is a position in a feed. A feed is filled by the lane that runs its request (`local`),
+A client's stream is a position in a token_stream. A token_stream is filled by the session that runs its request (`local`),
 else from Redis (`gateway.cluster.follower`); its readers do not know which. A slow reader gets larger
 pieces: nothing is queued for it.
 
-Invariant: what is in a feed is in Redis.
+Invariant: what is in a token_stream is in Redis.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class Feed:
+class TokenStream:
     """One request."""
 
     request: GenerationRequest
-    digest: str
+    idempotency_key: str
     local: bool
-    """Whether a lane of this gateway runs it."""
+    """Whether a session of this gateway runs it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     ending: Ending | None = None
@@ -87,60 +87,69 @@ class Feed:
         changed.set()
 
 
-class Feeds:
-    """Feeds by request id: those of requests that run here, and those that somebody reads."""
+class TokenStreams:
+    """TokenStreams by request id: those of requests that run here, and those that somebody reads."""
 
     def __init__(self) -> None:
-        self._feeds: dict[str, Feed] = {}
+        self._token_streams: dict[str, TokenStream] = {}
 
     def __len__(self) -> int:
-        return len(self._feeds)
+        return len(self._token_streams)
 
     @property
     def unfinished(self) -> int:
         """Requests that somebody reads or that run here, and that have not ended."""
-        return sum(feed.ending is None and (feed.local or feed.readers > 0) for feed in self._feeds.values())
+        return sum(
+            token_stream.ending is None and (token_stream.local or token_stream.readers > 0)
+            for token_stream in self._token_streams.values()
+        )
 
-    def get(self, request_id: str) -> Feed | None:
-        """The feed of a request."""
-        return self._feeds.get(request_id)
+    def get(self, request_id: str) -> TokenStream | None:
+        """The token_stream of a request."""
+        return self._token_streams.get(request_id)
 
-    def add(self, feed: Feed) -> Feed:
-        """The feed of its request: this one, or the one that is there and can go on."""
-        known = self._feeds.get(feed.request.request_id)
+    def add(self, token_stream: TokenStream) -> TokenStream:
+        """The token_stream of its request: this one, or the one that is there and can go on."""
+        known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
-            self._feeds[feed.request.request_id] = known = feed
+            self._token_streams[token_stream.request.request_id] = known = token_stream
         return known
 
-    def open_local(self, request: GenerationRequest, digest: str, tokens: Sequence[int] = ()) -> Feed:
-        """A lane runs this request from now on, from these generated tokens."""
-        feed = self.add(Feed(request, digest, True, list(tokens)))
-        feed.local = True
-        return feed
+    def open_local(
+        self, request: GenerationRequest, idempotency_key: str, tokens: Sequence[int] = ()
+    ) -> TokenStream:
+        """A session runs this request from now on, from these generated tokens."""
+        token_stream = self.add(TokenStream(request, idempotency_key, True, list(tokens)))
+        token_stream.local = True
+        return token_stream
 
     def moved(self, request_ids: Iterable[str]) -> None:
-        """No lane of this gateway runs these requests any more."""
+        """No session of this gateway runs these requests any more."""
         for request_id in request_ids:
-            feed = self._feeds.get(request_id)
-            if feed is not None:
-                feed.local = False
-                self.forget_if_idle(feed)
+            token_stream = self._token_streams.get(request_id)
+            if token_stream is not None:
+                token_stream.local = False
+                self.forget_if_idle(token_stream)
 
-    def forget_if_idle(self, feed: Feed) -> None:
-        """Drops a feed that nobody reads and no lane fills."""
-        name = feed.request.request_id
-        if not feed.readers and (feed.ending is not None or not feed.local) and self._feeds.get(name) is feed:
-            del self._feeds[name]
+    def forget_if_idle(self, token_stream: TokenStream) -> None:
+        """Drops a token_stream that nobody reads and no session fills."""
+        name = token_stream.request.request_id
+        if (
+            not token_stream.readers
+            and (token_stream.ending is not None or not token_stream.local)
+            and self._token_streams.get(name) is token_stream
+        ):
+            del self._token_streams[name]
 
-    def followed(self) -> dict[str, Feed]:
+    def followed(self) -> dict[str, TokenStream]:
         """Those that are read and filled from Redis."""
         return {
-            name: feed
-            for name, feed in self._feeds.items()
-            if feed.readers and not feed.local and feed.ending is None
+            name: token_stream
+            for name, token_stream in self._token_streams.items()
+            if token_stream.readers and not token_stream.local and token_stream.ending is None
         }
 
     def fail_all(self, error: Exception) -> None:
         """Ends all streams that have not ended."""
-        for feed in self._feeds.values():
-            feed.fail(error)
+        for token_stream in self._token_streams.values():
+            token_stream.fail(error)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from specinfer.entry_status import EntryStatus
 from specinfer.logprobs import TokenLogprobs
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.target_outputs import NO_WISH, TargetWish
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2
 
@@ -17,13 +17,13 @@ def sound_verdicts(
     trees: Mapping[str, TokenTree],
     answers: Sequence[verifier_pb2.Verdict],
     vocab_size: int,
-    wish: TargetWish = NO_WISH,
+    wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
     """A verdict for every entry of a step: answers come in the order of the entries.
 
     Args:
         vocab_size: the bonus token must be smaller.
-        wish: what of the target was asked for.
+        wanted: what of the target was asked for.
     """
     found: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
@@ -33,7 +33,7 @@ def sound_verdicts(
         tree = trees.get(entry.request_id)
         wrong = _contradiction(entry, tree, answers[index], vocab_size)
         nodes = len(tree) if tree is not None else 0
-        wrong = wrong or wish.contradiction(entry.request_id, nodes, answers[index])
+        wrong = wrong or wanted.contradiction(entry.request_id, nodes, answers[index])
         found[entry.request_id] = _error(wrong) if wrong else _verdict(entry, answers[index])
     return found
 

@@ -10,7 +10,7 @@ from gateway.session.verdicts import sound_verdicts
 from specinfer.errors import FencedError, IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.pass_times import PassCurve
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.target_outputs import NO_WISH, TargetWish
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
@@ -112,7 +112,7 @@ class VerifierClient:
         entries: Sequence[StepEntry],
         trees: Mapping[str, TokenTree],
         traceparent: str = "",
-        wish: TargetWish = NO_WISH,
+        wanted: WantedOutputs = NOTHING_WANTED,
     ) -> Verdicts:
         """Verifies one step; the verifier is told the trace context and what of the target is wanted.
 
@@ -124,10 +124,10 @@ class VerifierClient:
         self._steps += 1
         request = verifier_pb2.VerifyRequest(
             step_id=self._steps,
-            entries=[_encode(entry, trees.get(entry.request_id), wish) for entry in entries],
+            entries=[_encode(entry, trees.get(entry.request_id), wanted) for entry in entries],
             fence=self.fence,
             traceparent=traceparent,
-            feature_layers=wish.features.layers,
+            feature_layers=wanted.features.layers,
         )
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
@@ -138,7 +138,7 @@ class VerifierClient:
             self._stream.reset()
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
-        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wish)
+        found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wanted)
         return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
@@ -171,7 +171,7 @@ def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 
-def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verifier_pb2.VerifyEntry:
+def _encode(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> verifier_pb2.VerifyEntry:
     request, starts_over = entry.state.request, entry.base_len == 0
     return verifier_pb2.VerifyEntry(
         request_id=request.request_id,
@@ -181,8 +181,8 @@ def _encode(entry: StepEntry, tree: TokenTree | None, wish: TargetWish) -> verif
         sampling=encode_sampling(entry.state.sampling, with_adjustments=starts_over),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
-        features_from=wish.features.since.get(request.request_id),
-        return_top_k=wish.top_k.get(request.request_id, 0),
+        features_from=wanted.features.since.get(request.request_id),
+        return_top_k=wanted.top_k.get(request.request_id, 0),
         prompt_len=len(request.prompt) if starts_over else 0,
         constraint=encode_constraint(request.constraint) if request.constraint and starts_over else None,
     )

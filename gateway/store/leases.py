@@ -13,7 +13,7 @@ class GatewayReport:
     """What a gateway says of itself when it renews its lease."""
 
     gateway_id: str
-    lanes: int = 0
+    sessions: int = 0
     """Verifiers that it drives."""
     room: int = 0
     """Requests that it could run at once beside those it has."""

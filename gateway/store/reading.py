@@ -11,7 +11,7 @@ from gateway.store.keys import TOKEN_WIDTH, logprobs_key, logprobs_width, reques
 from gateway.store.records import Glimpse, Known, Record, read_glimpse, read_record
 from specinfer.errors import FaultError
 
-_FIELDS = ("content", "digest", "caller", "owner", "created", "model", "drawn", "adoption", "end")
+_FIELDS = ("content", "idempotency_key", "caller", "owner", "created", "model", "drawn", "adoption", "end")
 
 
 class RequestReader:

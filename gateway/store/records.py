@@ -10,7 +10,7 @@ from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
 from specinfer.logprobs import TokenLogprobs
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, Speculation
@@ -21,7 +21,7 @@ class Record:
     """A request as it was found in Redis."""
 
     request: GenerationRequest
-    digest: str
+    idempotency_key: str
     """Tells whether another request with this id asks for the same."""
     tokens: list[int] = field(default_factory=list)
     """Generated so far."""
@@ -57,7 +57,7 @@ class Glimpse:
 
 
 _CONTENT = [each.name for each in fields(GenerationRequest) if each.name not in ("request_id", "references")]
-_SAMPLING = [each.name for each in fields(SamplingParams)]
+_SAMPLING = [each.name for each in fields(Sampling)]
 
 
 def encode_content(request: GenerationRequest) -> str:
@@ -78,7 +78,7 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
     values["prompt"] = tuple(values["prompt"])
     sampling = values["sampling"]
     biases = tuple((token, bias) for token, bias in sampling.pop("logit_bias"))
-    values["sampling"] = SamplingParams(**sampling, logit_bias=biases)
+    values["sampling"] = Sampling(**sampling, logit_bias=biases)
     values["stop_strings"] = tuple(values["stop_strings"])
     values["references"] = tuple(tuple(text) for text in values.get("references", ()))
     values["stop_token_ids"] = frozenset(values["stop_token_ids"])
@@ -156,7 +156,7 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
         request = decode_content(request_id, values["content"])
         return Record(
             request,
-            values["digest"],
+            values["idempotency_key"],
             decode_tokens(tokens),
             decode_logprobs(logprobs, request.top_logprobs),
             now - float(values["created"]),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from gateway.api.callers import Caller
-from gateway.session.token_stream import Feed
+from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import OPEN_TTL_S, owned_key, request_key
 from gateway.store.reading import RequestReader
@@ -47,8 +47,10 @@ class RequestStore(RequestReader):
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned = retention_s, max_unowned
 
-    async def create(self, request: GenerationRequest, digest: str, caller: Caller, owned: bool) -> bool:
-        """Records a request; says whether it is new. One with the same id and digest may be there already.
+    async def create(
+        self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
+    ) -> bool:
+        """Records a request; says whether it is new. One with the same id and idempotency_key may be there already.
 
         Args:
             owned: whether this gateway runs it; otherwise it waits for one that adopts it.
@@ -65,7 +67,7 @@ class RequestStore(RequestReader):
             self.gateway_id,
             caller.name,
             encode_content(request),
-            digest,
+            idempotency_key,
             caller.max_concurrent,
             caller.tokens_per_minute,
             OPEN_TTL_S,
@@ -109,7 +111,7 @@ class RequestStore(RequestReader):
         return found
 
     async def restore(
-        self, state: RequestState, feed: Feed, model: str, adoption: int, now: float
+        self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
     ) -> Written:
         """Writes an unfinished request again, with all tokens that were durable, where Redis has lost it or
         the latest of them."""
@@ -121,12 +123,12 @@ class RequestStore(RequestReader):
             self.gateway_id,
             request.caller,
             encode_content(request),
-            feed.digest,
+            token_stream.idempotency_key,
             now - state.queued_at,
             model,
             int(state.drawn_for),
-            encode_tokens(feed.tokens),
-            encode_logprobs(feed.logprobs),
+            encode_tokens(token_stream.tokens),
+            encode_logprobs(token_stream.logprobs),
             OPEN_TTL_S,
             adoption,
             _deadline(request),

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from specinfer.cli.connection import client_tls
-from specinfer.cli.local.speculators import Flags, default_speculators
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
+from specinfer.drafters.pools import Flags, default_speculators
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.speculators.contract import Finding, Outcome, check_contract

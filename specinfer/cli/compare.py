@@ -17,7 +17,6 @@ from specinfer.cli.bench import Advance, BenchPlan, Run, run_bench, write_runs
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.demo import print_demo, run_demo
 from specinfer.cli.local.running import gateway, local_system, pull
-from specinfer.cli.local.speculators import read_speculators
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import (
     GATEWAY_OPTIONS,
@@ -41,6 +40,7 @@ from specinfer.cli.options import (
     refuse_with,
 )
 from specinfer.cli.show import output, print_runs, progress_bar
+from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.hub.registry import known_models

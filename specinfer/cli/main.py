@@ -16,7 +16,6 @@ from specinfer.cli.compare import bench, compare, demo
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
 from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
-from specinfer.cli.local.speculators import read_speculators
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.models import keys_app, models_app
 from specinfer.cli.options import (
@@ -32,6 +31,7 @@ from specinfer.cli.plan import plan
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
+from specinfer.drafters.pools import read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.usage import USAGE_ERROR, usage_message

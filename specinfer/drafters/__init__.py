@@ -1,9 +1,9 @@
 """Drafters: methods that turn a context into a token tree. One file each, one line in `DRAFTERS`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specinfer.drafters.references import References
 from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
 DRAFTERS = {
@@ -26,6 +26,8 @@ DRAFTERS = {
     "retrieval": "specinfer.drafters.retrieval:RetrievalDrafter",
     "custom": "specinfer.drafters.custom:CustomDrafter",
 }
+
+_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class DraftJob:
     context: Sequence[int]
     """All committed tokens; the last one is the tree's root."""
     limits: TreeLimits
-    sampling: SamplingParams
+    sampling: Sampling
     """The request's, with the seed by which the target chooses: what is drawn must not hang on that."""
     draw_seed: int = 0
     """Seed of what is drawn, the drafter's own."""
@@ -144,6 +146,26 @@ class DrafterOptions:
     datastore: str = ""
     retrieval_min: int = 3
     function: str = ""
+
+    @classmethod
+    def read(cls, flags: Mapping[str, str]) -> "DrafterOptions":
+        """From texts by name, dashes or underscores.
+
+        Raises:
+            SettingError: naming the option that is not known, or whose value cannot be read.
+        """
+        found: dict[str, str | int | float | bool] = {}
+        for flag, text in flags.items():
+            name = flag.replace("-", "_")
+            if name not in cls.__dataclass_fields__:
+                raise SettingError(flag, text, f"drafters know {', '.join(cls.__dataclass_fields__)}")
+            default = cls.__dataclass_fields__[name].default
+            kind: Any = type(default)
+            try:
+                found[name] = _BOOLEANS[text] if isinstance(default, bool) else kind(text)
+            except (KeyError, ValueError) as error:
+                raise SettingError(flag, text, f"must be {kind.__name__}") from error
+        return cls(**found)  # type: ignore[arg-type]  # each has the type of its default
 
 
 class Drafter(Protocol):

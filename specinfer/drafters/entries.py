@@ -7,7 +7,7 @@ from typing import TypeAlias
 from specinfer.drafters import DrafterDescription, TargetTopK
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
 Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
@@ -22,7 +22,7 @@ class DraftEntry:
     base_len: int
     delta: Sequence[int]
     limits: TreeLimits
-    sampling: SamplingParams
+    sampling: Sampling
     speculators: Sequence[int] = ()
     """Which of them draft; empty asks all."""
     draw_seed: int = 0

@@ -7,14 +7,14 @@ import time
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
 from specinfer.entry_status import EntryStatus
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TreeLimits
 
 log = logging.getLogger(__name__)
 
 _NAME = "warm-up"
 _SIZES = (2, 4, 8, 16)
-_SAMPLED = SamplingParams(temperature=0.8, seed=1)
+_SAMPLED = Sampling(temperature=0.8, seed=1)
 _READ, _COMES = 8, 2
 """Context tokens of the first step, and of each one after it."""
 

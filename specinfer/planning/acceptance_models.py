@@ -15,13 +15,13 @@ def acceptance_model(
     names: Sequence[str],
     states: Mapping[str, RequestState],
 ) -> AcceptanceModel:
-    """A lane's.
+    """A session's.
 
     Args:
         policy: `measured` or `learned`.
         trained: weights of the learned one, by speculator set.
         names: of the speculators by number; the pool goes on filling them.
-        states: of the lane's requests; their scheduler goes on changing them.
+        states: of the session's requests; their scheduler goes on changing them.
     """
     if policy == "measured":
         return AcceptanceModel()

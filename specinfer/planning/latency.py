@@ -180,3 +180,13 @@ def _by_nodes(measured: Mapping[int, Recent], nodes: int) -> float:
         return measured[less or more].value
     part = log2(nodes / less) / log2(more / less)
     return measured[less].value * (1 - part) + measured[more].value * part
+
+
+_USUAL_DELTA = 16
+"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
+
+
+def tokens_read(tokens: Sequence[int]) -> int:
+    """How many context tokens a service read, of those sent for each request, if what it took tells of that
+    rather than of drafting; else 0."""
+    return sum(tokens) if max(tokens) > _USUAL_DELTA else 0

@@ -1,10 +1,10 @@
-"""Plans a lane's next step: who is admitted, what is drafted, what each request gets."""
+"""Plans a session's next step: who is admitted, what is drafted, what each request gets."""
 
 import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.observability.observer import Journal
+from gateway.observability.observer import Observer
 from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.log_pace import LogPace
 from specinfer.planning.planner import PLAIN, Choice, Planner
@@ -23,12 +23,12 @@ class Step(NamedTuple):
 
 
 class StepPlanner:
-    """One lane's."""
+    """One session's."""
 
     def __init__(
-        self, scheduler: Scheduler, pool: SpeculatorPool, planner: Planner, journal: Journal
+        self, scheduler: Scheduler, pool: SpeculatorPool, planner: Planner, observer: Observer
     ) -> None:
-        self._scheduler, self._pool, self._planner, self._journal = scheduler, pool, planner, journal
+        self._scheduler, self._pool, self._planner, self._observer = scheduler, pool, planner, observer
         self._pace = LogPace()
 
     def plan(self, now: float) -> Step:
@@ -36,7 +36,7 @@ class StepPlanner:
         running, wanting = self._scheduler.admit(now)
         choice = self._choose(running, wanting, now)
         entries = self._scheduler.plan(now, choice.nodes, choice.node_threshold)
-        self._journal.admitted(self._scheduler.take_admitted())
+        self._observer.admitted(self._scheduler.take_admitted())
         return Step(choice, entries)
 
     def _choose(self, running: int, wanting: Mapping[str, int], now: float) -> Choice:
@@ -47,5 +47,5 @@ class StepPlanner:
         except Exception:
             if self._pace.due(now):
                 log.exception("nothing can be chosen for steps, so they decode plainly")
-            self._journal.metrics.steps.failed_steps.inc()
+            self._observer.metrics.steps.failed_steps.inc()
             return PLAIN

@@ -7,7 +7,7 @@ from typing import Any
 
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.scheduling.request import FinishReason, RequestState
-from specinfer.scheduling.statistics import SpeculationStats
+from specinfer.scheduling.statistics import RequestSpeculation
 
 _NEVER_S = -1.0
 """As a hint when to try again: not at all."""
@@ -79,7 +79,7 @@ class Ending:
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 
 
-def _by_name(stats: SpeculationStats, names: Sequence[str]) -> dict[str, list[int]]:
+def _by_name(stats: RequestSpeculation, names: Sequence[str]) -> dict[str, list[int]]:
     return {
         names[index]: [counts.drafted, counts.accepted, counts.wins]
         for index, counts in sorted(stats.speculators.items())

@@ -10,8 +10,8 @@ from enum import IntEnum
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import SamplingParams, request_seed
-from specinfer.scheduling.statistics import SpeculationStats
+from specinfer.sampling import Sampling, request_seed
+from specinfer.scheduling.statistics import RequestSpeculation
 from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
@@ -50,7 +50,7 @@ class GenerationRequest:
     request_id: str
     prompt: tuple[int, ...]
     max_new_tokens: int
-    sampling: SamplingParams
+    sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     """Ends generation after any of these, the model's own end-of-sequence ids included unless ignored."""
@@ -126,7 +126,7 @@ class RequestState:
     """When it arrived, at whichever gateway that was, by this gateway's clock."""
     arrival: int
     """Order of submission at this gateway."""
-    sampling: SamplingParams
+    sampling: Sampling
     """How the target chooses: the request's, with a seed of its own if speculators may draw."""
     tokens: list[int]
     """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
@@ -148,7 +148,7 @@ class RequestState:
     cancelled: bool = False
     preemptions: int = 0
     """How often it had to give its cache to others."""
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    stats: RequestSpeculation = field(default_factory=RequestSpeculation)
     matcher: TokenMatcher | None = None
     """Of its constraint; None without one, and until it is compiled."""
     matched: int = 0

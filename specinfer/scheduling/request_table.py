@@ -8,7 +8,7 @@ from specinfer.scheduling.queue import Ranking
 from specinfer.scheduling.request import RequestState
 
 
-class HeldRequests:
+class RequestTable:
     """Every request that waits or runs."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
-from specinfer.scheduling.request_table import HeldRequests
+from specinfer.scheduling.request_table import RequestTable
 from specinfer.tree import TokenTree
 
 
@@ -32,7 +32,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
         self._limits, self._room = limits, CacheRoom(limits, budget)
         self._batch = Batch(self._room)
-        self._held = HeldRequests()
+        self._held = RequestTable()
         self._arrivals = 0
         self._rate = FinishRate()
 

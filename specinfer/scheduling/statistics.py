@@ -67,7 +67,7 @@ class SpeculatorCounts:
 
 
 @dataclass(slots=True)
-class SpeculationStats:
+class RequestSpeculation:
     """What speculation did for one request."""
 
     steps: int = 0
@@ -76,6 +76,20 @@ class SpeculationStats:
     histogram: list[int] = field(default_factory=list)
     """histogram[i]: steps that accepted i drafted tokens."""
     speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
+
+    def add(self, other: "RequestSpeculation") -> None:
+        """Count what another request did, too."""
+        self.steps += other.steps
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.histogram.extend([0] * (len(other.histogram) - len(self.histogram)))
+        for place, count in enumerate(other.histogram):
+            self.histogram[place] += count
+        for speculator, theirs in other.speculators.items():
+            counts = self.speculators.setdefault(speculator, SpeculatorCounts())
+            counts.drafted += theirs.drafted
+            counts.accepted += theirs.accepted
+            counts.wins += theirs.wins
 
     def record(self, tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
         """Counts one verified tree; what came of it."""

@@ -51,7 +51,7 @@ class Reader(Protocol):
         """Predictions that it reads at each node; 0: none."""
 
 
-class FeatureWish(NamedTuple):
+class WantedFeatures(NamedTuple):
     """Which features a step is to return."""
 
     layers: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class FeatureWish(NamedTuple):
     token_bytes: int = 0
 
     def contradiction(self, request_id: str, answer: Returned) -> str:
-        """What of an answer's features cannot be for the wish; empty if nothing."""
+        """What of an answer's features cannot be for the wanted; empty if nothing."""
         if not answer.features:
             return ""
         if request_id not in self.since:
@@ -192,22 +192,22 @@ class TopKRelay:
             self._latest.pop(request_id, None)
 
 
-class TargetWish(NamedTuple):
+class WantedOutputs(NamedTuple):
     """What of the target a step is to return."""
 
-    features: FeatureWish = FeatureWish()
+    features: WantedFeatures = WantedFeatures()
     top_k: Mapping[str, int] = MappingProxyType({})
     """By request, how many tokens per node; those that are not named want none."""
 
     def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
-        """What of an answer for a tree of so many nodes cannot be for the wish; empty if nothing."""
+        """What of an answer for a tree of so many nodes cannot be for the wanted; empty if nothing."""
         ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
         if ids and ids != wanted:
             return f"the verifier returned {ids} token ids of predictions instead of {wanted}"
         return self.features.contradiction(request_id, answer)
 
 
-NO_WISH = TargetWish()
+NOTHING_WANTED = WantedOutputs()
 
 
 class TargetOutputs:
@@ -217,12 +217,12 @@ class TargetOutputs:
         """The target's hidden states have so many numbers."""
         self.features, self.top_k = FeatureRelay(hidden), TopKRelay()
 
-    def wish(
+    def wanted(
         self,
         entries: Sequence[StepEntry],
         readers: Sequence[Reader],
         reads: Callable[[int, str], bool] = lambda _place, _request_id: True,
-    ) -> TargetWish:
+    ) -> WantedOutputs:
         """What of the target a step is to return for these readers.
 
         Args:
@@ -232,11 +232,11 @@ class TargetOutputs:
         self.top_k.want([reader.target_top_k for reader in readers])
         k = self.top_k.k
         top_k = {entry.request_id: k for entry in wanting if entry.final} if k else {}
-        return TargetWish(self._features(wanting, readers, reads), top_k)
+        return WantedOutputs(self._features(wanting, readers, reads), top_k)
 
     def _features(
         self, entries: Sequence[StepEntry], every: Sequence[Reader], reads: Callable[[int, str], bool]
-    ) -> FeatureWish:
+    ) -> WantedFeatures:
         """The hidden states that readers lack of these requests."""
         features = self.features
         readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
@@ -248,17 +248,17 @@ class TargetOutputs:
             start = features.wanted_from(name, held)
             if start is not None:
                 since[name] = start
-        return FeatureWish(features.layers, since, features.bytes_of(features.layers))
+        return WantedFeatures(features.layers, since, features.bytes_of(features.layers))
 
     def arrived(
-        self, wish: TargetWish, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
         """What a step returned."""
-        for name, asked in wish.features.since.items():
+        for name, asked in wanted.features.since.items():
             verdict = verdicts[name]
             if verdict.features:
                 self.features.arrived(name, asked, verdict.features_start, verdict.features)
-        for name in wish.top_k:
+        for name in wanted.top_k:
             if verdicts[name].top_k:
                 self.top_k.arrived(name, trees[name], verdicts[name].top_k)
 

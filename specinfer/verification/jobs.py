@@ -7,7 +7,7 @@ from specinfer.constraints.constraint import Constraint
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError
 from specinfer.logprobs import TokenLogprobs
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, check_tree, most_depth
 from specinfer.tree.topology import depths
 from specinfer.verification.acceptance import Verdict
@@ -34,7 +34,7 @@ class VerifyJob:
     base_len: int
     delta: Sequence[int]
     tree: TokenTree | None
-    sampling: SamplingParams
+    sampling: Sampling
     logprobs: bool = False
     top_logprobs: int = 0
     """Most probable tokens wanted beside each returned one."""

@@ -17,7 +17,7 @@ from specinfer.model.sampling.choices import Choices, ChoiceTask, Chooser
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree
 from specinfer.tree.topology import depths
 from specinfer.verification.acceptance import Float64, Target, drawable
@@ -38,7 +38,7 @@ class BrokenModelError(SpecInferError):
 class LogitsTarget:
     """From logits [N, V] of a tree; looks only at nodes it is asked about."""
 
-    def __init__(self, logits: torch.Tensor, sampling: SamplingParams) -> None:
+    def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
 
     def best(self, node: int) -> int:
@@ -86,7 +86,7 @@ class AdjustedTarget(LogitsTarget):
     def __init__(
         self,
         logits: torch.Tensor,
-        sampling: SamplingParams,
+        sampling: Sampling,
         tree: TokenTree,
         adjustment: RequestAdjustment,
     ) -> None:

@@ -9,7 +9,7 @@ from specinfer.errors import ConstraintError, FaultError, SpecInferError, Unavai
 from specinfer.logprobs import TokenLogprobs
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import AcceptanceRule, RequestRandomness, Target, Verdict, find_rule
 from specinfer.verification.acceptance.typical import TypicalAcceptance
@@ -71,7 +71,7 @@ class TreeVerifier:
         logprobs = logprobs_of(job.tree, verdict, rows, job.top_logprobs) if job.logprobs else ()
         return Verification(verdict, logprobs, _top_k(rows, job.top_k), finished)
 
-    def _rule(self, sampling: SamplingParams) -> AcceptanceRule:
+    def _rule(self, sampling: Sampling) -> AcceptanceRule:
         if sampling.greedy:
             return self._greedy
         if sampling.lossless:

@@ -3,7 +3,7 @@ the gateway chooses by what passes take."""
 
 import time
 
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
@@ -12,7 +12,7 @@ _NAME = "warm-up"
 _ROUNDS = 3
 _SLOW_S = 0.5
 """Where a step takes so long, as with weights that are read in every pass, one is enough."""
-_SAMPLED = SamplingParams(temperature=0.8, seed=1)
+_SAMPLED = Sampling(temperature=0.8, seed=1)
 _SIZES = (0, 2, 4, 8)
 """Nodes of trees."""
 

@@ -1,11 +1,11 @@
-"""SamplingParams <-> `specinfer.v1.SamplingParams`: the defaults of unset fields live here."""
+"""Sampling <-> `specinfer.v1.Sampling`: the defaults of unset fields live here."""
 
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.v1 import common_pb2
 
 
 def encode_sampling(
-    sampling: SamplingParams, with_seed: bool = True, with_adjustments: bool = True
+    sampling: Sampling, with_seed: bool = True, with_adjustments: bool = True
 ) -> common_pb2.SamplingParams:
     """The message of sampling parameters, every field set; the seed only if it may be known, what changes
     logits only where it is read."""
@@ -24,13 +24,13 @@ def encode_sampling(
     return message
 
 
-def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> SamplingParams:
+def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
     """The parameters of a message. An unset temperature is 1, not greedy.
 
     Raises:
         InvalidInputError: naming the field and its value.
     """
-    return SamplingParams(
+    return Sampling(
         temperature=message.temperature if message.HasField("temperature") else 1.0,
         top_k=message.top_k,
         top_p=message.top_p if message.HasField("top_p") else 1.0,

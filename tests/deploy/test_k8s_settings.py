@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from gateway.settings import GatewaySettings
-from specinfer.cli.local.speculators import default_speculators
 from specinfer.cli.local.system import SERVICE_ENVIRONMENT
+from specinfer.drafters.pools import default_speculators
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.service.server import LIVENESS

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specinfer.cli.local.speculators import TRAINED
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
+from specinfer.drafters.pools import TRAINED
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
@@ -19,7 +19,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.prompts import read_prompts
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
@@ -65,7 +65,7 @@ def decode(
     batch: int,
     drafters: Sequence[Drafter] = (),
     width: int | None = None,
-    sampling: SamplingParams = GREEDY,
+    sampling: Sampling = GREEDY,
 ) -> list[list[int]]:
     """Tokens of every prompt, `batch` of them at a time."""
     answers: list[list[int]] = []
@@ -79,7 +79,7 @@ def decode_batch(
     prompts: Sequence[list[int]],
     drafters: Sequence[Drafter],
     width: int | None,
-    sampling: SamplingParams,
+    sampling: Sampling,
 ) -> list[list[int]]:
     contexts = [list(prompt) for prompt in prompts]
     held = [0] * len(prompts)
@@ -105,7 +105,7 @@ def draft(
     active: list[int],
     drafters: Sequence[Drafter],
     width: int | None,
-    sampling: SamplingParams,
+    sampling: Sampling,
 ) -> dict[int, TokenTree]:
     limits = TreeLimits(12, 4, width)
     jobs = [DraftJob(str(i), contexts[i], limits, sampling) for i in active]
@@ -159,7 +159,7 @@ def test_speculation_changes_nothing(
     [
         (1, GREEDY, "converted", 0),
         (8, GREEDY, "native", 1),
-        (8, SamplingParams(temperature=0.8, seed=5), "converted", 2),
+        (8, Sampling(temperature=0.8, seed=5), "converted", 2),
     ],
 )
 def test_speculation_changes_nothing_in_bfloat16_either(
@@ -167,7 +167,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
     drafters: list[Drafter],
     prompts: list[list[int]],
     batch: int,
-    sampling: SamplingParams,
+    sampling: Sampling,
     weights: str,
     first: int,
 ) -> None:

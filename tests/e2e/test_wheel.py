@@ -17,7 +17,7 @@ from shutil import copy2, copytree, ignore_patterns
 
 import pytest
 
-from specinfer.cli.local.speculators import TRAINED
+from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]

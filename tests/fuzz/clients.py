@@ -6,7 +6,7 @@ from random import Random
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.entry_status import EntryStatus
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.wire.sampling_codec import encode_sampling
@@ -25,13 +25,13 @@ class Context:
 
     name: str
     rng: Random
-    sampling: SamplingParams = GREEDY
+    sampling: Sampling = GREEDY
     tokens: list[int] = field(default_factory=list)
     held: int = 0
 
     def __post_init__(self) -> None:
         if self.rng.random() < 0.5:
-            self.sampling = SamplingParams(1.0, seed=self.rng.randrange(2**63))
+            self.sampling = Sampling(1.0, seed=self.rng.randrange(2**63))
 
     def begin(self) -> None:
         """A new prompt if there is none, or the old one got long."""

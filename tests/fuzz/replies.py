@@ -1,7 +1,7 @@
 """The doors where a gateway reads what services answer: `DraftReply` and `VerifyReply`.
 
 A speculator is never believed, so nothing that it says may change the text of any request. A verifier is: a
-verdict that was spoilt may spoil its own request, but no other, and no rule of the books.
+verdict that was spoilt may spoil its own request, but no other, and no rule of the statistics.
 """
 
 from random import Random

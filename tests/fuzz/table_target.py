@@ -16,7 +16,7 @@ from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.runner import ModelRunner
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from tests.support.system import VOCABULARY
 
 _ROWS = 4093
@@ -42,14 +42,14 @@ class TableTarget:
         """The prediction after these tokens."""
         return int(self.terms(np.array(tokens, np.int64)).sum() % _ROWS)
 
-    def next_token(self, tokens: Sequence[int], sampling: SamplingParams) -> int:
+    def next_token(self, tokens: Sequence[int], sampling: Sampling) -> int:
         """What plain decoding adds to a context."""
         row = self.row(tokens)
         if sampling.greedy:
             return int(self._likeliest[row])
         return Noise(sampling.seed, len(tokens)).choose_by_logits(self.logits[row], sampling)
 
-    def continued(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+    def continued(self, prompt: Sequence[int], sampling: Sampling, count: int) -> list[int]:
         """What plain decoding makes of a prompt."""
         tokens = list(prompt)
         for _ in range(count):

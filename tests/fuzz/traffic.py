@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from tests.fuzz.table_target import TableTarget
 from tests.support.system import VOCABULARY
@@ -50,9 +50,7 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
         request_id=name,
         prompt=tuple(rng.choices(alphabet, k=rng.choice((1, 2, 5, 12, 30)))),
         max_new_tokens=rng.choice((1, 2, 6, 12, 20)),
-        sampling=GREEDY
-        if greedy
-        else SamplingParams(rng.choice((0.5, 1.0)), top_k, top_p, rng.randrange(2**63)),
+        sampling=GREEDY if greedy else Sampling(rng.choice((0.5, 1.0)), top_k, top_p, rng.randrange(2**63)),
         stop_token_ids=frozenset(stops),
         priority=rng.choice((0, 0, 0, 1, -1)),
         speculation=rng.choice((Speculation.TREE, Speculation.TREE, Speculation.SEQUENCE, Speculation.OFF)),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
@@ -16,7 +16,7 @@ PROMPTS = ([5, 17, 3, 88], [4, 61, 7, 9, 9, 30], [90, 2])
 LENGTH = 24
 
 
-def texts(sampling: SamplingParams, known: list[list[int]] | None = None) -> list[list[int]]:
+def texts(sampling: Sampling, known: list[list[int]] | None = None) -> list[list[int]]:
     """Tokens behind each prompt, all in one batch; `known`: trees propose these, then wrong ones."""
     engine = VerifierEngine(
         runner_of(tiny_transformers("llama"), executor="device", device=DEVICE, kv_tokens=2048)
@@ -38,8 +38,8 @@ def texts(sampling: SamplingParams, known: list[list[int]] | None = None) -> lis
     return [tokens[:LENGTH] for tokens in told]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8, top_p=0.9, seed=6)])
-def test_a_text_does_not_depend_on_what_is_proposed(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, top_p=0.9, seed=6)])
+def test_a_text_does_not_depend_on_what_is_proposed(sampling: Sampling) -> None:
     plain = texts(sampling)
     assert len({tuple(text) for text in plain}) == len(PROMPTS)
     assert texts(sampling, plain) == plain

@@ -38,31 +38,31 @@ PROMPTS = [[5, 17, 3, 88, 41 + index] for index in range(len(WISHES))]
 WIDTH = len(PROMPTS[0])
 
 
-def added(wish: Wish, generated: Sequence[int], size: int) -> np.ndarray:  # type: ignore[type-arg]
+def added(wanted: Wish, generated: Sequence[int], size: int) -> np.ndarray:  # type: ignore[type-arg]
     """OpenAI's formula, written down once more."""
     total = np.zeros(size)
-    for token, bias in wish.get("logit_bias", {}).items():
+    for token, bias in wanted.get("logit_bias", {}).items():
         total[token] += bias
     for token, count in Counter(generated).items():
-        total[token] -= wish.get("presence_penalty", 0.0) + count * wish.get("frequency_penalty", 0.0)
+        total[token] -= wanted.get("presence_penalty", 0.0) + count * wanted.get("frequency_penalty", 0.0)
     return total
 
 
 @torch.inference_mode()
 def adjusted_greedy(wishes: Sequence[Wish] = WISHES, counted: int = 0) -> list[list[int]]:
-    """Plain greedy decoding of every prompt with a wish by `transformers`; `counted`: tokens at the end of
+    """Plain greedy decoding of every prompt with a wanted by `transformers`; `counted`: tokens at the end of
     each prompt that count, too."""
     contexts = [list(prompt) for prompt in PROMPTS]
     for _ in range(LENGTH):
         logits = default_target()(torch.tensor(contexts)).logits[:, -1].double().numpy()
-        for context, row, wish in zip(contexts, logits, wishes, strict=True):
-            context.append(int((row + added(wish, context[WIDTH - counted :], len(row))).argmax()))
+        for context, row, wanted in zip(contexts, logits, wishes, strict=True):
+            context.append(int((row + added(wanted, context[WIDTH - counted :], len(row))).argmax()))
     return [context[WIDTH:] for context in contexts]
 
 
 @cache
 def expected() -> list[list[int]]:
-    """What each prompt with its wish is answered."""
+    """What each prompt with its wanted is answered."""
     return adjusted_greedy()
 
 
@@ -85,10 +85,10 @@ async def answers(system: System, temperature: float = 0.0, **fields: Any) -> li
             system.tokens(
                 prompt,
                 max_new_tokens=LENGTH,
-                sampling={"temperature": temperature, "seed": 3 + index, **wish},
+                sampling={"temperature": temperature, "seed": 3 + index, **wanted},
                 **fields,
             )
-            for index, (prompt, wish) in enumerate(zip(PROMPTS, WISHES, strict=True))
+            for index, (prompt, wanted) in enumerate(zip(PROMPTS, WISHES, strict=True))
         )
     )
 
@@ -96,8 +96,8 @@ async def answers(system: System, temperature: float = 0.0, **fields: Any) -> li
 def test_the_cases_tell_right_from_wrong() -> None:
     assert expected()[0] == greedy(PROMPTS[0], LENGTH)
     free, counting = adjusted_greedy([{}] * len(WISHES)), adjusted_greedy(counted=WIDTH)
-    for wish, text, without in zip(WISHES, expected(), free, strict=True):
-        assert (text == without) == (not wish)
+    for wanted, text, without in zip(WISHES, expected(), free, strict=True):
+        assert (text == without) == (not wanted)
     assert sum(a != b for a, b in zip(counting, expected(), strict=True)) >= 1, "the prompt must not count"
 
 
@@ -172,9 +172,9 @@ async def test_draws_are_verified_against_the_changed_distribution(
                 system.tokens(
                     [1],
                     max_new_tokens=TOKENS,
-                    sampling={"temperature": 1.0, "seed": index, **wish},
+                    sampling={"temperature": 1.0, "seed": index, **wanted},
                 )
-                for index, wish in enumerate(wishes)
+                for index, wanted in enumerate(wishes)
             )
         )
     assert p_value(target, texts[0::2], {}) > 1e-4
@@ -182,13 +182,13 @@ async def test_draws_are_verified_against_the_changed_distribution(
     assert p_value(target, texts[1::2], {}) < 1e-4, "the change is large enough to be seen"
 
 
-def p_value(target: object, texts: Sequence[Sequence[int]], wish: Wish) -> float:
+def p_value(target: object, texts: Sequence[Sequence[int]], wanted: Wish) -> float:
     logits = [reference_logits(target, [before])[-1].double().numpy() for before in range(4)]
     difference, covariance = np.zeros((4, 4)), np.zeros((4, 4, 4))
     for text in texts:
         for place, token in enumerate(text):
             before = text[place - 1] if place else 1
-            p = np.exp(logits[before] + added(wish, text[:place], 4))
+            p = np.exp(logits[before] + added(wanted, text[:place], 4))
             p /= p.sum()
             difference[before] += np.eye(4)[token] - p
             covariance[before] += np.diag(p) - np.outer(p, p)

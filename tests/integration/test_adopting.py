@@ -48,7 +48,7 @@ async def test_callers_are_adopted_in_turn_whatever_happened_before(redis_url: s
             if what == "create":
                 state, caller = state_of([]), draw.choice(["a", "b", "c", ""])
                 name = state.request.request_id
-                await stores.a.create(state.request, "digest", Caller(caller), owned=False)
+                await stores.a.create(state.request, "idempotency_key", Caller(caller), owned=False)
                 came = float(await connection.redis.hget(request_key(name), "created"))
                 waiting.requests[name] = (came, caller, "")
             elif what == "adopt":
@@ -103,7 +103,7 @@ async def test_it_costs_what_is_taken_however_many_wait(redis_url: str, callers:
         for many in (100, 900):
             for number in range(many):
                 caller = Caller(f"c{number % callers}")
-                await stores.a.create(state_of([]).request, "digest", caller, owned=False)
+                await stores.a.create(state_of([]).request, "idempotency_key", caller, owned=False)
             before = await _commands(connection.redis)
             await connection.run("adopt", stores.b.gateway_id, 4, "model")
             await stores.a.abandon(1000.0, "why")
@@ -118,7 +118,7 @@ async def test_what_a_gateway_of_an_earlier_version_gave_away_is_adopted(redis_u
         stores, redis = Pair(connection), connection.redis
         given, taken = state_of([]).request, state_of([]).request
         for request in (given, taken):
-            await stores.a.create(request, "digest", Caller(""), owned=False)
+            await stores.a.create(request, "idempotency_key", Caller(""), owned=False)
         for key in ("waiting::", "turns:", "deadlines"):
             await redis.delete(f"{PREFIX}{key}")
         await redis.zrem(f"{PREFIX}unowned", taken.request_id)

@@ -52,7 +52,7 @@ async def test_a_gateway_takes_over_beside_verifiers_and_speculators_that_say_no
         await crash(system.gateway)
         replies = await rest(stub, request.request_id, len(reader.tokens))
         assert reader.tokens + tokens_of(replies) == greedy(PROMPT, LONG)
-        assert len(other.lanes) == 1
+        assert len(other.sessions) == 1
         assert all(hole.callers for hole in holes), "both speculators were asked"
         system.gateway = other
 
@@ -65,7 +65,7 @@ async def test_a_verifier_that_comes_is_taken_while_another_one_says_nothing(red
         async with another_gateway(system.gateway.settings.model_copy(update=update)) as (other, _, _):
             await until(lambda: hole.callers > 0)
             other.settings.__dict__["verifiers"] = f"{hole.address},{first},{second}"
-            await until(lambda: len(other.lanes) == 2)
+            await until(lambda: len(other.sessions) == 2)
 
 
 async def test_a_lease_is_renewed_while_a_lane_cannot_end(
@@ -73,24 +73,24 @@ async def test_a_lease_is_renewed_while_a_lane_cannot_end(
 ) -> None:
     """Another gateway got its verifier, and what its end waits for never comes."""
     async with running_system(redis_url, verifiers=2, lease_s=0.6, linger_seconds=5.0) as system:
-        gone, stays = list(system.gateway.lanes)
-        may_end, renewals, renew = asyncio.Event(), 0, system.gateway.keeper._leases.renew
+        gone, stays = list(system.gateway.sessions)
+        may_end, renewals, renew = asyncio.Event(), 0, system.gateway.lease_manager._leases.renew
 
         async def hangs() -> None:
             await may_end.wait()
 
         async def counted(*arguments: Any) -> Any:
             nonlocal renewals
-            renewals += gone.lease.instance_id not in system.gateway.lanes.by_instance
+            renewals += gone.lease.instance_id not in system.gateway.sessions.by_instance
             return await renew(*arguments)
 
         monkeypatch.setattr(gone, "end", hangs)
-        monkeypatch.setattr(system.gateway.keeper._leases, "renew", counted)
+        monkeypatch.setattr(system.gateway.lease_manager._leases, "renew", counted)
         async with Redis.from_url(redis_url) as redis:
             await redis.set(verifier_key(gone.lease.instance_id), "somebody 999", px=60_000)
             await until(lambda: renewals > 12)  # two leases' worth
             assert await redis.exists(verifier_key(stays.lease.instance_id))
-        assert list(system.gateway.lanes) == [stays]
+        assert list(system.gateway.sessions) == [stays]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
         may_end.set()
 
@@ -98,18 +98,18 @@ async def test_a_lease_is_renewed_while_a_lane_cannot_end(
 async def test_lanes_end_side_by_side(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_system(redis_url, verifiers=2) as system:
         both = asyncio.Barrier(2)
-        for lane in system.gateway.lanes:
-            end = lane.end
+        for session in system.gateway.sessions:
+            end = session.end
 
             async def meets(end: Any = end) -> None:
                 await both.wait()
                 await end()
 
-            monkeypatch.setattr(lane, "end", meets)
-        system.gateway.keeper.draining = True
+            monkeypatch.setattr(session, "end", meets)
+        system.gateway.lease_manager.draining = True
         async with asyncio.timeout(20):
-            await system.gateway.lanes.end_all()
-        assert not len(system.gateway.lanes)
+            await system.gateway.sessions.end_all()
+        assert not len(system.gateway.sessions)
 
 
 class Asked:

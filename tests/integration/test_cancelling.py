@@ -47,7 +47,14 @@ async def test_a_client_may_hang_up_just_when_its_request_has_ended(
         try:
             await until(lambda: system.loop.steps > 0 and system.loop.scheduler.running == 0)
             call.cancel()
-            await until(lambda: not any(feed.readers for feed in system.gateway.feeds._feeds.values()))
+            await until(
+                lambda: (
+                    not any(
+                        token_stream.readers
+                        for token_stream in system.gateway.token_streams._token_streams.values()
+                    )
+                )
+            )
             await asyncio.sleep(0.05)  # what the handler raises is logged after that
         finally:
             stored.set()

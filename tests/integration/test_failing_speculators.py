@@ -275,18 +275,18 @@ async def test_a_speculator_with_another_tokenizer_is_refused(redis_url: str) ->
 async def test_a_speculator_that_does_not_fit_any_more_does_not_keep_a_verifier_from_being_driven(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its service was replaced by one with another tokenizer; then the lane has to begin anew."""
+    """Its service was replaced by one with another tokenizer; then the session has to begin anew."""
     async with running_system(redis_url, {"odd": ScriptedDrafter(first(1))}) as system:
-        lane = system.loop
+        session = system.loop
 
         async def misfit(directory: SpeculatorDirectory, service: Any) -> None:
             raise IncompatibleError("another tokenizer")
 
         monkeypatch.setattr(SpeculatorDirectory, "describe", misfit)
-        await system.gateway.lanes.end_all()
+        await system.gateway.sessions.end_all()
         async with asyncio.timeout(10):
             assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        assert system.loop is not lane
+        assert system.loop is not session
 
 
 async def test_waiting_in_vain_is_not_blamed_on_plain_decoding(

@@ -10,7 +10,7 @@ import pytest
 import gateway.session.loop
 import gateway.store.requests
 from gateway.observability.metrics.requests import RequestMetrics
-from gateway.session.token_stream import Feed
+from gateway.session.token_stream import TokenStream
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.limits import CacheRoom
 from specinfer.scheduling.scheduler import Scheduler
@@ -58,11 +58,11 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
 
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         monkeypatch.setattr(Planner, where, raises)
-        lane = system.loop
+        session = system.loop
         texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
-        assert system.loop is lane, "it goes on"
-        assert lane.choice == PLAIN
+        assert system.loop is session, "it goes on"
+        assert session.choice == PLAIN
     told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
     assert len(told) == 1, "not a line for every step"
 
@@ -82,7 +82,11 @@ def _fault_for_poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         "plan": (CacheRoom, "most_nodes", lambda room, request: request.request_id == "poison"),
         "text": (TextStream, "push", lambda stream, *_: stream._stops == ("~",)),
         "write": (gateway.store.requests, "encode_progress", lambda item, *_: item.request_id == "poison"),
-        "publish": (Feed, "extend", lambda feed, *_: feed.request.request_id == "poison"),
+        "publish": (
+            TokenStream,
+            "extend",
+            lambda token_stream, *_: token_stream.request.request_id == "poison",
+        ),
     }[where]
     monkeypatch.setattr(owner, name, raises(getattr(owner, name), is_poison))
 
@@ -96,7 +100,7 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
-        lane = system.loop
+        session = system.loop
         request = request_for(PROMPT, request_id="poison", max_new_tokens=150, stop_strings=["~"])
         poison = aiter(system.stub.Generate(request))
         others = [asyncio.create_task(system.tokens([3 + i, 5], max_new_tokens=40)) for i in range(3)]
@@ -105,10 +109,10 @@ async def test_a_fault_beside_a_step_ends_only_the_request_that_causes_it(
         assert await asyncio.gather(*others) == [greedy([3 + i, 5], 40) for i in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(rest_of(poison), 20)
-        assert system.loop is lane, "it goes on"
+        assert system.loop is session, "it goes on"
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        await until(lambda: "poison" not in lane.deliveries.unfinished)
-        assert not lane.scheduler.states
+        await until(lambda: "poison" not in session.persistence.unfinished)
+        assert not session.scheduler.states
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "internal error: IndexError" in (caught.value.details() or "")
     failed = [record for record in caplog.records if "request poison failed" in record.getMessage()]
@@ -123,9 +127,9 @@ async def test_what_operators_are_told_of_a_request_cannot_end_it(
 
     monkeypatch.setattr(RequestMetrics, "progress", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
-        lane = system.loop
+        session = system.loop
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        assert system.loop is lane
+        assert system.loop is session
 
 
 async def test_a_lane_that_cannot_plan_at_all_is_built_anew_and_loses_nothing(
@@ -143,10 +147,10 @@ async def test_a_lane_that_cannot_plan_at_all_is_built_anew_and_loses_nothing(
 
     monkeypatch.setattr(Scheduler, "plan", raises_once)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
-        lane = system.loop
+        session = system.loop
         texts = await asyncio.gather(*(system.tokens([3 + i, 5], max_new_tokens=40) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 40) for i in range(3)]
-        assert system.loop is not lane
+        assert system.loop is not session
 
 
 async def test_a_fault_in_what_is_learnt_costs_no_request(

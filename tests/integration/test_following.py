@@ -153,10 +153,10 @@ async def test_requests_that_go_on_elsewhere_leave_no_open_span(redis_url: str) 
     async with traced_system(redis_url, ratio=1.0) as (system, exporter):
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
         await until(lambda: system.loop.steps > 1)
-        traces = system.gateway.journal._traces
+        traces = system.gateway.observer._traces
         assert isinstance(traces, RequestTraces)
         assert len(traces) == 1
-        system.loop.deliveries.let_go(list(system.loop.scheduler.states))
+        system.loop.persistence.let_go(list(system.loop.scheduler.states))
         assert len(traces) == 0
         (root,) = named(exporter, "request")
         assert root.attributes is not None
@@ -191,7 +191,7 @@ async def test_spans_reach_a_collector(redis_url: str) -> None:
     try:
         async with running_system(redis_url, tracer=tracer) as system:
             await system.tokens(PROMPT)
-            await until(lambda: not system.loop.deliveries.unfinished)
+            await until(lambda: not system.loop.persistence.unfinished)
         await asyncio.to_thread(tracer.close)
     finally:
         server.stop(0)

@@ -136,7 +136,7 @@ async def test_attaching_to_what_is_not_there_or_too_far(redis_url: str) -> None
 async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
     """The second one has no verifier: it records what it is asked, the first one runs it."""
     async with two_gateways(redis_url) as (system, other, stub):
-        assert len(other.lanes) == 0
+        assert len(other.sessions) == 0
         request = request_for(PROMPT, max_new_tokens=40, logprobs=True)
         replies = [r async for r in stub.Generate(request)]
         assert tokens_of(replies) == greedy(PROMPT, 40)
@@ -147,7 +147,7 @@ async def test_any_gateway_answers_for_any_request(redis_url: str) -> None:
         status = await stub.Status(generation_pb2.StatusRequest())
         assert status.gateways == 2
         assert (status.verifiers[0].ready, status.redis_ready) == (True, True)
-        await until(lambda: not len(other.feeds))
+        await until(lambda: not len(other.token_streams))
 
 
 async def test_a_request_is_cancelled_through_another_gateway(redis_url: str) -> None:
@@ -203,7 +203,7 @@ async def test_another_gateway_goes_on_when_one_dies(redis_url: str, sampling: d
         for i, tokens in enumerate(whole[:-1]):
             again = await read_all(stub, request_for([*PROMPT, 20 + i], max_new_tokens=LONG, **sampling))
             assert tokens == tokens_of(again), f"request {i}"
-        assert len(other.lanes) == 1
+        assert len(other.sessions) == 1
         status = await stub.Status(generation_pb2.StatusRequest())
         assert status.gateways == 1
         _replaced(system, other)
@@ -229,17 +229,17 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
         loop.verifier.verify = late  # type: ignore[method-assign]
         await asleep.wait()
-        renew = system.gateway.keeper._renew_once
+        renew = system.gateway.lease_manager._renew_once
         renewing = asyncio.Event()
-        system.gateway.keeper._renew_once = renewing.wait  # type: ignore[method-assign, assignment]
-        await until(lambda: any(lane.loop.steps for lane in other.lanes))
+        system.gateway.lease_manager._renew_once = renewing.wait  # type: ignore[method-assign, assignment]
+        await until(lambda: any(session.loop.steps for session in other.sessions))
         go_on.set()
         await until(lambda: len(fenced) == 1)  # the verifier refused it
-        system.gateway.keeper._renew_once = renew  # type: ignore[method-assign]
+        system.gateway.lease_manager._renew_once = renew  # type: ignore[method-assign]
         renewing.set()
         assert await reader.finish() == greedy(PROMPT, LONG)
         assert len(fenced) == 1
-        await until(lambda: not len(system.gateway.lanes))
+        await until(lambda: not len(system.gateway.sessions))
         _replaced(system, other)
 
 
@@ -248,13 +248,13 @@ async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> No
     async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=400))
         draining = asyncio.create_task(system.gateway.drain())
-        await until(lambda: any(lane.loop.scheduler.running for lane in other.lanes))
+        await until(lambda: any(session.loop.scheduler.running for session in other.sessions))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await system.tokens(PROMPT)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert await reader.finish() == greedy(PROMPT, 400)
         await draining
-        assert len(system.gateway.lanes) == 0
+        assert len(system.gateway.sessions) == 0
         assert tokens_of(await read_all(stub, request_for(PROMPT))) == greedy(PROMPT, 16)
         _replaced(system, other)
 
@@ -265,7 +265,7 @@ async def test_a_drained_gateway_without_another_one_finishes_what_it_has(redis_
         draining = asyncio.create_task(system.gateway.drain())
         assert await reader.finish() == greedy(PROMPT, LONG), "finished within the drain time"
         await draining
-        assert not system.gateway.keeper.ready
+        assert not system.gateway.lease_manager.ready
 
 
 async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url: str) -> None:
@@ -278,8 +278,8 @@ async def test_requests_of_a_gateway_that_has_ended_wait_for_the_next(redis_url:
         seen = reader.tokens
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(seen) < 400
-        await system.gateway.lanes.end_all()
-        await system.gateway.keeper.leave()
+        await system.gateway.sessions.end_all()
+        await system.gateway.lease_manager.leave()
         system.gateway.running.cancel()
         async with another_gateway(system.gateway.settings) as (after, stub, _):
             replies = await rest(stub, request.request_id, len(seen))
@@ -311,8 +311,8 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
     async with running_system(f"redis://127.0.0.1:{port}/0", lease_s=0.6, linger_seconds=9.0) as system:
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=LONG))
         await _killed(redis)
-        await until(lambda: not system.gateway.keeper.redis_ready)
-        assert not system.gateway.keeper.ready
+        await until(lambda: not system.gateway.lease_manager.redis_ready)
+        assert not system.gateway.lease_manager.ready
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await system.tokens(PROMPT)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -320,7 +320,7 @@ async def test_a_redis_that_is_away_for_a_while_stops_nothing(tmp_path: Path) ->
         assert int(hints["grpc-retry-pushback-ms"]) > 0
         redis = await _started(command, port)
         assert await reader.finish() == greedy(PROMPT, LONG)
-        await until(lambda: system.gateway.keeper.redis_ready)
+        await until(lambda: system.gateway.lease_manager.redis_ready)
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
     await _killed(redis)
 
@@ -347,14 +347,14 @@ async def test_two_verifiers_share_the_requests_and_one_that_dies_is_replaced(re
     async with running_system(redis_url, verifiers=2, lease_s=0.6, max_batch=4, linger_seconds=5.0) as system:
         requests = [request_for([*PROMPT, 20 + i], max_new_tokens=LONG) for i in range(4)]
         readers = await asyncio.gather(*(begin(system.stub, request) for request in requests))
-        assert [lane.loop.scheduler.running for lane in system.gateway.lanes] == [2, 2]
+        assert [session.loop.scheduler.running for session in system.gateway.sessions] == [2, 2]
         await system.servers["verifier"].stop()
         found = await asyncio.gather(*(reader.finish() for reader in readers))
         assert found == [greedy([*PROMPT, 20 + i], LONG) for i in range(4)]
         status = await system.stub.Status(generation_pb2.StatusRequest())
         assert [verifier.ready for verifier in status.verifiers] == [False, True]
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)
-        assert system.gateway.keeper.ready
+        assert system.gateway.lease_manager.ready
 
 
 async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
@@ -362,17 +362,17 @@ async def test_two_gateways_share_two_verifiers(redis_url: str) -> None:
         running_system(redis_url, verifiers=2, lease_s=2.0) as system,
         another_gateway(system.gateway.settings) as (other, stub, _),
     ):
-        assert (len(system.gateway.lanes), len(other.lanes)) == (2, 0), "what is held is not taken away"
-        for lane in list(system.gateway.lanes)[1:]:
-            await system.gateway.lanes.end(lane)
-        await until(lambda: len(other.lanes) == 1)
-        assert len(system.gateway.lanes) == 1, "half of them are its share"
+        assert (len(system.gateway.sessions), len(other.sessions)) == (2, 0), "what is held is not taken away"
+        for session in list(system.gateway.sessions)[1:]:
+            await system.gateway.sessions.end(session)
+        await until(lambda: len(other.sessions) == 1)
+        assert len(system.gateway.sessions) == 1, "half of them are its share"
         many = [request_for([*PROMPT, 20 + i % 3], max_new_tokens=LONG) for i in range(24)]
         found = await asyncio.gather(*(read_all(system.stub, request) for request in many))
         right = [greedy([*PROMPT, 20 + i], LONG) for i in range(3)]
         assert [tokens_of(replies) for replies in found] == right * 8
-        (lane,) = other.lanes
-        assert lane.loop.steps > 0, "what waited at the first ran at the second"
+        (session,) = other.sessions
+        assert session.loop.steps > 0, "what waited at the first ran at the second"
         assert tokens_of(await read_all(stub, request_for(PROMPT, max_new_tokens=9))) == greedy(PROMPT, 9)
 
 

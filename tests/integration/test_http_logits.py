@@ -15,11 +15,11 @@ BIAS = {60: 4.0, 5: -100.0}
 async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
     async with served(redis_url) as (system, http), http.openai() as client:
         free = await over_grpc(system)
-        for wish, ours in (
+        for wanted, ours in (
             ({"logit_bias": {str(token): bias for token, bias in BIAS.items()}}, {"logit_bias": BIAS}),
             (WISH, WISH),
         ):
-            answer = await client.chat.completions.create(**ASKED, **wish)
+            answer = await client.chat.completions.create(**ASKED, **wanted)
             assert answer.choices[0].message.content == await over_grpc(system, **ours) != free
         only: Any = {"extra_body": {"speculation": "off"}, "logit_bias": {"60": 100}}
         text = (

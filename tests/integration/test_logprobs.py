@@ -37,12 +37,12 @@ async def answers(system: System, **fields: Any) -> list[Replies]:
             system.generate(
                 prompt,
                 max_new_tokens=LENGTH,
-                sampling={"temperature": 0.8 * (index % 2), "seed": index, **wish},
+                sampling={"temperature": 0.8 * (index % 2), "seed": index, **wanted},
                 request_id=f"{fields}-{index}",
                 **kinds[index % 4],
                 **fields,
             )
-            for index, (prompt, wish) in enumerate(zip(PROMPTS, WISHES, strict=True))
+            for index, (prompt, wanted) in enumerate(zip(PROMPTS, WISHES, strict=True))
         )
     )
 

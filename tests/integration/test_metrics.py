@@ -110,7 +110,7 @@ def address_of(system: System, name: str) -> str:
 
 async def idle(system: System) -> None:
     """Waits until the last step is counted."""
-    await until(lambda: not system.loop.deliveries.unfinished)
+    await until(lambda: not system.loop.persistence.unfinished)
 
 
 async def test_steps_of_two_speculators_are_counted_as_computed_by_hand(redis_url: str) -> None:
@@ -305,7 +305,7 @@ async def test_refused_requests_are_counted_by_status_code(redis_url: str, tmp_p
         await refuse(attach, generation_pb2.AttachRequest(request_id="unknown"))
         with pytest.raises(grpc.aio.AioRpcError):
             await system.tokens(PROMPT)  # without a key
-        system.gateway.keeper.draining = True
+        system.gateway.lease_manager.draining = True
         await refuse(generate, request_for(PROMPT))
         refused = scrape(system).by("requests_refused_total", "code")
         assert refused == {

@@ -28,7 +28,7 @@ Command = Callable[[Pair, str], Awaitable[Any]]
 WRITES: dict[str, Command] = {
     "renew": lambda pair, _: pair.lease_a.renew(GatewayReport(pair.a.gateway_id), []),
     "claim": lambda pair, _: pair.lease_a.claim("verifier"),
-    "create": lambda pair, _: pair.a.create(state_of([]).request, "digest", ANYBODY, owned=True),
+    "create": lambda pair, _: pair.a.create(state_of([]).request, "idempotency_key", ANYBODY, owned=True),
     "append": lambda pair, name: pair.a.append([_progress(name)], [], {name: 1}, "model"),
     "adopt": lambda pair, _: pair.a.adopt(10, ["model"]),
     "cancel": lambda pair, name: pair.a.cancel(name, None),
@@ -53,7 +53,7 @@ async def _prepared(pair: RedisPair, connection: RedisConnection) -> tuple[Pair,
     stores = Pair(connection)
     name = await stores.begin(state_of([]))
     free = state_of([]).request
-    await stores.b.create(free, "digest", ANYBODY, owned=False)
+    await stores.b.create(free, "idempotency_key", ANYBODY, owned=False)
     await asyncio.gather(*(stores.a.load(name) for _ in range(8)))
     return stores, name
 

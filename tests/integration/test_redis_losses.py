@@ -14,7 +14,7 @@ from gateway.store.keys import PREFIX, TOKEN_WIDTH, request_key, tokens_key
 from gateway.store.leases import GatewayReport
 from gateway.store.requests import RequestStore, Written
 from specinfer.errors import UnavailableError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest
 from specinfer.v1 import generation_pb2
@@ -30,7 +30,7 @@ def asked(**options: Any) -> GenerationRequest:
         secrets.token_hex(6),
         tuple(PROMPT),
         options.pop("max_new_tokens", 16),
-        SamplingParams(temperature=0),
+        Sampling(temperature=0),
         **options,
     )
 
@@ -95,7 +95,7 @@ async def test_what_waits_is_written_again_though_redis_fails_in_between(redis_u
         waiting = request_for(PROMPT[::-1], max_new_tokens=5)
         later = asyncio.create_task(system.stub.Generate(waiting).read())
         await until(lambda: system.loop.scheduler.waiting == 1)
-        system.gateway.keeper._leases.claim = failing_once(system.gateway.keeper._leases.claim)  # type: ignore[method-assign]
+        system.gateway.lease_manager._leases.claim = failing_once(system.gateway.lease_manager._leases.claim)  # type: ignore[method-assign]
         await system.store._connection.redis.flushall()
         async with asyncio.timeout(1.5):
             while await system.store.load(waiting.request_id) is None:  # noqa: ASYNC110
@@ -108,7 +108,7 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
     """All its tokens are there; its owner died before it wrote the end."""
     async with running_system(redis_url, lease_s=0.6) as system:
         request, store = asked(max_new_tokens=5), RequestStore(system.store._connection, "dead", 60)
-        await store.create(request, "digest", ANYBODY, owned=True)
+        await store.create(request, "idempotency_key", ANYBODY, owned=True)
         state = state_of([])
         state.request, state.tokens = request, [*PROMPT, *greedy(PROMPT, 5)]
         model = system.loop.verifier.model_fingerprint
@@ -125,8 +125,8 @@ async def test_a_finished_request_is_told_though_redis_failed_while_it_was_adopt
 async def test_requests_that_waited_while_no_gateway_was_there_are_run_not_failed(redis_url: str) -> None:
     async with running_system(redis_url, lease_s=0.6, patience_s=3.0) as system:
         request = asked()
-        system.gateway.keeper._handovers.pause(1.5)  # as when Redis has just come back
-        await system.store.create(request, "digest", ANYBODY, owned=False)
+        system.gateway.lease_manager._rebalancer.pause(1.5)  # as when Redis has just come back
+        await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
             await redis.zadd(f"{PREFIX}unowned", {request.request_id: 1.0})
         replies = await rest(system.stub, request.request_id, 0)
@@ -137,7 +137,7 @@ async def test_a_request_that_nobody_can_run_ends_after_the_patience(redis_url: 
     """It is adopted and given away again and again, which is no progress."""
     async with running_system(redis_url, lease_s=0.6, patience_s=2.0, kv_tokens=64) as system:
         request = asked(max_new_tokens=300)
-        await system.store.create(request, "digest", ANYBODY, owned=False)
+        await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with asyncio.timeout(10):
             while not (record := await system.store.load(request.request_id)) or not record.ending:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -161,7 +161,7 @@ async def test_what_a_forgotten_gateway_recorded_is_adopted(redis_url: str) -> N
     """Redis lost its data, the gateway recorded a request before it renewed its lease, and died."""
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([])
-        await stores.a.create(state.request, "digest", ANYBODY, owned=True)
+        await stores.a.create(state.request, "idempotency_key", ANYBODY, owned=True)
         (record,) = await stores.b.adopt(10, [])
         assert record.request == state.request
 
@@ -182,9 +182,9 @@ async def test_a_caller_with_many_waiting_requests_does_not_keep_others_from_bei
     async with connected(redis_url) as connection:
         stores, greedy_one = Pair(connection), Caller("many")
         for _ in range(5):
-            await stores.a.create(state_of([]).request, "digest", greedy_one, owned=False)
+            await stores.a.create(state_of([]).request, "idempotency_key", greedy_one, owned=False)
         late = state_of([]).request
-        await stores.a.create(late, "digest", Caller("one"), owned=False)
+        await stores.a.create(late, "idempotency_key", Caller("one"), owned=False)
         adopted = await stores.b.adopt(2, [])
         assert late.request_id in [record.request.request_id for record in adopted]
         await stores.b.disown([record.request.request_id for record in adopted])
@@ -206,7 +206,7 @@ async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> Non
         store = Pair(connection).a
         soon, later = asked(deadline_s=0.001), asked(deadline_s=1000.0)
         for request in (soon, later):
-            await store.create(request, "digest", ANYBODY, owned=False)
+            await store.create(request, "idempotency_key", ANYBODY, owned=False)
         await asyncio.sleep(0.01)
         await store.abandon(1000.0, "why")
         ended, open_ = [await store.load(request.request_id) for request in (soon, later)]
@@ -238,12 +238,12 @@ async def test_a_record_that_cannot_be_read_ends_alone_when_it_is_adopted(
     """Were its adoption to fail, all that are adopted with it would wait for ever."""
     async with running_system(redis_url, lease_s=0.6) as system:
         damaged, whole = asked(), [asked() for _ in range(3)]
-        system.gateway.keeper._handovers.adopt_from = math.inf  # until all is as the test wants it
+        system.gateway.lease_manager._rebalancer.adopt_from = math.inf  # until all is as the test wants it
         for request in (damaged, *whole):
-            await system.store.create(request, "digest", ANYBODY, owned=False)
+            await system.store.create(request, "idempotency_key", ANYBODY, owned=False)
         async with Redis.from_url(redis_url) as redis:
             await redis.set(tokens_key(damaged.request_id), "5       no token")
-        system.gateway.keeper._handovers.adopt_from = 0.0
+        system.gateway.lease_manager._rebalancer.adopt_from = 0.0
         for request in whole:
             replies = await asyncio.wait_for(rest(system.stub, request.request_id, 0), 20)
             assert tokens_of(replies) == greedy(PROMPT, 16)

@@ -197,7 +197,7 @@ async def test_a_gateway_without_a_lane_keeps_them_for_the_one_that_has_one(redi
         running_system(redis_url, {"reader": drafter}) as system,
         another_gateway(system.gateway.settings) as (other, stub, _),
     ):
-        assert len(other.lanes) == 0
+        assert len(other.sessions) == 0
         request = request_for(PROMPT, request_id="r", references=["abc"])
         found = [token async for reply in stub.Generate(request) for token in reply.token_ids]
         assert found == greedy(PROMPT, 16)

@@ -46,20 +46,20 @@ def slow(job: DraftJob) -> TokenTree:
 async def test_the_linger_time_counts_from_the_last_client_that_left(redis_url: str) -> None:
     drafters = {"slow": ScriptedDrafter(slow)}
     async with running_system(redis_url, drafters, linger_seconds=0.6) as system:
-        request, desk = request_for(PROMPT, max_new_tokens=400), system.gateway.servicer._desk
+        request, requests = request_for(PROMPT, max_new_tokens=400), system.gateway.servicer._requests
         reader = await begin(system.stub, request)
-        feed = system.gateway.feeds.get(request.request_id)
-        assert feed is not None
+        token_stream = system.gateway.token_streams.get(request.request_id)
+        assert token_stream is not None
         reader.call.cancel()
-        await until(lambda: feed.readers == 0)
+        await until(lambda: token_stream.readers == 0)
         await asyncio.sleep(0.4)
-        with desk.reading(feed):
+        with requests.reading(token_stream):
             pass  # came back, and left again
         await asyncio.sleep(0.4)
-        assert not feed.ending, "the first time that it was left does not count any more"
-        await until(lambda: feed.ending is not None)
-        assert feed.ending is not None
-        assert feed.ending.finish in (FinishReason.CANCELLED, FinishReason.LENGTH)
+        assert not token_stream.ending, "the first time that it was left does not count any more"
+        await until(lambda: token_stream.ending is not None)
+        assert token_stream.ending is not None
+        assert token_stream.ending.finish in (FinishReason.CANCELLED, FinishReason.LENGTH)
 
 
 async def test_a_client_that_leaves_one_gateway_does_not_end_the_stream_at_another(redis_url: str) -> None:
@@ -69,7 +69,7 @@ async def test_a_client_that_leaves_one_gateway_does_not_end_the_stream_at_anoth
         second = attach(stub, request.request_id)
         assert await second.read()
         second.call.cancel()
-        await until(lambda: not len(other.feeds))
+        await until(lambda: not len(other.token_streams))
         assert await reader.finish() == greedy(PROMPT, 400)
         assert reader.last is not None
         assert reader.last.summary.finish_reason == generation_pb2.FINISH_REASON_LENGTH
@@ -80,8 +80,8 @@ async def test_attaching_in_vain_leaves_nothing_behind(redis_url: str) -> None:
         request = request_for(PROMPT, max_new_tokens=LONG)
         reader = await begin(system.stub, request)
         with pytest.raises(InvalidInputError):
-            await other.servicer._desk.attach(request.request_id, LONG + 1, ANYBODY)
-        assert not len(other.feeds)
+            await other.servicer._requests.attach(request.request_id, LONG + 1, ANYBODY)
+        assert not len(other.token_streams)
         await reader.finish()
 
 
@@ -95,7 +95,7 @@ async def test_who_attaches_while_the_last_other_client_leaves_is_served(redis_u
 
         async def slow(request_id: str) -> None:
             first.call.cancel()
-            await until(lambda: not len(other.feeds))
+            await until(lambda: not len(other.token_streams))
             await listen(request_id)
 
         other.store.listen = slow  # type: ignore[method-assign]
@@ -121,7 +121,7 @@ async def test_a_client_that_hangs_up_while_it_is_recorded_leaves_for_good(redis
             await call.read()
         await recorded.wait()
         await until(lambda: system.loop.scheduler.running > 0)
-        await until(lambda: not system.loop.scheduler.running and not len(system.gateway.feeds))
+        await until(lambda: not system.loop.scheduler.running and not len(system.gateway.token_streams))
         record = await store.load(request.request_id)
         assert record is not None
         assert record.ending is not None

@@ -40,14 +40,14 @@ async def one_lane_each(
         running_system(redis_url, verifiers=2, lease_s=2.0, **options) as system,
         another_gateway(system.gateway.settings) as (other, stub, _),
     ):
-        await system.gateway.lanes.end(list(system.gateway.lanes)[1])
-        await until(lambda: len(other.lanes) == 1)
+        await system.gateway.sessions.end(list(system.gateway.sessions)[1])
+        await until(lambda: len(other.sessions) == 1)
         yield system, other, stub
 
 
 def offers(gateway: Gateway) -> int:
     """How many gateways it knows to have room."""
-    return sum(report.room > 0 for report in gateway.keeper.renewal.alive)
+    return sum(report.room > 0 for report in gateway.lease_manager.renewal.alive)
 
 
 async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
@@ -56,7 +56,7 @@ async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
         one_lane_each(redis_url) as (system, other, _),
         another_gateway(system.gateway.settings) as (third, stub, _),
     ):
-        assert not len(third.lanes)
+        assert not len(third.sessions)
         await until(lambda: all(offers(gateway) == 2 for gateway in (system.gateway, other)))
         given = count_given_away([system.gateway, other])
         asked = [request_for([*PROMPT, 20 + i], max_new_tokens=40) for i in range(8)]
@@ -68,8 +68,8 @@ async def test_what_can_run_here_is_not_given_away(redis_url: str) -> None:
 async def test_room_that_was_told_once_is_given_to_once(redis_url: str) -> None:
     """The other gateway tells nothing new while this one, whose verifier is slow, looks again and again."""
     async with one_lane_each(redis_url, max_batch=1) as (system, other, _):
-        keeper, scheduler, go_on = system.gateway.keeper, system.loop.scheduler, asyncio.Event()
-        renew, verify, looks = keeper._leases.renew, system.loop.verifier.verify, []
+        lease_manager, scheduler, go_on = system.gateway.lease_manager, system.loop.scheduler, asyncio.Event()
+        renew, verify, looks = lease_manager._leases.renew, system.loop.verifier.verify, []
 
         async def told_once(*arguments: Any) -> Renewal:
             renewal = await renew(*arguments)
@@ -83,7 +83,7 @@ async def test_room_that_was_told_once_is_given_to_once(redis_url: str) -> None:
             await go_on.wait()
             return await verify(*arguments)
 
-        keeper._leases.renew = told_once  # type: ignore[method-assign]
+        lease_manager._leases.renew = told_once  # type: ignore[method-assign]
         system.loop.verifier.verify = slow  # type: ignore[method-assign]
         given = count_given_away([system.gateway])
         asked = [request_for([*PROMPT, 20 + i], max_new_tokens=9) for i in range(6)]

@@ -20,7 +20,7 @@ from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.cli.local.processes import free_ports
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, SpecInferError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.service.channel import open_channel
 from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeBuilder
@@ -31,7 +31,7 @@ from tests.support.system import ScriptedDrafter, until
 
 PROMPT = [5, 17, 3]
 POLICY = PoolPolicy(10.0, VOCABULARY, "ours", hung_s=5.0, retry_s=0.01, longest_retry_s=0.05)
-SAMPLED = SamplingParams(seed=1)
+SAMPLED = Sampling(seed=1)
 
 
 def guess(token: int) -> ScriptedDrafter:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.api.callers import ANYBODY, Caller
-from gateway.session.token_stream import Feed
+from gateway.session.token_stream import TokenStream
 from gateway.store.connection import RedisConnection
 from gateway.store.keys import logprobs_key, logprobs_width, request_key, tokens_key, verifier_key
 from gateway.store.leases import GatewayReport, LeaseStore, VerifierLease
@@ -27,7 +27,7 @@ from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
 from specinfer.logprobs import TokenLogprobs
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
 
@@ -35,7 +35,7 @@ ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 
 
 def state_of(tokens: list[int], **asked: Any) -> RequestState:
-    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, SamplingParams(temperature=0), **asked)
+    request = GenerationRequest(secrets.token_hex(6), (1, 2), 10, Sampling(temperature=0), **asked)
     return RequestState(request, 0.0, 0, request.sampling, [1, 2, *tokens])
 
 
@@ -57,7 +57,7 @@ class Pair:
     async def begin(self, state: RequestState, caller: Caller = ANYBODY) -> str:
         """Gateway A has a lease and owns the request."""
         await self.lease_a.renew(GatewayReport(self.a.gateway_id), [])
-        await self.a.create(state.request, "digest", caller, owned=True)
+        await self.a.create(state.request, "idempotency_key", caller, owned=True)
         return state.request.request_id
 
 
@@ -121,7 +121,7 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
         "id",
         (3, 1),
         7,
-        SamplingParams(
+        Sampling(
             0.5,
             3,
             0.9,
@@ -154,12 +154,14 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
 async def test_an_id_is_taken_by_its_content_until_it_is_discarded(redis_url: str) -> None:
     async with connected(redis_url) as connection:
         store, request = Pair(connection).a, state_of([]).request
-        assert await store.create(request, "digest", ANYBODY, owned=True)
-        assert not await store.create(request, "digest", ANYBODY, owned=True), "the same: to be attached to"
+        assert await store.create(request, "idempotency_key", ANYBODY, owned=True)
+        assert not await store.create(request, "idempotency_key", ANYBODY, owned=True), (
+            "the same: to be attached to"
+        )
         with pytest.raises(AlreadyExistsError, match=request.request_id):
-            await store.create(request, "another digest", ANYBODY, owned=True)
+            await store.create(request, "another idempotency_key", ANYBODY, owned=True)
         await store.discard(request.request_id)
-        assert await store.create(request, "another digest", ANYBODY, owned=True)
+        assert await store.create(request, "another idempotency_key", ANYBODY, owned=True)
 
 
 async def test_only_the_owner_writes_and_who_was_taken_over_from_is_told(redis_url: str) -> None:
@@ -189,15 +191,15 @@ async def test_a_request_that_redis_lost_is_written_again(redis_url: str) -> Non
         await connection.redis.delete(request_key(name), tokens_key(name))
         progress = Progress(state, [5], [], 0, False)
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.LOST}
-        feed = Feed(state.request, "digest", True)
-        assert await stores.a.restore(state, feed, "model", 1, 3.0) is Written.OK
+        token_stream = TokenStream(state.request, "idempotency_key", True)
+        assert await stores.a.restore(state, token_stream, "model", 1, 3.0) is Written.OK
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.OK}
         record = await stores.a.load(name)
         assert record is not None
-        assert (record.tokens, record.digest, record.model) == ([5], "digest", "model")
+        assert (record.tokens, record.idempotency_key, record.model) == ([5], "idempotency_key", "model")
         assert 3.0 <= record.age_s < 8.0
-        assert await stores.b.restore(state, feed, "model", 1, 3.0) is Written.FENCED
-        assert await stores.b.restore(state, feed, "model", 2, 3.0) is Written.OK, "the later owner"
+        assert await stores.b.restore(state, token_stream, "model", 1, 3.0) is Written.FENCED
+        assert await stores.b.restore(state, token_stream, "model", 2, 3.0) is Written.OK, "the later owner"
         assert await stores.a.append([progress], [], {name: 1}, "model") == {name: Written.FENCED}
 
 
@@ -298,14 +300,16 @@ async def test_quotas_count_over_all_gateways(redis_url: str) -> None:
         stores = Pair(connection)
         first, second, third = (state_of([], caller=caller.name) for _ in range(3))
         await stores.begin(first, caller)
-        await stores.b.create(second.request, "digest", caller, owned=True)
+        await stores.b.create(second.request, "idempotency_key", caller, owned=True)
         with pytest.raises(ExhaustedError, match="2 requests are unfinished"):
-            await stores.b.create(third.request, "digest", caller, owned=True)
+            await stores.b.create(third.request, "idempotency_key", caller, owned=True)
         await stores.a.append([Progress(finished(first), [3] * 4, [], 0, True)], [], ones(first), "model")
-        await stores.b.create(third.request, "digest", caller, owned=True)
+        await stores.b.create(third.request, "idempotency_key", caller, owned=True)
         await stores.b.append([Progress(finished(second), [3], [], 0, True)], [], ones(second), "model")
         with pytest.raises(ExhaustedError, match="over 5 tokens per minute"):
-            await stores.b.create(state_of([], caller=caller.name).request, "digest", caller, owned=True)
+            await stores.b.create(
+                state_of([], caller=caller.name).request, "idempotency_key", caller, owned=True
+            )
 
 
 class Read(tuple[int, ...]):
@@ -319,7 +323,7 @@ class Read(tuple[int, ...]):
 
 
 def test_a_record_copies_no_prompt() -> None:
-    request = GenerationRequest("id", Read(range(1000)), 10, SamplingParams(temperature=0))
+    request = GenerationRequest("id", Read(range(1000)), 10, Sampling(temperature=0))
     assert decode_content("id", encode_content(request)) == replace(request, prompt=tuple(range(1000)))
     assert Read.reads == 1, "json's own code, and nobody before"
 
@@ -328,7 +332,7 @@ async def test_requests_without_an_owner_end_when_nobody_takes_them(redis_url: s
     async with connected(redis_url) as connection:
         store, state = Pair(connection).a, state_of([])
         name = state.request.request_id
-        await store.create(state.request, "digest", ANYBODY, owned=False)
+        await store.create(state.request, "idempotency_key", ANYBODY, owned=False)
         await store.abandon(100.0, "no verifier")
         record = await store.load(name)
         assert record is not None
@@ -367,7 +371,7 @@ async def test_a_lease_ends_by_itself_and_who_leaves_frees_everything(redis_url:
         stores = Pair(connection, lease_s=0.05)
         state = state_of([])
         name = await stores.begin(state)
-        report_b = GatewayReport(stores.b.gateway_id, lanes=1, room=3)
+        report_b = GatewayReport(stores.b.gateway_id, sessions=1, room=3)
         await asyncio.sleep(0.1)
         alive = (await stores.lease_b.renew(report_b, [])).alive
         assert stores.a.gateway_id not in [report.gateway_id for report in alive]
@@ -394,7 +398,7 @@ async def test_a_crowd_that_comes_at_once_waits_for_connections_and_is_not_refus
         stores = Pair(connection)
         states = [state_of([]) for _ in range(400)]
         new = await asyncio.gather(
-            *(stores.a.create(state.request, "digest", ANYBODY, owned=True) for state in states)
+            *(stores.a.create(state.request, "idempotency_key", ANYBODY, owned=True) for state in states)
         )
         assert all(new)
         assert len(connection.redis.connection_pool._available_connections) <= 64

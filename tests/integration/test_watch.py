@@ -97,8 +97,8 @@ async def test_plain_decoding_is_a_root_and_a_bonus(redis_url: str) -> None:
         steps = [reply.step for reply in await rest_of(call)]
     assert [(len(step.nodes), len(step.accepted), len(step.tokens)) for step in steps] == [(1, 0, 1)] * 3
     assert [token.token_id for step in steps for token in step.tokens] == greedy(PROMPT, 3)
-    told_logprobs = [value for reply in told for value in reply.logprobs]
-    assert [token.logprob for step in steps for token in step.tokens] == told_logprobs
+    encode_logprobs = [value for reply in told for value in reply.logprobs]
+    assert [token.logprob for step in steps for token in step.tokens] == encode_logprobs
 
 
 async def test_what_a_constraint_forces_nobody_guessed(redis_url: str) -> None:

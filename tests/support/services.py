@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from specinfer.drafters import Drafter
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.server import ServiceServer
@@ -80,7 +80,7 @@ async def verifier_service(
 def step_entry(
     request_id: str,
     tokens: list[int],
-    sampling: SamplingParams = GREEDY,
+    sampling: Sampling = GREEDY,
     *,
     base_len: int = 0,
     draws: bool = False,

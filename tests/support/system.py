@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from gateway.app import Gateway, build_gateway
-from gateway.session.loop import GenerationLoop
+from gateway.session.loop import SessionLoop
 from gateway.settings import GatewaySettings
 from gateway.store.requests import RequestStore
 from specinfer.cli.local.processes import free_ports
@@ -127,10 +127,10 @@ class System:
     """Metrics of "gateway", "verifier" and each speculator service."""
 
     @property
-    def loop(self) -> GenerationLoop:
-        """The loop of the lane that there is."""
-        (lane,) = self.gateway.lanes
-        return lane.loop
+    def loop(self) -> SessionLoop:
+        """The loop of the session that there is."""
+        (session,) = self.gateway.sessions
+        return session.loop
 
     @property
     def store(self) -> RequestStore:
@@ -329,11 +329,11 @@ async def crash(gateway: Gateway) -> None:
     """What a gateway leaves behind that is killed: nobody is told, its leases end by themselves."""
     gateway.running.cancel()
     await asyncio.gather(gateway.running, return_exceptions=True)
-    for lane in list(gateway.lanes):
-        lane.loop.deliveries.unfinished.clear()
-        await lane.stop()
-    gateway.lanes.by_instance.clear()
-    gateway.feeds.fail_all(UnavailableError("killed"))
+    for session in list(gateway.sessions):
+        session.loop.persistence.unfinished.clear()
+        await session.stop()
+    gateway.sessions.by_instance.clear()
+    gateway.token_streams.fail_all(UnavailableError("killed"))
 
 
 def add_speculators(

@@ -28,7 +28,7 @@ class SystemView:
     verifiers: Mapping[str, bool]
     """By address, whether it answers."""
     speculators: Mapping[str, bool]
-    """By the service's address, whether it answers a lane of this gateway."""
+    """By the service's address, whether it answers a session of this gateway."""
     models: Iterable[tuple[str, str, str, str, str]]
     """Model, dtype, weights, executor and device of every verifier that is driven."""
 

@@ -30,15 +30,13 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.cli.local.speculators import Flags, default_speculators
+from specinfer.drafters.pools import MODEL_DRAFTERS, Flags, default_speculators
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
 
 Report = Callable[[str], None]
 START_TIMEOUT_S = 180.0
-WITH_MODEL = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
-"""Drafters that are told the model, its numeric type and its device."""
 SERVICE_ENVIRONMENT = {
     # idle threads of one service must not spin on the cores another one needs
     # (docs/findings.md#passive-threads)
@@ -171,7 +169,7 @@ class LocalSystem:
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")
-            extra = dict(common) if WITH_MODEL & set(drafters) else {}
+            extra = dict(common) if MODEL_DRAFTERS & set(drafters) else {}
             if len(drafters) == 1:
                 extra["name"] = name
             self._spawn(name, "speculator_svc", {"listen": address, **extra, **flags})

@@ -9,7 +9,7 @@ import torch
 
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 GREEDY_SCORE_TEMPERATURE = 0.75
@@ -64,7 +64,7 @@ class GrowthShape:
             width = min(width, widths[depth]) if depth < len(widths) else 0
         return min(width, limits.width) if limits.width is not None else width
 
-    def draws(self, asked: SamplingParams) -> bool:
+    def draws(self, asked: Sampling) -> bool:
         """Whether children are drawn."""
         return self.kind is not ProposalKind.POINT and not asked.greedy
 
@@ -84,7 +84,7 @@ class GrowthTask:
     delta: Sequence[int]
     """Context tokens the cache lacks, at least one; the last is the tree's root."""
     limits: TreeLimits
-    sampling: SamplingParams
+    sampling: Sampling
     """The request's; its seed is that of the noise where children are points, and the drafter's own where
     they are drawn. Greedy: children are the most probable tokens."""
     blind: float | None = None

@@ -19,7 +19,7 @@ from specinfer.model.sampling.choices import Choices, ChoiceTask
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, Float64
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import noise_keys
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree.token_tree import Int32
 
 BLOCK = 2048
@@ -110,11 +110,11 @@ def _addresses(rows: torch.Tensor) -> NDArray[np.int64]:
     return rows.data_ptr() + np.arange(len(rows), dtype=np.int64) * (rows.stride(0) * rows.element_size())
 
 
-def _temperature(sampling: SamplingParams) -> float:
+def _temperature(sampling: Sampling) -> float:
     return 0.0 if sampling.greedy else max(sampling.temperature, SMALLEST_TEMPERATURE)
 
 
-def cut_logits(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Logits [N, V] of a request with -infinity for the tokens that its top-k and top-p drop."""
     size = logits.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size

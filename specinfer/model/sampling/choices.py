@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from specinfer.model.sampling.excerpt import Excerpt
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree.token_tree import Int32
 
 
@@ -25,7 +25,7 @@ class ChoiceTask:
 
     logits: torch.Tensor
     """[N, V] float32."""
-    sampling: SamplingParams
+    sampling: Sampling
     positions: Int32
     """[N] absolute position of the token that each row predicts: keys the noise."""
     excerpts: Mapping[int, Int32] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specinfer.model.native.noise import native_softmax
-from specinfer.sampling import SamplingParams, StreamDomain, stream_key
+from specinfer.sampling import Sampling, StreamDomain, stream_key
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -18,7 +18,7 @@ SMALLEST_TEMPERATURE = 1e-4
 _LIKELY = 1024
 
 
-def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> Float64:
+def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
     """[V] float64 probabilities of logits [V] under the sampling parameters.
 
     Greedy sampling gives all probability to the first most probable token. A row with a NaN gives NaNs.
@@ -62,9 +62,7 @@ def _nucleus(p: Float64, top_p: float) -> Float64:
     return kept
 
 
-def generator(
-    sampling: SamplingParams, position: int, domain: StreamDomain, index: int = 0
-) -> np.random.Generator:
+def generator(sampling: Sampling, position: int, domain: StreamDomain, index: int = 0) -> np.random.Generator:
     """The random stream of a request at an absolute position (see `stream_key`)."""
     key = np.array(stream_key(sampling.seed, position, domain, index), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))

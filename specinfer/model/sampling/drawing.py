@@ -4,12 +4,12 @@ import numpy as np
 import torch
 
 from specinfer.model.sampling.distributions import draw, probabilities
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import Draws, Proposal, ProposalKind
 from specinfer.tree.token_tree import Float32, Int32
 
 
-def draft_distribution(logits: torch.Tensor, sampling: SamplingParams, support: int) -> tuple[Int32, Float32]:
+def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
     """q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
 
     It is cut *before* anything is drawn; what is sent is what was sampled from.

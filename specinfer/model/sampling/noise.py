@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling.distributions import SMALLEST_TEMPERATURE, probabilities, softmax
 from specinfer.model.sampling.excerpt import Excerpt
-from specinfer.sampling import SamplingParams, noise_key, noise_state
+from specinfer.sampling import Sampling, noise_key, noise_state
 
 Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
@@ -47,7 +47,7 @@ class Noise:
         token = native_choose(p, key)
         return reference_choice(p, key) if token is None else token
 
-    def choose_by_logits(self, logits: torch.Tensor, sampling: SamplingParams) -> int:
+    def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
         """A token drawn from what `probabilities` makes of logits [V]; they are written down for cuts only.
 
         Raises:

@@ -16,7 +16,7 @@ from specinfer.errors import SettingError
 from specinfer.model.sampling.distributions import generator
 from specinfer.model.sampling.excerpt import Excerpt
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.sampling import Sampling, StreamDomain
 from specinfer.tree import ProposalKind, TokenTree
 from specinfer.tree.token_tree import Int32
 
@@ -59,7 +59,7 @@ class Randomness(Protocol):
 class RequestRandomness:
     """That of a request."""
 
-    sampling: SamplingParams
+    sampling: Sampling
     context_len: int
     """Absolute position of what follows the root."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.verification.adjustments import Float32
 from specinfer.verification.jobs import VerifyJob
 
@@ -22,7 +22,7 @@ class Biases:
     same bits whether x was committed or lies on a path, and greedy speculation stays exact.
     """
 
-    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
+    def __init__(self, sampling: Sampling, vocab_size: int) -> None:
         self._bias = dict(sampling.logit_bias)
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._counts: Counter[int] = Counter()

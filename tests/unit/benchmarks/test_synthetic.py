@@ -20,7 +20,7 @@ from benchmarks.synthetic.rule import (
     verify_synthetic,
 )
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RULES, RequestRandomness, find_rule
 from specinfer.verification.engine import VerifierEngine
@@ -49,7 +49,7 @@ def target(nodes: int) -> TableTarget:
 def drawn_lengths(histogram: AcceptanceHistogram, seed: int) -> list[int]:
     rule, tree = synthetic_rule(histogram), chain(5, 6, 7, 8, 9)
     return [
-        len(rule(tree, target(len(tree)), RequestRandomness(SamplingParams(seed=seed), position)).accepted)
+        len(rule(tree, target(len(tree)), RequestRandomness(Sampling(seed=seed), position)).accepted)
         for position in range(DRAWS)
     ]
 
@@ -81,13 +81,13 @@ def test_accepted_nodes_are_the_deepest_path_and_the_bonus_is_the_targets() -> N
     tree = chain(5, 6, 7)
     assert [int(tree.token_ids[node]) for node in deepest_path(tree)] == [5, 6, 7]
     always = synthetic_rule(AcceptanceHistogram("two", (0, 0, 1)))
-    verdict = always(tree, target(len(tree)), RequestRandomness(SamplingParams(), 10))
+    verdict = always(tree, target(len(tree)), RequestRandomness(Sampling(), 10))
     assert [int(tree.token_ids[node]) for node in verdict.accepted] == [5, 6]
     assert verdict.bonus == 100 + verdict.accepted[-1]
     longer = synthetic_rule(AcceptanceHistogram("nine", (*[0] * 9, 1)))
-    assert len(longer(tree, target(len(tree)), RequestRandomness(SamplingParams(), 10)).accepted) == 3
+    assert len(longer(tree, target(len(tree)), RequestRandomness(Sampling(), 10)).accepted) == 3
     root = TokenTree.root_only(4)
-    assert longer(root, target(1), RequestRandomness(SamplingParams(), 10)).accepted == ()
+    assert longer(root, target(1), RequestRandomness(Sampling(), 10)).accepted == ()
 
 
 def test_means_and_marks_come_from_the_counts() -> None:
@@ -134,10 +134,10 @@ def test_rules_are_synthetic_only_within_a_benchmark(monkeypatch: pytest.MonkeyP
     with synthetic_rules(measured("greedy, 16 nodes")):
         rules = {find_rule(name) for name in (*before, RULE_NAME)}
         assert rules == {verify_synthetic}
-        verify_synthetic(chain(5), target(3), RequestRandomness(SamplingParams(), 1))
+        verify_synthetic(chain(5), target(3), RequestRandomness(Sampling(), 1))
     assert before == RULES
     with pytest.raises(SettingError, match=HISTOGRAM_VARIABLE):
-        verify_synthetic(chain(5), target(3), RequestRandomness(SamplingParams(), 1))
+        verify_synthetic(chain(5), target(3), RequestRandomness(Sampling(), 1))
 
 
 def test_an_engine_draws_its_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,16 +148,13 @@ def test_an_engine_draws_its_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     _rule_of.cache_clear()
     with synthetic_rules(HISTOGRAM):
         engine = VerifierEngine(runner, RULE_NAME)
-        jobs = [
-            VerifyJob(f"r{i}", 0, [3] * (i + 1) + [1], tree, SamplingParams(temperature=0)) for i in range(24)
-        ]
+        jobs = [VerifyJob(f"r{i}", 0, [3] * (i + 1) + [1], tree, Sampling(temperature=0)) for i in range(24)]
         outcomes = engine.verify(jobs)
     _rule_of.cache_clear()
     lengths = [len(outcome.verdict.accepted) for outcome in outcomes if outcome.verdict]
     rule = synthetic_rule(HISTOGRAM)
     wanted = [
-        len(rule(tree, target(len(tree)), RequestRandomness(SamplingParams(), i + 2)).accepted)
-        for i in range(24)
+        len(rule(tree, target(len(tree)), RequestRandomness(Sampling(), i + 2)).accepted) for i in range(24)
     ]
     assert lengths == wanted
     assert len(set(lengths)) > 1

@@ -6,7 +6,7 @@ from typing import Any
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.trees import trees_to_verify
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
@@ -22,7 +22,7 @@ def tree_of(allowed: Allowed, nodes: int, forced: int = 0, **fields: Any) -> Tok
         "r",
         (5, ROOT),
         9,
-        SamplingParams(),
+        Sampling(),
         constraint=constraint,
         **{"speculation": Speculation.TREE} | fields,
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
@@ -96,7 +96,7 @@ def test_a_request_that_moves_to_another_gateway_ends_like_one_that_was_left_alo
     seed: int,
 ) -> None:
     """Whatever speculators the other gateway has (`draws`), and whoever else runs there."""
-    sampling = SamplingParams(temperature=temperature, seed=seed)
+    sampling = Sampling(temperature=temperature, seed=seed)
     asked = request(prompt=prompt, new=new, sampling=sampling, stop_token_ids=stops)
     alone = scheduler()
     undisturbed = alone.submit(asked, 0.0, draws[0])

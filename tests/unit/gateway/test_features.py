@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specinfer.scheduling.target_outputs import FeatureRelay, FeatureWish
+from specinfer.scheduling.target_outputs import FeatureRelay, WantedFeatures
 from specinfer.v1 import speculator_pb2, verifier_pb2
 
 HIDDEN = 2
@@ -79,14 +79,14 @@ def test_other_layers_begin_anew() -> None:
 
 
 def test_features_that_cannot_be_for_the_wish_are_named() -> None:
-    wish = FeatureWish((1, 2), {"a": 3}, 8)
+    wanted = WantedFeatures((1, 2), {"a": 3}, 8)
     fits = verifier_pb2.Verdict(features=bytes(16), features_start=3, held_len=5)
-    assert wish.contradiction("a", fits) == ""
-    assert wish.contradiction("a", verifier_pb2.Verdict()) == ""
+    assert wanted.contradiction("a", fits) == ""
+    assert wanted.contradiction("a", verifier_pb2.Verdict()) == ""
     bad = [
         ("b", fits),
         ("a", verifier_pb2.Verdict(features=bytes(15), features_start=3, held_len=5)),
         ("a", verifier_pb2.Verdict(features=bytes(16), features_start=2, held_len=5)),
         ("a", verifier_pb2.Verdict(features=bytes(16), features_start=4, held_len=5)),
     ]
-    assert all("the verifier returned" in wish.contradiction(name, answer) for name, answer in bad)
+    assert all("the verifier returned" in wanted.contradiction(name, answer) for name, answer in bad)

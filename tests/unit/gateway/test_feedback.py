@@ -12,7 +12,7 @@ from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
@@ -37,7 +37,7 @@ class Listening(Planner):
 def entry(
     name: str, after: Sequence[int], speculation: Speculation = Speculation.TREE, delta: int = 1
 ) -> StepEntry:
-    request = GenerationRequest(name, (3, ROOT), 8, SamplingParams(temperature=0), speculation=speculation)
+    request = GenerationRequest(name, (3, ROOT), 8, Sampling(temperature=0), speculation=speculation)
     state = RequestState(request, 0.0, 0, request.sampling, [3, ROOT, *after])
     return StepEntry(state, 2 - delta, (3, ROOT)[-delta:], True, TreeLimits(4, 4), 4)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.services.pool_policy import PoolPolicy
-from gateway.session.persist import Deliveries
+from gateway.session.persist import Persistence
 from gateway.store.requests import Written
 from specinfer.errors import UnavailableError
 from specinfer.service.outage import Outage, backoff
@@ -52,8 +52,8 @@ async def test_an_outage_of_thousands_of_attempts_loses_no_write(monkeypatch: py
                 raise UnavailableError("away")
             return {}
 
-    deliveries = object.__new__(Deliveries)
-    deliveries._store, deliveries._outage, deliveries._patience_s = Store(), Outage("Redis"), 1e9  # type: ignore[assignment]
-    deliveries._names, deliveries._model, deliveries.unfinished = [], "", {}
-    assert await deliveries._write([]) == {}
+    persistence = object.__new__(Persistence)
+    persistence._store, persistence._outage, persistence._patience_s = Store(), Outage("Redis"), 1e9  # type: ignore[assignment]
+    persistence._names, persistence._model, persistence.unfinished = [], "", {}
+    assert await persistence._write([]) == {}
     assert attempts == 1101

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.cluster.rules import (
     Offers,
-    best_lane,
+    best_session,
     requests_to_adopt,
     requests_to_share,
     somebody_serves,
@@ -15,7 +15,7 @@ from gateway.store.leases import GatewayReport
 
 
 def gateways(*rooms: int | None) -> list[GatewayReport]:
-    """g0, g1, ... with so much room each; None: no lane."""
+    """g0, g1, ... with so much room each; None: no session."""
     return [GatewayReport(f"g{i}", 0 if room is None else 1, room or 0) for i, room in enumerate(rooms)]
 
 
@@ -32,7 +32,7 @@ def test_who_is_drained_has_no_share() -> None:
     assert verifiers_to_claim(4, 0, alive) == 4
     assert not somebody_serves("g0", alive)
     assert somebody_serves("g1", alive)
-    assert not somebody_serves("g1", gateways(None, 3)), "without a lane it serves nothing"
+    assert not somebody_serves("g1", gateways(None, 3)), "without a session it serves nothing"
     assert somebody_stays("g1", gateways(None, 3)), "but it takes what is given up"
     assert not somebody_stays("g0", alive)
 
@@ -80,8 +80,8 @@ def test_what_was_given_away_is_not_taken_back() -> None:
 
 
 def test_a_request_goes_where_it_runs_at_once_then_where_its_beginning_was_read() -> None:
-    assert best_lane([]) is None
-    assert best_lane([(False, 0, 64), (True, 5, 0)]) == 1
-    assert best_lane([(True, 1, 0), (True, 5, 32)]) == 1
-    assert best_lane([(True, 3, 16), (True, 2, 16)]) == 1
-    assert best_lane([(False, 9, 0), (False, 8, 0)]) == 1
+    assert best_session([]) is None
+    assert best_session([(False, 0, 64), (True, 5, 0)]) == 1
+    assert best_session([(True, 1, 0), (True, 5, 32)]) == 1
+    assert best_session([(True, 3, 16), (True, 2, 16)]) == 1
+    assert best_session([(False, 9, 0), (False, 8, 0)]) == 1

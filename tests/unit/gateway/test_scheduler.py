@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, ExhaustedError, InvalidInputError, NotFoundError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling.commit import MOST_PUT_OFF_S
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits, split_budget
@@ -21,7 +21,7 @@ LIMITS = SchedulerLimits(max_batch=3, max_waiting=2, prefill_chunk=4, tree_depth
 
 
 def request(name: str, prompt: int = 1, new: int = 8, **fields: object) -> GenerationRequest:
-    sampling = SamplingParams(temperature=0)
+    sampling = Sampling(temperature=0)
     return GenerationRequest(name, (THE,) * prompt, new, sampling, **fields)  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """What a step did by speculator, on the small tree of the docs."""
 
-from gateway.services.draft_books import DraftBooks
+from gateway.services.draft_books import DraftStatistics
 from specinfer.entry_status import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN
@@ -49,13 +49,13 @@ def test_a_step_sums_its_trees_and_leaves_plain_decoding_out() -> None:
 
 
 def test_books_are_taken_once() -> None:
-    books = DraftBooks()
-    assert not books
-    books.count("ok", 0)
-    assert not books, "nothing was counted"
-    books.count("ok", 2)
-    books.count("late")
-    books.resyncs += 1
-    taken = books.take()
+    statistics = DraftStatistics()
+    assert not statistics
+    statistics.count("ok", 0)
+    assert not statistics, "nothing was counted"
+    statistics.count("ok", 2)
+    statistics.count("late")
+    statistics.resyncs += 1
+    taken = statistics.take()
     assert (taken.outcomes, taken.resyncs) == ({"ok": 2, "late": 1}, 1)
-    assert not books
+    assert not statistics

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.scheduling.target_outputs import TargetWish, TopKRelay
+from specinfer.scheduling.target_outputs import TopKRelay, WantedOutputs
 from specinfer.tree import TokenTree
 from specinfer.v1 import verifier_pb2
 from tests.support.oracle import chain
@@ -48,6 +48,6 @@ def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
     ("name", "ids", "sound"), [("a", 6, True), ("a", 0, True), ("a", 5, False), ("b", 6, False)]
 )
 def test_predictions_that_cannot_be_for_the_wish_are_named(name: str, ids: int, sound: bool) -> None:
-    wish = TargetWish(top_k={"a": 3})
-    wrong = wish.contradiction(name, 2, verifier_pb2.Verdict(top_k_token_ids=range(ids)))
+    wanted = WantedOutputs(top_k={"a": 3})
+    wrong = wanted.contradiction(name, 2, verifier_pb2.Verdict(top_k_token_ids=range(ids)))
     assert (wrong == "") == sound

@@ -15,37 +15,37 @@ from specinfer.model.sampling.distributions import (
     probabilities,
     softmax,
 )
-from specinfer.sampling import SamplingParams, StreamDomain
+from specinfer.sampling import Sampling, StreamDomain
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0])
 
 
 def test_temperature_divides_the_logits() -> None:
-    p = probabilities(LOGITS, SamplingParams(temperature=0.5))
+    p = probabilities(LOGITS, Sampling(temperature=0.5))
     np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1), rtol=1e-6)
 
 
 def test_top_k_keeps_the_most_probable() -> None:
-    p = probabilities(LOGITS, SamplingParams(top_k=2))
+    p = probabilities(LOGITS, Sampling(top_k=2))
     expected = torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).double().softmax(-1)
     np.testing.assert_allclose(p, expected, rtol=1e-6)
 
 
 def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
     full = LOGITS.double().softmax(-1)  # .64 .24 .09 .03
-    p = probabilities(LOGITS, SamplingParams(top_p=0.7))
+    p = probabilities(LOGITS, Sampling(top_p=0.7))
     np.testing.assert_allclose(p, torch.cat([full[:2] / full[:2].sum(), torch.zeros(2).double()]), rtol=1e-6)
-    only_first = probabilities(LOGITS, SamplingParams(top_p=1e-6))
+    only_first = probabilities(LOGITS, Sampling(top_p=1e-6))
     assert only_first.tolist() == [1, 0, 0, 0]
 
 
 def test_top_k_comes_before_top_p() -> None:
-    p = probabilities(LOGITS, SamplingParams(top_k=2, top_p=0.72))
+    p = probabilities(LOGITS, Sampling(top_k=2, top_p=0.72))
     assert p.tolist() == [1, 0, 0, 0]  # .73 of the two that are left
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
-    p = probabilities(torch.tensor([0.0, 3.0, 3.0]), SamplingParams(temperature=0))
+    p = probabilities(torch.tensor([0.0, 3.0, 3.0]), Sampling(temperature=0))
     assert p.tolist() == [0, 1, 0]
 
 
@@ -85,7 +85,7 @@ def test_one_bad_logit_spoils_the_whole_row(bad: float, at: int) -> None:
 
 def test_without_kernels_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "loaded_library", lambda: None)
-    p = probabilities(LOGITS, SamplingParams(temperature=0.5))
+    p = probabilities(LOGITS, Sampling(temperature=0.5))
     np.testing.assert_allclose(p, (LOGITS.double() / 0.5).softmax(-1))
 
 
@@ -105,7 +105,7 @@ def test_a_nucleus_of_a_large_vocabulary_is_the_smallest_that_reaches_the_mass(
     """Peaked rows, where only likely tokens are sorted, and flat ones, where all are."""
     scale = 0.1 if seed % 2 else 4.0
     logits = torch.randn(5000, generator=torch.Generator().manual_seed(seed)) * scale
-    p = probabilities(logits, SamplingParams(top_p=top_p))
+    p = probabilities(logits, Sampling(top_p=top_p))
     ordered, index = logits.double().softmax(-1).sort(descending=True)
     count = int((ordered.cumsum(-1) < top_p).sum()) + 1
     assert set(np.flatnonzero(p)) == set(index[:count].tolist())
@@ -134,11 +134,11 @@ def test_draws_from_a_large_vocabulary_invert_its_distribution() -> None:
 
 
 def test_streams_are_keyed_by_seed_position_and_use() -> None:
-    sampling = SamplingParams(seed=7)
+    sampling = Sampling(seed=7)
     first = generator(sampling, 10, StreamDomain.VERIFY).random(4)
     assert np.array_equal(first, generator(sampling, 10, StreamDomain.VERIFY).random(4))
     others = [
-        generator(SamplingParams(seed=8), 10, StreamDomain.VERIFY),
+        generator(Sampling(seed=8), 10, StreamDomain.VERIFY),
         generator(sampling, 11, StreamDomain.VERIFY),
         generator(sampling, 10, StreamDomain.DRAFT),
         generator(sampling, 10, StreamDomain.DRAFT, index=1),
@@ -162,4 +162,4 @@ def test_streams_are_keyed_by_seed_position_and_use() -> None:
 )
 def test_bad_values_are_named(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError, match=f"{field} = {value}"):
-        SamplingParams(**{field: value})  # type: ignore[arg-type]
+        Sampling(**{field: value})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from specinfer.model.eagle import EagleRunner
 from specinfer.model.options import RunnerOptions
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.eagle_checkpoint import EagleSource, load_eagle, save_eagle
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
 from speculator_svc.training.feature_students import UnrolledBatch, UnrolledRows
@@ -129,7 +129,7 @@ def test_noise_goes_by_the_place_in_the_context(
 ) -> None:
     """A drafter whose hidden states begin late shows the same noise as one that has all of them."""
     config, weights, token_ids = eagle
-    sampling = SamplingParams(temperature=1.0, seed=5)
+    sampling = Sampling(temperature=1.0, seed=5)
     found = []
     for offset in (1, 1, 4):
         runner = EagleRunner.build(weights, TORCH)

@@ -14,7 +14,7 @@ from specinfer.model.native.noise import native_choose, native_choose_by_logits
 from specinfer.model.sampling import noise
 from specinfer.model.sampling.distributions import probabilities, softmax
 from specinfer.model.sampling.noise import Noise, exponentials, perturbed, reference_choice
-from specinfer.sampling import SamplingParams, noise_key
+from specinfer.sampling import Sampling, noise_key
 
 P = np.array([0.4, 0.0, 0.3, 0.2, 0.1])
 
@@ -100,9 +100,9 @@ def test_the_kernels_choose_by_logits_as_the_reference_by_their_softmax(size: in
 @pytest.mark.native
 @pytest.mark.parametrize(
     "sampling",
-    [SamplingParams(0.7), SamplingParams(0.7, top_k=3), SamplingParams(1.2, top_p=0.6), SamplingParams(0.0)],
+    [Sampling(0.7), Sampling(0.7, top_k=3), Sampling(1.2, top_p=0.6), Sampling(0.0)],
 )
-def test_choosing_by_logits_is_choosing_by_their_probabilities(sampling: SamplingParams) -> None:
+def test_choosing_by_logits_is_choosing_by_their_probabilities(sampling: Sampling) -> None:
     load_library()
     rng = np.random.default_rng(5)
     for position in range(200):
@@ -141,7 +141,7 @@ def test_without_kernels_the_reference_chooses(monkeypatch: pytest.MonkeyPatch) 
 
     def chosen() -> list[int]:
         places = [Noise(1, position) for position in range(20)]
-        by_logits = [noise.choose_by_logits(logits, SamplingParams(temperature=0.7)) for noise in places]
+        by_logits = [noise.choose_by_logits(logits, Sampling(temperature=0.7)) for noise in places]
         return [noise.choose(P) for noise in places] + by_logits
 
     expected = chosen()

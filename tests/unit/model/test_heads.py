@@ -28,7 +28,7 @@ from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.drafts import load_draft
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSource, MedusaSource, save_heads
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.multi_step import verify_multi_step
@@ -150,7 +150,7 @@ def levels_of(seed: int, vocabulary: int = 40, spread: float = 3.0) -> list[torc
     return list(torch.randn(K, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread)
 
 
-def task_of(limits: TreeLimits, sampling: SamplingParams = GREEDY) -> GrowthTask:
+def task_of(limits: TreeLimits, sampling: Sampling = GREEDY) -> GrowthTask:
     return GrowthTask(KVSequence(), [7], limits, sampling, offset=11)
 
 
@@ -174,7 +174,7 @@ def scores_by_path(tree: TokenTree) -> dict[tuple[int, ...], float]:
     return {tree.sequence_of(node): float(tree.scores[node]) for node in range(len(tree))}
 
 
-SAMPLED = SamplingParams(temperature=0.8, seed=5)
+SAMPLED = Sampling(temperature=0.8, seed=5)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ SAMPLED = SamplingParams(temperature=0.8, seed=5)
     ],
 )
 def test_points_are_those_of_the_reference_with_a_beam_as_wide_as_the_budget(
-    shape: GrowthShape, limits: TreeLimits, sampling: SamplingParams
+    shape: GrowthShape, limits: TreeLimits, sampling: Sampling
 ) -> None:
     levels, token_ids = levels_of(1), torch.arange(40)
     left = iter(levels)
@@ -210,7 +210,7 @@ def test_no_tree_is_deeper_than_there_are_heads_and_none_is_grown_in_vain() -> N
     assert len(tree) == 1
 
 
-DRAWING = SamplingParams(temperature=1.0, seed=0)
+DRAWING = Sampling(temperature=1.0, seed=0)
 VOCABULARY, BUDGET = 3, 3
 
 

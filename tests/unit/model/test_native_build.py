@@ -20,7 +20,7 @@ from specinfer.model.native.build import build_variants, choose_prebuilt, load_l
 from specinfer.model.native.variants import VARIANTS, Variant, fitting
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.processor import processor_flags
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", head_dim=16)
@@ -196,5 +196,5 @@ def test_unsupported_models_are_named() -> None:
 def test_a_process_that_runs_without_kernels_does_not_load_them_to_draw_a_token() -> None:
     """Compiling takes seconds; a first request is not the place for it."""
     assert build.loaded_library() is None
-    probabilities(torch.zeros(5), SamplingParams(temperature=0.8))
+    probabilities(torch.zeros(5), Sampling(temperature=0.8))
     assert build.loaded_library() is None

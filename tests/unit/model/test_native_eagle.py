@@ -20,7 +20,7 @@ from specinfer.model.native.eagle import NativeEagle
 from specinfer.model.native.executor import pass_of
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.weights.config import from_transformers
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from speculator_svc.training.eagle_student import starting_tensors
 from tests.support.growth_rounds import assert_same, contexts
@@ -34,8 +34,8 @@ VOCABULARY = torch.arange(5, 85)[torch.randperm(80, generator=torch.Generator().
 """Draft token -> target token; not ascending, so that mixing them up shows."""
 LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3), TreeLimits(9, 7)]
 CHAINS = [TreeLimits(depth, depth, width=1) for depth in (1, 2, 5, 8, 3)]
-SAMPLED = SamplingParams(temperature=0.8, seed=11)
-CUT = SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=4)
+SAMPLED = Sampling(temperature=0.8, seed=11)
+CUT = Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=4)
 SUMS = 2e-3
 """Apart may be what sums of float32 in another order make, level after level."""
 POINT, WITHOUT = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
@@ -109,7 +109,7 @@ def tasks_for(
     sequences: list[KVSequence],
     round_: int,
     limits: list[TreeLimits],
-    sampling: SamplingParams,
+    sampling: Sampling,
     blind: float | None,
 ) -> list[EagleTask]:
     """What is new in each request, with hidden states of the target."""
@@ -125,7 +125,7 @@ def grow_both(
     weights: EagleWeights,
     shape: GrowthShape,
     limits: list[TreeLimits],
-    sampling: SamplingParams,
+    sampling: Sampling,
     reference: Callable[[EagleWeights], EagleRunner] = in_torch,
     dtype: str = "float32",
     blind: float | None = None,
@@ -176,7 +176,7 @@ def test_trees_are_those_of_the_layer_in_torch(family: str, residual_normed: boo
     ],
 )
 def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
-    shape: GrowthShape, limits: list[TreeLimits], sampling: SamplingParams, blind: float | None
+    shape: GrowthShape, limits: list[TreeLimits], sampling: Sampling, blind: float | None
 ) -> None:
     for found, expected in grow_both(weights_of(), shape, limits, sampling, blind=blind):
         assert_same(found, expected, SUMS)
@@ -185,9 +185,7 @@ def test_points_noise_and_draws_are_those_of_the_layer_in_torch(
 @pytest.mark.parametrize("dtype", ["bfloat16", "w8a8"])
 @pytest.mark.parametrize("kind", [POINT, WITHOUT])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_a_whole_draft_is_what_its_passes_say(
-    dtype: str, kind: ProposalKind, sampling: SamplingParams
-) -> None:
+def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sampling: Sampling) -> None:
     """In few bits, where the layer in torch operations rounds elsewhere."""
     weights = weights_of()
 

@@ -8,7 +8,7 @@ import torch
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from tests.support.growth_rounds import assert_same, contexts, grow_side_by_side
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.native
 MODEL = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=152, num_attention_heads=6)
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4))
 """Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
-SAMPLED = SamplingParams(temperature=0.8, seed=11)
+SAMPLED = Sampling(temperature=0.8, seed=11)
 
 
 def make(dtype: str = "float32") -> ModelRunner:
@@ -31,7 +31,7 @@ def tasks_for(
     sequences: list[KVSequence],
     round_: int,
     limits: list[TreeLimits],
-    sampling: SamplingParams,
+    sampling: Sampling,
     blind: float | None,
 ) -> list[GrowthTask]:
     return [
@@ -43,7 +43,7 @@ def tasks_for(
 def grow_both(
     shape: GrowthShape,
     limits: list[TreeLimits],
-    sampling: SamplingParams,
+    sampling: Sampling,
     dtype: str = "float32",
     blind: float | None = None,
 ) -> list[tuple[TokenTree, TokenTree]]:
@@ -64,9 +64,9 @@ LIMITS = [TreeLimits(12, 5), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 
 POINT, DRAWS = ProposalKind.POINT, ProposalKind.WITHOUT_REPLACEMENT
 STOCHASTIC = [
     SAMPLED,
-    SamplingParams(temperature=1.0, top_k=5, seed=2**64 - 1),
-    SamplingParams(temperature=0.6, top_p=0.7, seed=3),
-    SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=4),
+    Sampling(temperature=1.0, top_k=5, seed=2**64 - 1),
+    Sampling(temperature=0.6, top_p=0.7, seed=3),
+    Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=4),
 ]
 
 LEAST = [0.0, 0.5, 0.3, 0.2, 0.04]
@@ -119,7 +119,7 @@ def test_expansion_vectors_and_sequences_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
 @pytest.mark.parametrize("sampling", STOCHASTIC)
 def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
-    kind: ProposalKind, sampling: SamplingParams
+    kind: ProposalKind, sampling: Sampling
 ) -> None:
     """The same q and the same random numbers: numpy's Philox, reimplemented in `randomness.h`."""
     pairs = grow_both(GrowthShape(kind=kind, q_support=24), LIMITS, sampling)
@@ -129,7 +129,7 @@ def test_sampled_trees_are_those_of_the_reference_draw_for_draw(
 
 
 @pytest.mark.parametrize("sampling", STOCHASTIC)
-def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: SamplingParams) -> None:
+def test_trees_that_look_at_the_noise_are_those_of_the_reference(sampling: Sampling) -> None:
     pairs = grow_both(GrowthShape(q_support=24), LIMITS, sampling)
     for found, expected in pairs:
         assert_same(found, expected)

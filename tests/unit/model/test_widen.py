@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from specinfer.cli.local.speculators import TRAINED, default_speculators
 from specinfer.cli.main import app
+from specinfer.drafters.pools import TRAINED, default_speculators
 from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import known_models

@@ -14,7 +14,7 @@ import pytest
 from specinfer.drafters import DrafterOptions, DraftJob, make_drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.errors import SettingError, SpecInferError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, TreeLimits
 from specinfer.tree.token_tree import distribution
 from tests.support.trees import paths
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "drafters.md"
 
 
 def job(context: list[int], nodes: int = 4) -> DraftJob:
-    return DraftJob("r", context, TreeLimits(nodes, 3), SamplingParams(temperature=0))
+    return DraftJob("r", context, TreeLimits(nodes, 3), Sampling(temperature=0))
 
 
 def test_the_documented_example_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_function_may_draw_only_if_the_service_says_so() -> None:
         builder.propose_samples(0, ProposalKind.WITHOUT_REPLACEMENT, [5], distribution([5, 6], [0.5, 0.5]))
         return builder.build()
 
-    sampled = replace(job([4]), sampling=SamplingParams(temperature=1))
+    sampled = replace(job([4]), sampling=Sampling(temperature=1))
     quiet, said = CustomDrafter(draws, "draws"), CustomDrafter(draws, "draws", draws=True)
     (refused,), (accepted,) = quiet.draft([sampled]), said.draft([sampled])
     assert isinstance(refused, SpecInferError)

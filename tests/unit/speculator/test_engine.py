@@ -13,7 +13,7 @@ from specinfer.drafters.ssm import SsmDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.oracle import chain
 from tests.support.system import ScriptedDrafter
@@ -21,7 +21,7 @@ from tests.support.tiny_models import runner_of, tiny_transformers
 
 
 def entry(name: str, base: int, delta: list[int], nodes: int = 2) -> DraftEntry:
-    return DraftEntry(name, base, delta, TreeLimits(nodes, 2), SamplingParams(temperature=0))
+    return DraftEntry(name, base, delta, TreeLimits(nodes, 2), Sampling(temperature=0))
 
 
 def test_deltas_build_the_context_and_a_gap_asks_for_everything() -> None:
@@ -112,7 +112,7 @@ def test_drafters_of_one_service_draft_what_each_is_asked_for() -> None:
     """They share the context; those that draw do so independently."""
     drafters = [ScriptedDrafter(lambda job, t=t: chain(job.context[-1], [t])) for t in (1, 2)]
     engine = SpeculatorEngine(drafters)
-    sampling = SamplingParams(seed=7)
+    sampling = Sampling(seed=7)
     entries = [
         DraftEntry(name, 0, [5, 6], TreeLimits(2, 2), sampling, asked, draw_seed=3)
         for name, asked in (("all", ()), ("second", [1]), ("first", [0]))
@@ -166,7 +166,7 @@ def test_nobody_drafts_further_than_it_has_positions() -> None:
     for drafter, positions in zip(drafters, (6, 0, 9), strict=True):
         drafter.description = DrafterDescription(max_context_len=positions)
     engine = SpeculatorEngine(drafters)
-    asked = DraftEntry("r", 0, [3] * 4, TreeLimits(8, 4), SamplingParams(temperature=0))
+    asked = DraftEntry("r", 0, [3] * 4, TreeLimits(8, 4), Sampling(temperature=0))
     depths = []
     for held in range(4, 11):
         (outcome,) = engine.draft([asked])
@@ -183,9 +183,7 @@ def test_an_ssm_drafts_up_to_its_last_position() -> None:
     drafter = SsmDrafter(runner_of(model), DrafterDescription("tiny", 97, "", 12), GrowthShape())
     engine = SpeculatorEngine([drafter])
     for length in range(4, 16):
-        asked = DraftEntry(
-            "r", 0, list(range(5, 5 + length)), TreeLimits(6, 4), SamplingParams(temperature=0)
-        )
+        asked = DraftEntry("r", 0, list(range(5, 5 + length)), TreeLimits(6, 4), Sampling(temperature=0))
         (outcome,) = engine.draft([asked])
         assert outcome.status is EntryStatus.OK
         assert [type(draft) for _, draft in outcome.drafts] == [TokenTree] * (length < 12), length

@@ -15,7 +15,7 @@ from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
 from specinfer.model.weights.config import from_transformers
 from specinfer.model.weights.heads_checkpoint import BlockwiseSource
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.tiny_models import tiny_transformers
 
@@ -48,7 +48,7 @@ def draft(
     base: int,
     delta: list[int],
     features: tuple[int, int],
-    sampling: SamplingParams = GREEDY,
+    sampling: Sampling = GREEDY,
 ) -> list[int] | None:
     """The drafted chain behind a context that grows, with the hidden states that come."""
     states, limits = bits(*features), TreeLimits(4, 4)
@@ -74,7 +74,7 @@ def test_there_is_a_draft_exactly_if_the_state_before_the_root_has_come(engine: 
 def test_points_for_sampled_requests_are_what_the_noise_of_their_places_chooses(
     engine: SpeculatorEngine,
 ) -> None:
-    context, sampling = [5, 6, 7, 8], SamplingParams(temperature=1.0, seed=9)
+    context, sampling = [5, 6, 7, 8], Sampling(temperature=1.0, seed=9)
     chain = draft(engine, 0, context, (0, 3), sampling)
     (drafter,) = engine.drafters
     assert isinstance(drafter, BlockwiseDrafter)

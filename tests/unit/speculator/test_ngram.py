@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from specinfer.drafters import DraftJob
 from specinfer.drafters.ngram import NgramDrafter, NgramIndex
 from specinfer.errors import SettingError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.trees import paths
 
 
 def draft(drafter: NgramDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:
-    (tree,) = drafter.draft([DraftJob(name, context, limits, SamplingParams(temperature=0))])
+    (tree,) = drafter.draft([DraftJob(name, context, limits, Sampling(temperature=0))])
     assert isinstance(tree, TokenTree)
     return tree
 

@@ -15,7 +15,7 @@ from specinfer.drafters.retrieval import (
 )
 from specinfer.drafters.suffix_array import LONGEST, SuffixArray
 from specinfer.errors import InvalidInputError, SettingError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from tests.support.system import ascii_tokenizer
 from tests.support.trees import paths
@@ -28,7 +28,7 @@ def make() -> RetrievalDrafter:
 
 
 def draft(drafter: RetrievalDrafter, context: list[int], limits: TreeLimits, name: str = "r") -> TokenTree:
-    (tree,) = drafter.draft([DraftJob(name, context, limits, SamplingParams(temperature=0))])
+    (tree,) = drafter.draft([DraftJob(name, context, limits, Sampling(temperature=0))])
     assert isinstance(tree, TokenTree)
     check_tree(tree, 100, limits.nodes + 1)
     return tree

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specinfer.cli.local.speculators import TRAINED
+from specinfer.drafters.pools import TRAINED
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.weights.draft_checkpoint import algorithm_of, is_draft_checkpoint, verifier_of
 

@@ -12,7 +12,7 @@ from specinfer.errors import InvalidInputError, SettingError, SpecInferError
 from specinfer.model.drafting.task import GREEDY_SCORE_TEMPERATURE, GrowthShape
 from specinfer.model.sampling.distributions import probabilities
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits, check_tree
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 from tests.support.trees import paths
@@ -34,7 +34,7 @@ def draft(drafter: SsmDrafter, jobs: list[DraftJob]) -> list[TokenTree]:
     return trees  # type: ignore[return-value]
 
 
-def jobs_for(limits: TreeLimits, sampling: SamplingParams = GREEDY) -> list[DraftJob]:
+def jobs_for(limits: TreeLimits, sampling: Sampling = GREEDY) -> list[DraftJob]:
     return [DraftJob(f"r{i}", list(c), limits, sampling) for i, c in enumerate(CONTEXTS)]
 
 
@@ -180,7 +180,7 @@ def test_a_long_way_behind_it_catches_up_in_pieces(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", [ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT])
 def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: ProposalKind) -> None:
-    sampling = SamplingParams(temperature=0.7, seed=5)
+    sampling = Sampling(temperature=0.7, seed=5)
     shape = GrowthShape(kind=kind, q_support=10)
     trees = draft(make(shape), jobs_for(TreeLimits(8, 3), sampling))
     for tree, context in zip(trees, CONTEXTS, strict=True):
@@ -198,7 +198,7 @@ def test_sampled_trees_carry_the_distribution_they_were_drawn_from(kind: Proposa
 
 def test_points_of_stochastic_requests_are_what_noise_favours() -> None:
     """The tokens that the draft itself would choose there, were it the target."""
-    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=5)
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=5)
     drafter = make(shape_of(DrafterOptions(proposal="point")))
     chains = draft(drafter, jobs_for(TreeLimits(5, 5, width=1), sampling))
     trees = draft(make(shape_of(DrafterOptions(proposal="point"))), jobs_for(TreeLimits(8, 5), sampling))
@@ -216,10 +216,10 @@ def test_points_of_requests_whose_noise_is_hidden_are_the_most_probable_tokens()
     """Whatever the seeds; scored by the softmax at the request's temperature."""
     trees = []
     for seed in (1, 2):
-        sampling = SamplingParams(temperature=0.7, seed=seed)
+        sampling = Sampling(temperature=0.7, seed=seed)
         job = DraftJob("r", CONTEXTS[0], TreeLimits(3, 1), sampling, draw_seed=seed, sees_noise=False)
         trees += draft(make(GrowthShape()), [job])
-    p = probabilities(reference_logits(MODEL, list(CONTEXTS[0]))[-1], SamplingParams(temperature=0.7))
+    p = probabilities(reference_logits(MODEL, list(CONTEXTS[0]))[-1], Sampling(temperature=0.7))
     best = np.argsort(-p)[:3]
     for tree in trees:
         assert tree.token_ids[1:].tolist() == best.tolist()
@@ -229,7 +229,7 @@ def test_points_of_requests_whose_noise_is_hidden_are_the_most_probable_tokens()
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
 def test_stochastic_requests_get_points_unless_draws_are_asked_for(temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=5)
+    sampling = Sampling(temperature=temperature, seed=5)
     for options, kind in (
         (DrafterOptions(), ProposalKind.POINT),
         (DrafterOptions(proposal="without_replacement"), ProposalKind.WITHOUT_REPLACEMENT),
@@ -248,7 +248,7 @@ def test_draws_follow_q_and_differ_between_positions_and_seeds() -> None:
     limits = TreeLimits(1, 1)
     trees = []
     for seed in range(400):
-        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, SamplingParams(seed=1), draw_seed=seed)])
+        trees += draft(drafter, [DraftJob("r", CONTEXTS[0], limits, Sampling(seed=1), draw_seed=seed)])
         drafter.release("r")
     q = trees[0].proposals[0]
     counts = [sum(int(t.token_ids[1]) == token for t in trees) for token in q.q_token_ids.tolist()]

@@ -19,7 +19,7 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.draft_checkpoint import is_draft_checkpoint, load_ssm, save_ssm, verifier_of
 from specinfer.model.weights.families import open_weights
 from specinfer.model.weights.files import SafetensorsWeights
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from speculator_svc.training import distil as distilling
 from speculator_svc.training.corpus import (
@@ -217,8 +217,8 @@ def test_a_checkpoint_drafts_as_the_student_predicts(
     context = list(corpus[0].prompt + corpus[0].output[:3])
     greedy, sampled = drafter.draft(
         [
-            DraftJob("g", context, TreeLimits(4, 1), SamplingParams(temperature=0)),
-            DraftJob("s", context, TreeLimits(4, 1), SamplingParams(seed=1)),
+            DraftJob("g", context, TreeLimits(4, 1), Sampling(temperature=0)),
+            DraftJob("s", context, TreeLimits(4, 1), Sampling(seed=1)),
         ]
     )
     with torch.inference_mode():
@@ -278,7 +278,7 @@ def test_the_command_trains_for_a_target_of_another_family(tmp_path: Path) -> No
     labelled = [np.load(path)["lengths"] for path in (tmp_path / "work").glob("labels-*/*.npz")]
     assert sum(map(len, labelled)) == 6, "the target is asked where the corpus has no labels"
     prompt = list(items[0].prompt)
-    (tree,) = drafter.draft([DraftJob("r", prompt, TreeLimits(4, 2), SamplingParams(temperature=0))])
+    (tree,) = drafter.draft([DraftJob("r", prompt, TreeLimits(4, 2), Sampling(temperature=0))])
     assert isinstance(tree, TokenTree)
     assert len(tree) == 5
     assert "--layers 0,2 " in json.loads((tmp_path / "ssm/config.json").read_text())["trained"]["command"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import MAX_BIASES, SamplingParams
+from specinfer.sampling import MAX_BIASES, Sampling
 from specinfer.tree import TokenTree
 from specinfer.verification.adjustments import Float32, RequestAdjustment, adjustment_of
 from specinfer.verification.jobs import VerifyJob
@@ -15,7 +15,7 @@ V = 6
 
 
 def adjustment(prompt_len: int = 2, **sampling: object) -> RequestAdjustment:
-    job = VerifyJob("r", 0, [1], None, SamplingParams(**sampling), prompt_len=prompt_len)  # type: ignore[arg-type]
+    job = VerifyJob("r", 0, [1], None, Sampling(**sampling), prompt_len=prompt_len)  # type: ignore[arg-type]
     found = adjustment_of(job, V)
     assert found is not None
     return found
@@ -65,7 +65,7 @@ def test_a_committed_token_and_one_of_a_path_change_a_logit_by_the_same_bits() -
 
 
 def test_requests_that_ask_for_nothing_have_no_adjustment() -> None:
-    job = VerifyJob("r", 0, [1], TokenTree.root_only(1), SamplingParams(), prompt_len=1)
+    job = VerifyJob("r", 0, [1], TokenTree.root_only(1), Sampling(), prompt_len=1)
     assert adjustment_of(job, V) is None
 
 

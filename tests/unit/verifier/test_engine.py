@@ -11,7 +11,7 @@ from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.entry_status import EntryStatus
 from specinfer.model.drafting.task import GrowthShape
-from specinfer.sampling import GREEDY, SamplingParams, draft_seed
+from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome
@@ -187,8 +187,8 @@ def test_top_k_ids_of_every_node_on_request() -> None:
     assert {len(row) for row in outcome.top_k} == {3}
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(0.8, seed=3), SamplingParams(1.2, 0, 0.9, seed=4)])
-def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(0.8, seed=3), Sampling(1.2, 0, 0.9, seed=4)])
+def test_a_drafter_that_is_the_target_guesses_everything_that_is_sampled(sampling: Sampling) -> None:
     """Both look at the same noise for the same positions, step after step."""
     engine = make()
     drafter = SsmDrafter(
@@ -250,9 +250,7 @@ def _sample(
         drafts = [
             drafter.draft(
                 [
-                    DraftJob(
-                        str(s), contexts[s], TreeLimits(4, 2), SamplingParams(seed=s), draft_seed(s, index)
-                    )
+                    DraftJob(str(s), contexts[s], TreeLimits(4, 2), Sampling(seed=s), draft_seed(s, index))
                     for s in active
                 ]
             )
@@ -261,7 +259,7 @@ def _sample(
         trees = [merge_trees(list(enumerate(found)), 6) for found in zip(*drafts, strict=True)]  # type: ignore[arg-type]
         outcomes = engine.verify(
             [
-                VerifyJob(str(s), held[s], contexts[s][held[s] :], tree, SamplingParams(seed=s))
+                VerifyJob(str(s), held[s], contexts[s][held[s] :], tree, Sampling(seed=s))
                 for s, tree in zip(active, trees, strict=True)
             ]
         )

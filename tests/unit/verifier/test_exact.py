@@ -21,7 +21,7 @@ from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import (
     ExpansionVector,
     ProposalKind,
@@ -146,7 +146,7 @@ def grown(tables: Tables, shape: GrowthShape, limits: TreeLimits) -> Draft:
     def draft(branches: Branches) -> TokenTree:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(specinfer.model.sampling.drawing, "draw", lambda p, _: branches.choose(p))
-            (tree,) = growth.grow([GrowthTask(KVSequence(), [ROOT], limits, SamplingParams())])
+            (tree,) = growth.grow([GrowthTask(KVSequence(), [ROOT], limits, Sampling())])
         check_tree(tree, len(tables[0]), limits.nodes + 1)
         return tree
 

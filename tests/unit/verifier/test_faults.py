@@ -14,7 +14,7 @@ from specinfer.errors import UnavailableError
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.offload import stream
 from specinfer.model.offload.stores import DiskStore
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.adjustments import RequestAdjustment
 from specinfer.verification.engine import VerifierEngine
@@ -53,7 +53,7 @@ class Requests:
         builder.propose_points(children[1], [7], [0.5])
         # every second one samples, and all have an adjustment, which counts what was generated
         temperature, bias = float(index % 2), {(5 + index): 2.0}
-        sampling = SamplingParams(
+        sampling = Sampling(
             temperature=temperature, seed=index, frequency_penalty=0.5, logit_bias=tuple(bias.items())
         )
         return VerifyJob(

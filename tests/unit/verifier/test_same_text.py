@@ -15,7 +15,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.expansion import ReferenceGrowth
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees, truncate
 from specinfer.verification.acceptance import Float64, RequestRandomness, find_rule
 
@@ -67,7 +67,7 @@ def grown(draft_table: Float64, kind: ProposalKind, blind: bool = False) -> Draf
     growth = ReferenceGrowth(TableModel(draft_table).forward, GrowthShape(beam=2, kind=kind), torch.arange(V))
 
     def draft(context: Context, seed: int) -> TokenTree:
-        sampling = SamplingParams(temperature=0 if blind else 1, seed=seed)
+        sampling = Sampling(temperature=0 if blind else 1, seed=seed)
         task = GrowthTask(KVSequence(), context, TreeLimits(5, 3), sampling, 1.0 if blind else None)
         return growth.grow([task])[0]
 
@@ -80,7 +80,7 @@ def decode(rule: str, drafts: Sequence[Draft], seed: int) -> tuple[list[int], in
     while len(context) <= LENGTH:
         trees = [(i, draft(tuple(context), seed)) for i, draft in enumerate(drafts)]
         tree = truncate(merge_trees(trees), 5) if trees else TokenTree.root_only(context[-1])
-        randomness = RequestRandomness(SamplingParams(seed=seed), len(context))
+        randomness = RequestRandomness(Sampling(seed=seed), len(context))
         verdict = find_rule(rule)(tree, TableTarget(tree), randomness)
         context += [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
         steps += 1

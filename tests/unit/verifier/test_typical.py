@@ -5,14 +5,14 @@ import math
 import pytest
 
 from specinfer.errors import InvalidInputError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.typical import TypicalAcceptance
 from tests.support.trees import CAT, DOG, RAN, SAT, THE
 from tests.unit.verifier.test_acceptance import TableTarget
 
-ANY = RequestRandomness(SamplingParams(), 1)
+ANY = RequestRandomness(Sampling(), 1)
 
 
 def tree() -> TokenTree:
@@ -71,8 +71,8 @@ def test_a_tree_of_only_the_root_decodes_greedily() -> None:
 def test_parameters_are_checked_and_greedy_requests_stay_lossless() -> None:
     for name, value in (("typical_epsilon", -0.1), ("typical_epsilon", math.nan), ("typical_delta", 1.5)):
         with pytest.raises(InvalidInputError, match=f"{name} = {value}: must be in"):
-            SamplingParams(**{name: value})
-    assert SamplingParams(temperature=0.0, typical_epsilon=0.09).lossless
-    assert not SamplingParams(temperature=0.7, typical_epsilon=0.09).lossless
-    assert SamplingParams(typical_epsilon=0.09).entropy_factor == pytest.approx(0.3)
-    assert SamplingParams(typical_epsilon=0.09, typical_delta=0.2).entropy_factor == 0.2
+            Sampling(**{name: value})
+    assert Sampling(temperature=0.0, typical_epsilon=0.09).lossless
+    assert not Sampling(temperature=0.7, typical_epsilon=0.09).lossless
+    assert Sampling(typical_epsilon=0.09).entropy_factor == pytest.approx(0.3)
+    assert Sampling(typical_epsilon=0.09, typical_delta=0.2).entropy_factor == 0.2

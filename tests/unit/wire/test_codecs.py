@@ -8,7 +8,7 @@ from hypothesis import given
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.sampling import SamplingParams
+from specinfer.sampling import Sampling
 from specinfer.scheduling import request as gateway_request
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
 from specinfer.v1 import common_pb2, generation_pb2, tree_pb2
@@ -48,7 +48,7 @@ def test_an_unknown_kind_is_a_malformed_tree() -> None:
 
 
 def test_a_seed_that_may_not_be_known_is_not_sent() -> None:
-    message = encode_sampling(SamplingParams(0.5, seed=7), with_seed=False)
+    message = encode_sampling(Sampling(0.5, seed=7), with_seed=False)
     assert not message.HasField("seed")
     assert decode_sampling(message).temperature == 0.5
 
@@ -61,7 +61,7 @@ def test_constraints_survive_the_wire(kind: ConstraintKind) -> None:
 
 
 def test_sampling_survives_and_unset_is_not_greedy() -> None:
-    sampling = SamplingParams(0.5, 40, 0.75, 2**63)
+    sampling = Sampling(0.5, 40, 0.75, 2**63)
     assert decode_sampling(encode_sampling(sampling)) == sampling
     adjusted = replace(
         sampling, logit_bias=((3, -0.5), (70, 1.5)), presence_penalty=0.5, frequency_penalty=-2

@@ -9,7 +9,7 @@ import torch
 from specinfer.model.gpu.choice import choose
 from specinfer.model.sampling.choices import ChoiceTask
 from specinfer.model.sampling.noise import Noise
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.topology import depths
 from specinfer.verification.acceptance import RequestRandomness, Target, drawable, find_rule
@@ -19,11 +19,11 @@ from tests.unit.model.device.passes import DEVICE
 V = 300
 CASES = [
     GREEDY,
-    SamplingParams(temperature=0.8, seed=2**64 - 1),
-    SamplingParams(temperature=1e-5, seed=5),
-    SamplingParams(temperature=1.5, top_k=7, seed=1),
-    SamplingParams(temperature=1.0, top_p=0.6, seed=2),
-    SamplingParams(temperature=1.3, top_k=30, top_p=0.9, seed=3),
+    Sampling(temperature=0.8, seed=2**64 - 1),
+    Sampling(temperature=1e-5, seed=5),
+    Sampling(temperature=1.5, top_k=7, seed=1),
+    Sampling(temperature=1.0, top_p=0.6, seed=2),
+    Sampling(temperature=1.3, top_k=30, top_p=0.9, seed=3),
 ]
 
 
@@ -37,7 +37,7 @@ def rows(count: int, seed: int, size: int = V, scale: float = 3.0) -> torch.Tens
     return logits
 
 
-def task(logits: torch.Tensor, sampling: SamplingParams, start: int = 40, **lists: object) -> ChoiceTask:
+def task(logits: torch.Tensor, sampling: Sampling, start: int = 40, **lists: object) -> ChoiceTask:
     positions = np.arange(start, start + len(logits), dtype=np.int32)
     return ChoiceTask(logits.to(DEVICE), sampling, positions, **lists)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def _by_noise(target: LogitsTarget, noises: list[Noise]) -> Callable[[int], int]
 
 
 def test_long_rows_are_joined_from_blocks() -> None:
-    logits, sampling = rows(3, 1, size=5000), SamplingParams(temperature=0.9, seed=8)
+    logits, sampling = rows(3, 1, size=5000), Sampling(temperature=0.9, seed=8)
     (found,), (best,) = choose([task(logits, sampling)]), choose([task(logits, GREEDY)])
     target = LogitsTarget(logits, sampling)
     assert found.tokens == [target.choose(row, Noise(8, 40 + row)) for row in range(3)]
@@ -66,7 +66,7 @@ def test_long_rows_are_joined_from_blocks() -> None:
 
 
 @pytest.mark.parametrize("sampling", CASES[1:])
-def test_excerpts_hold_the_probabilities_of_the_reference(sampling: SamplingParams) -> None:
+def test_excerpts_hold_the_probabilities_of_the_reference(sampling: Sampling) -> None:
     """Also the sum of all others, and which of them wins."""
     logits = rows(4, 9)
     lists = {row: np.unique(np.random.default_rng(row).integers(0, V, 70)).astype(np.int32) for row in (0, 2)}

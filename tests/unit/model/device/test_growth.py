@@ -11,7 +11,7 @@ from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
 from specinfer.model.gpu import growth
 from specinfer.model.runner import ModelRunner
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 from tests.support.growth_rounds import assert_same, grow_side_by_side
 from tests.support.tiny_models import runner_of, tiny_transformers
@@ -21,9 +21,9 @@ MODEL = tiny_transformers("llama", num_hidden_layers=1, num_attention_heads=2, n
 VOCABULARY = torch.randperm(97, generator=torch.Generator().manual_seed(4)).to(torch.int32)
 """Draft token -> target token, as a reduced head has it; a permutation, so that mixing them up shows."""
 LIMITS = [TreeLimits(12, 4), TreeLimits(1, 1), TreeLimits(0, 4), TreeLimits(30, 3)]
-NOISY = SamplingParams(temperature=0.8, seed=11)
-CUT = SamplingParams(temperature=1.3, top_k=20, top_p=0.8, seed=2**64 - 1)
-NUCLEUS = SamplingParams(temperature=1.0, top_p=0.7, seed=3)
+NOISY = Sampling(temperature=0.8, seed=11)
+CUT = Sampling(temperature=1.3, top_k=20, top_p=0.8, seed=2**64 - 1)
+NUCLEUS = Sampling(temperature=1.0, top_p=0.7, seed=3)
 
 
 def make(executor: str) -> ModelRunner:
@@ -35,7 +35,7 @@ def tasks_for(
     sequences: list[KVSequence],
     round_: int,
     limits: list[TreeLimits],
-    samplings: list[SamplingParams],
+    samplings: list[Sampling],
     blind: float | None = None,
 ) -> list[GrowthTask]:
     """What is new in each request; the second round continues the first."""
@@ -49,7 +49,7 @@ def tasks_for(
 def grow_both(
     shape: GrowthShape,
     limits: list[TreeLimits],
-    samplings: list[SamplingParams],
+    samplings: list[Sampling],
     blind: float | None = None,
     rounds: int = 1,
 ) -> list[tuple[TokenTree, TokenTree]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specinfer.entry_status import EntryStatus
-from specinfer.sampling import GREEDY, SamplingParams
+from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution
 from specinfer.verification.engine import VerifierEngine
@@ -16,7 +16,7 @@ from tests.unit.model.device.passes import DEVICE
 
 V = 97
 PROMPTS = ([5, 17, 2, 80, 33], [4, 61, 7], [9, 8, 7, 6])
-SAMPLINGS = (GREEDY, SamplingParams(temperature=0.5, seed=3), SamplingParams(temperature=1.5, seed=4))
+SAMPLINGS = (GREEDY, Sampling(temperature=0.5, seed=3), Sampling(temperature=1.5, seed=4))
 
 
 def engine(executor: str) -> VerifierEngine:

@@ -9,6 +9,9 @@ from specinfer.hub.widen import original_of
 Flags = Mapping[str, str]
 """Of a service, without dashes."""
 
+MODEL_DRAFTERS = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
+"""Drafters that read the target's model, its numeric type and its device unless their flags say otherwise."""
+
 TRAINED: dict[str, Mapping[str, str]] = {
     DEFAULT_MODEL: {
         "ssm": "ssm-smollm2-135m",

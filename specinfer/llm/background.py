@@ -1,0 +1,233 @@
+"""`AsyncLLM`: `LLM` for asyncio. A thread of its own decodes; callers await, and cancel by cancelling."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from specinfer.errors import UnavailableError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.llm.build import LLMOptions, Speculators, build_engine
+from specinfer.llm.driver import DEFAULT_PARAMS, Driver, Prompt, Request, TextDelta
+from specinfer.llm.engine import LocalEngine
+from specinfer.llm.metrics import Metric
+from specinfer.llm.outputs import RequestOutput
+from specinfer.llm.params import SamplingParams
+from specinfer.tokenizer import Tokenizer
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """A coroutine that waits for what steps add to one request."""
+
+    loop: asyncio.AbstractEventLoop
+    deltas: "asyncio.Queue[list[TextDelta] | None]"
+    """None: the request has ended."""
+
+
+class AsyncLLM:
+    """A model with speculators, decoding in a thread of this process."""
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, speculators: Speculators = "auto", **options: Any
+    ) -> None:
+        """Load the model and its speculators; see `LLM`."""
+        self._begin_thread(Driver(*build_engine(model, speculators, LLMOptions.of(options))))
+
+    @classmethod
+    def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:
+        """Decode on an engine that was put together elsewhere (`specinfer.llm.build.assemble`)."""
+        made = cls.__new__(cls)
+        made._begin_thread(Driver(engine, tokenizer))
+        return made
+
+    def _begin_thread(self, driver: Driver) -> None:
+        self._driver = driver
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._readers: dict[Request, _Reader] = {}
+        self._closed = False
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="specinfer-llm", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestOutput:
+        """Answer one prompt; many calls at once are batched. Cancelling the task ends the request.
+
+        Raises:
+            InvalidInputError: naming the field and value that cannot be served.
+            SpecInferError: if a fault ended the request.
+        """
+        request, deltas = await self._submit(prompt, sampling_params, request_id)
+        async for _ in self._deltas(request, deltas):
+            pass
+        return request.output
+
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> AsyncIterator[TextDelta]:
+        """Answer one prompt, text as it comes; leaving the loop ends the request.
+
+        Raises:
+            InvalidInputError: naming the field and value that cannot be served.
+            SpecInferError: if a fault ended the request.
+        """
+        request, deltas = await self._submit(prompt, sampling_params, request_id)
+        async for delta in self._deltas(request, deltas):
+            yield delta
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> RequestOutput:
+        """Answer a conversation of OpenAI's messages, as `generate` does."""
+        params = sampling_params or DEFAULT_PARAMS
+        request, deltas = await self._begin(lambda: self._driver.submit_chat(messages, params, tools))
+        async for _ in self._deltas(request, deltas):
+            pass
+        return request.output
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters since the start."""
+        return self._driver.engine.metrics()
+
+    async def close(self) -> None:
+        """End running requests with an error, and free the model."""
+        if not self._closed:
+            self._closed = True
+            self._work.put(lambda: None)
+            await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
+    ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
+        return await self._begin(lambda: self._driver.submit(prompt, params or DEFAULT_PARAMS, request_id))
+
+    async def _begin(
+        self, submit: Callable[[], Request]
+    ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
+        """Submit on the decoding thread; a caller that is cancelled meanwhile leaves nothing behind."""
+        deltas: asyncio.Queue[list[TextDelta] | None] = asyncio.Queue()
+        reader = _Reader(asyncio.get_running_loop(), deltas)
+
+        def begin() -> Request:
+            request = submit()
+            self._readers[request] = reader
+            return request
+
+        future = self._call(begin)
+        try:
+            return await asyncio.wrap_future(future), deltas
+        except asyncio.CancelledError:
+            self._work.put(lambda: self._drop(future))
+            raise
+
+    async def _deltas(
+        self, request: Request, deltas: "asyncio.Queue[list[TextDelta] | None]"
+    ) -> AsyncIterator[TextDelta]:
+        try:
+            while (found := await deltas.get()) is not None:
+                for delta in found:
+                    yield delta
+        finally:
+            if not request.finished:
+                self._work.put(lambda: self._cancel(request))
+        if request.error is not None:
+            raise request.error
+
+    def _call(self, work: Callable[[], T]) -> "Future[T]":
+        """Run on the decoding thread, between two steps."""
+        if self._closed:
+            raise UnavailableError("this AsyncLLM is closed")
+        if self._fault is not None:
+            raise UnavailableError(f"this AsyncLLM has failed: {self._fault}") from self._fault
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001  # it is the caller's
+                future.set_exception(error)
+
+        self._work.put(run)
+        return future
+
+    def _run(self) -> None:
+        """The decoding thread: what callers want, then a step, until closed."""
+        try:
+            while not self._closed:
+                self._take_work(wait=not self._driver.busy)
+                if self._driver.busy:
+                    for request in self._driver.step():
+                        self._show(request)
+        except Exception as error:  # whatever it is, callers must not wait for ever
+            log.exception("decoding failed")
+            self._fault = error
+        finally:
+            self._end_all()
+            self._driver.engine.close()
+
+    def _take_work(self, wait: bool) -> None:
+        if wait:
+            self._work.get()()
+        while not self._work.empty():
+            self._work.get()()
+
+    def _show(self, request: Request) -> None:
+        """Hand what is new to the coroutine that waits for it."""
+        reader = self._readers.get(request)
+        if reader is None:
+            return
+        found = request.take()
+        if found:
+            _put(reader, found)
+        if request.finished:
+            del self._readers[request]
+            _put(reader, None)
+
+    def _cancel(self, request: Request) -> None:
+        self._readers.pop(request, None)
+        self._driver.cancel(request)
+
+    def _drop(self, future: "Future[Request]") -> None:
+        """Cancel what was submitted for a caller that left."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._cancel(future.result())
+
+    def _end_all(self) -> None:
+        """End every request, those whose submission still waits too."""
+        while not self._work.empty():
+            self._work.get()()
+        error = self._fault or UnavailableError("this AsyncLLM is closed")
+        for request, reader in self._readers.items():
+            request.error = error
+            _put(reader, None)
+        self._readers.clear()
+
+
+def _put(reader: _Reader, deltas: list[TextDelta] | None) -> None:
+    with contextlib.suppress(RuntimeError):  # its event loop has ended
+        reader.loop.call_soon_threadsafe(reader.deltas.put_nowait, deltas)

@@ -1,0 +1,231 @@
+"""From options to the engine of an `LLM`: model, speculators, budgets, planner, in the order in which faults show."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters.custom import CustomDrafter
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.drafters.pools import MODEL_DRAFTERS, Flags, default_speculators, read_speculators
+from specinfer.errors import IncompatibleError, SettingError
+from specinfer.hub import resolve_model
+from specinfer.llm.engine import LocalEngine
+from specinfer.llm.pool import LocalPool
+from specinfer.model.cache.kv_cache import CACHE_TOKENS
+from specinfer.model.held_weights import AUTO, held_weights
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.planning.budget import derive_budget
+from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import Planner
+from specinfer.scheduling.limits import SchedulerLimits
+from specinfer.scheduling.scheduler import Scheduler
+from specinfer.step import StepMachine
+from specinfer.tokenizer import Tokenizer
+from specinfer.verification.acceptance import find_rule
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import EngineLimits
+from specinfer.verification.pass_costs import measure_passes
+
+log = logging.getLogger(__name__)
+Function: TypeAlias = Callable[..., object]
+Speculators: TypeAlias = str | Sequence[str | Function]
+_UNLIMITED = 2**31
+"""Requests that may wait: a list of prompts waits here instead of at its caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LLMOptions:
+    """How an `LLM` loads and runs its model.
+
+    Raises:
+        SettingError: naming the option and its value.
+    """
+
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    weights: str = AUTO
+    """How weights are held; see `python -m verifier_svc --help`."""
+    executor: str = "auto"
+    acceptance: str = "multi_step"
+    """Rule for sampled requests."""
+    max_num_seqs: int = 16
+    """Requests decoded at once; more wait."""
+    max_model_len: int = 0
+    """Longest context in tokens; 0: the model's."""
+    kv_tokens: int = CACHE_TOKENS
+    """Context tokens that the KV cache holds over all requests."""
+    offload: str = "none"
+    """Where the decoder layers lie: none, host or disk."""
+    tree_nodes: int = 0
+    """Most nodes of one tree; 0: what passes allow."""
+    adaptive: bool = True
+    """Choose speculators and nodes by what steps bring; False: all speculators, `tree_nodes` nodes."""
+    sequence_length: int = 5
+    """Nodes of a chain in sequence speculation."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "kv_tokens", "sequence_length"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "must be positive")
+        for name in ("max_model_len", "tree_nodes"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must not be negative")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "LLMOptions":
+        """Read keyword arguments.
+
+        Raises:
+            TypeError: for an unknown one, with the closest known one.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = get_close_matches(name, known, 1)
+                raise TypeError(
+                    f"LLM: unknown option {name!r}" + (f", did you mean {close[0]}?" if close else "")
+                )
+        return cls(**options)
+
+
+def build_engine(model: str, speculators: Speculators, options: LLMOptions) -> tuple[LocalEngine, Tokenizer]:
+    """Load everything; the engine and the model's tokenizer.
+
+    Raises:
+        SettingError: naming the option and its value.
+        IncompatibleError: if a speculator has another tokenizer than the model.
+    """
+    find_rule(options.acceptance)
+    specs = _specs(model, speculators, options)
+    directory = resolve_model(model)
+    tokenizer = Tokenizer.load(directory)
+    runner = _runner(directory, options)
+    groups = [_drafters(spec, model, options) for spec in specs]
+    return assemble(runner, tokenizer, groups, options), tokenizer
+
+
+def assemble(
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    groups: Sequence[Mapping[str, Drafter]],
+    options: LLMOptions,
+    curve: PassCurve | None = None,
+) -> LocalEngine:
+    """Put the engine of a loaded model together.
+
+    Args:
+        groups: drafters by name; those of one group share contexts and draft one after another.
+        curve: seconds of passes by tokens; None measures them, for about a second.
+
+    Raises:
+        IncompatibleError: if a drafter has another tokenizer than the model.
+    """
+    verifier, compiler = _verifier(runner, tokenizer, options)
+    engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
+    _check_tokenizers([engine for engine, _ in engines], tokenizer)
+    limits = _limits(verifier, options)
+    curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
+    budget = derive_budget(
+        curve, limits.max_batch, limits.max_tree_nodes, limits.max_step_tokens, options.tree_nodes
+    )
+    machine = StepMachine(Scheduler(limits, budget), Planner(curve, budget, options.adaptive))
+    return LocalEngine(machine, LocalPool(engines, runner.config.hidden_size), verifier, compiler)
+
+
+def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Flags | Function]:
+    """The groups of drafters to load.
+
+    Raises:
+        SettingError: if `speculators` is neither "auto" nor "off" nor a list.
+        InvalidInputError: naming a text that cannot be read.
+    """
+    if speculators == "auto":
+        return list(default_speculators(model, options.offload != "none").values())
+    if speculators == "off":
+        return []
+    if isinstance(speculators, str):
+        raise SettingError("speculators", speculators, 'must be "auto", "off" or a list')
+    found: list[Flags | Function] = []
+    for spec in speculators:
+        found += (read_speculators([spec]) or {}).values() if isinstance(spec, str) else [spec]
+    return found
+
+
+def _runner(directory: Path, options: LLMOptions) -> ModelRunner:
+    """Load the model."""
+    own = RunnerOptions(
+        dtype=options.dtype,
+        device=options.device,
+        executor=options.executor,
+        weights=options.weights,
+        kv_tokens=options.kv_tokens,
+        offload=options.offload,
+    )
+    return ModelRunner.load(directory, replace(own, weights=held_weights(directory, own, shared=False)))
+
+
+def _verifier(
+    runner: ModelRunner, tokenizer: Tokenizer, options: LLMOptions
+) -> tuple[VerifierEngine, Compiler | None]:
+    """The model behind its acceptance rule, and the compiler of constraints if its tokenizer allows any."""
+    longest = runner.config.max_positions
+    limits = EngineLimits(
+        max_requests=options.max_num_seqs,
+        max_context_len=min(options.max_model_len or longest, longest),
+        idle_seconds=math.inf,
+    )
+    try:
+        compiler = Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
+    except IncompatibleError as error:
+        log.info("%s", error)
+        compiler = None
+    return VerifierEngine(runner, options.acceptance, limits, compiler=compiler), compiler
+
+
+def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[str, Drafter]:
+    """One group: the drafters of a text, or a function of the caller's.
+
+    Raises:
+        SettingError: naming the flag that cannot be read, or the drafter that is named twice.
+    """
+    if not isinstance(spec, Mapping):
+        name = getattr(spec, "__name__", "function")
+        return {name: CustomDrafter(spec, name)}
+    flags = dict(spec)
+    methods = flags.pop("drafter").split("+")
+    if len(set(methods)) < len(methods):
+        raise SettingError("speculators", "+".join(methods), "each drafter may be named once")
+    if MODEL_DRAFTERS & set(methods):
+        flags = {"model": model, "dtype": options.dtype, "device": options.device} | flags
+    own = DrafterOptions.read(flags)
+    return {method: make_drafter(method, own) for method in methods}
+
+
+def _check_tokenizers(engines: Iterable[SpeculatorEngine], tokenizer: Tokenizer) -> None:
+    ours = tokenizer.fingerprint()
+    for engine in engines:
+        theirs = engine.description.tokenizer_fingerprint
+        if theirs and theirs != ours:
+            raise IncompatibleError(f"a speculator has tokenizer {theirs}, the model has {ours}")
+
+
+def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
+    """The scheduler's limits within those of the verifier."""
+    own, cache = verifier.limits, verifier.runner.cache
+    return SchedulerLimits(
+        max_batch=options.max_num_seqs,
+        max_waiting=_UNLIMITED,
+        tree_depth=own.max_nodes,
+        sequence_length=options.sequence_length,
+        max_step_tokens=own.max_step_tokens,
+        kv_capacity_tokens=cache.capacity_tokens,
+        kv_block_tokens=cache.block_tokens,
+        max_tree_nodes=own.max_nodes - 1,
+    )

@@ -1,0 +1,166 @@
+"""Requests of `LLM` and `AsyncLLM` on one engine: prompts in, growing answers out. One thread at a time.
+
+`submit` returns a request, `step` advances all of them; what a step added to a request is what `Request.take`
+returns next.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from specinfer.errors import InvalidInputError
+from specinfer.llm.engine import LocalEngine
+from specinfer.llm.outputs import Answer, RequestOutput, metrics_of
+from specinfer.llm.params import SamplingParams
+from specinfer.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as vLLM has them."""
+DEFAULT_PARAMS = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of one answer."""
+
+    text: str
+    token_ids: list[int]
+    index: int
+    """Number of the answer, of `n`."""
+    finish_reason: str | None
+    """None while the answer grows."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its answers."""
+
+    output: RequestOutput
+    answers: list[Answer]
+    error: Exception | None = None
+    """A fault that ended it."""
+    _taken: list[tuple[int, int]] = field(default_factory=list)
+    """Characters and tokens of each answer that were taken."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no more is to come."""
+        return self.error is not None or self.output.finished
+
+    def take(self) -> list[TextDelta]:
+        """The text and tokens that are new since the last call, answer by answer."""
+        found = []
+        for place, answer in enumerate(self.answers):
+            characters, tokens = self._taken[place]
+            output = answer.output
+            self._taken[place] = len(output.text), len(output.token_ids)
+            if self._taken[place] != (characters, tokens):
+                text, ids = output.text[characters:], output.token_ids[tokens:]
+                found.append(TextDelta(text, ids, place, output.finish_reason))
+        return found
+
+
+class Driver:
+    """Submits prompts to an engine, and turns its progress into answers."""
+
+    def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self._requests: dict[str, tuple[Request, Answer]] = {}
+        """By the id of each answer."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+        """Queue a prompt.
+
+        Raises:
+            InvalidInputError: naming the field and value that cannot be served.
+        """
+        text, tokens = self._encode(prompt)
+        return self.submit_tokens(text, tokens, params, request_id)
+
+    def submit_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Request:
+        """Queue a conversation, for the assistant's answer.
+
+        Raises:
+            InvalidInputError: if the chat template refuses the messages.
+            IncompatibleError: if the model has no chat template.
+        """
+        return self.submit_tokens(None, self.tokenizer.encode_chat(messages, tools), params, None)
+
+    def submit_tokens(
+        self, text: str | None, tokens: Sequence[int], params: SamplingParams, request_id: str | None
+    ) -> Request:
+        """Queue token ids; `text` is what they were encoded from."""
+        request_id = request_id or secrets.token_hex(8)
+        references: list[list[int]] = []
+        if self.engine.pool.reads_references and params.speculation != "off":
+            references = [self.tokenizer.encode_part(reference) for reference in params.references]
+        eos = self.engine.verifier.runner.config.eos_token_ids
+        answers: list[Answer] = []
+        try:
+            for choice in range(params.n):
+                own_id = request_id if params.n == 1 else f"{request_id}-{choice}"
+                state = self.engine.submit(params.request(own_id, tokens, eos, references, choice))
+                answers.append(Answer(state, self.tokenizer, choice))
+        except Exception:
+            for answer in answers:
+                self.engine.cancel(answer.state.request.request_id)
+            raise
+        output = RequestOutput(request_id, text, list(tokens), [answer.output for answer in answers])
+        request = Request(output, answers, _taken=[(0, 0)] * len(answers))
+        for answer in answers:
+            self._requests[answer.state.request.request_id] = (request, answer)
+        return request
+
+    def step(self) -> list[Request]:
+        """Advance every request by one step; those that changed."""
+        changed: dict[int, Request] = {}
+        for progress in self.engine.step():
+            known = self._requests.get(progress.request_id)
+            if known is None:
+                continue  # cancelled
+            request, answer = known
+            changed[id(request)] = request
+            keep = answer.add(progress)
+            if keep is not None and (keep < len(progress.tokens) or not progress.final):
+                self.engine.cut(progress, keep)
+            if progress.final:
+                self._end(request, answer)
+        return list(changed.values())
+
+    def cancel(self, request: Request) -> None:
+        """End a request with the tokens it has."""
+        for answer in request.answers:
+            name = answer.state.request.request_id
+            if self._requests.pop(name, None) is not None:
+                self.engine.cancel(name)
+
+    def _end(self, request: Request, answer: Answer) -> None:
+        del self._requests[answer.state.request.request_id]
+        request.error = answer.end() or request.error
+        if request.finished and request.error is None:
+            request.output.metrics = metrics_of([each.state for each in request.answers])
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text, if there is any, and token ids of a prompt."""
+        if isinstance(prompt, Mapping):
+            known = {"prompt", "prompt_token_ids"} & set(prompt)
+            if len(prompt) != 1 or not known:
+                raise InvalidInputError("prompt", sorted(prompt), "must have prompt or prompt_token_ids")
+            return self._encode(prompt[known.pop()])
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        tokens = [token for token in prompt if isinstance(token, int)]
+        if len(tokens) < len(prompt):
+            raise InvalidInputError("prompt", type(prompt).__name__, "must be text or token ids")
+        return None, tokens

@@ -1,0 +1,179 @@
+"""The engine of `LLM`: scheduler, drafters and verifier of one model in one thread, step by step.
+
+    submit(request) -> step() -> progress of requests, until none is left
+
+Each step is the paragraph of `specinfer.step`, with direct calls in the place of messages. Invariant: a step that
+fails ends the request that causes it, and no other.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+from specinfer.constraints.compiler import Compiler
+from specinfer.llm.metrics import Metric, Totals
+from specinfer.llm.pool import LocalPool
+from specinfer.planning.feedback import Drafts, StepTimes
+from specinfer.planning.latency import DraftTime
+from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.target_outputs import WantedOutputs
+from specinfer.step import StepMachine, StepPlan, Verified
+from specinfer.tree import TokenTree
+from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+
+log = logging.getLogger(__name__)
+
+
+class LocalEngine:
+    """Decodes requests. One thread at a time may call it."""
+
+    def __init__(
+        self, machine: StepMachine, pool: LocalPool, verifier: VerifierEngine, compiler: Compiler | None
+    ) -> None:
+        self.machine, self.pool, self.verifier = machine, pool, verifier
+        self._compiler = compiler
+        self._last_done = 0.0
+        self.totals = Totals()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.machine.scheduler.states)
+
+    def submit(self, request: GenerationRequest) -> RequestState:
+        """Queue a request.
+
+        Raises:
+            InvalidInputError: naming the field and value that the model cannot serve.
+            AlreadyExistsError: if a request of this id waits or runs.
+            ExhaustedError: if the queue is full.
+        """
+        config, limits = self.verifier.runner.config, self.verifier.limits
+        request.check_against(config.vocab_size, limits.max_context_len)
+        if request.constraint is not None:
+            if self._compiler is None:
+                raise request.constraint.error("the model's tokenizer allows no constraints")
+            self._compiler.begin(request.constraint).result()
+        return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step; unknown ids are ignored."""
+        if request_id in self.machine.scheduler.states:
+            self.machine.scheduler.cancel(request_id)
+
+    def cut(self, progress: Progress, keep: int) -> None:
+        """End a request whose text reached a stop string after `keep` of its newest tokens."""
+        was_final = progress.final
+        self.machine.scheduler.cut(progress, keep, time.monotonic())
+        if not was_final:
+            self._release([progress.request_id])
+
+    def metrics(self) -> list[Metric]:
+        """Counters since the start."""
+        scheduler = self.machine.scheduler
+        return self.totals.metrics(scheduler.running, scheduler.waiting)
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def step(self) -> list[Progress]:
+        """Decode one step of the whole batch."""
+        progress = self.machine.scheduler.reap(time.monotonic())
+        plan = self.machine.plan(time.monotonic(), self.pool)
+        if preempted := self.machine.scheduler.take_preempted():
+            self.verifier.release(preempted)
+        if plan.entries:
+            progress += self._iterate(plan)
+        else:
+            self._last_done = 0.0
+        self._release([item.request_id for item in progress if item.final])
+        return progress
+
+    def _iterate(self, plan: StepPlan) -> list[Progress]:
+        """Draft, merge, verify, commit, learn."""
+        started = time.perf_counter()
+        drafts, draft_times, trees, drafted = self._draft(plan)
+        wanted = self.pool.wanted(plan.entries)
+        merged = time.perf_counter()
+        jobs = [_job(entry, trees.get(entry.request_id), wanted) for entry in plan.entries]
+        verdicts = {outcome.request_id: _verdict(outcome) for outcome in self.verifier.verify(jobs)}
+        self.pool.keep(wanted, trees, verdicts)
+        verified = time.perf_counter()
+        progress = self.machine.commit(plan, trees, verdicts, time.monotonic())
+        self.verifier.settle()
+        done = time.perf_counter()
+        pass_s = sum(seconds for _, seconds in self.verifier.passes)
+        times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
+        self._last_done = done
+        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
+        self.totals.add(self.machine.learn(plan, found, progress))
+        return progress
+
+    def _draft(self, plan: StepPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree], float]:
+        """Drafts, what they took, the merged trees, and when the drafts were there.
+
+        A fault in drafting or merging costs the step its drafts, not its tokens.
+        """
+        try:
+            drafts, times = self.pool.draft(plan.entries, plan.choice.speculators)
+            drafted = time.perf_counter()
+            self._match(plan.entries)
+            return drafts, times, self.machine.merge(plan, drafts), drafted
+        except Exception:
+            log.exception("drafting for %d requests failed; this step decodes plainly", len(plan.entries))
+            self.totals.failed_steps += 1
+            return {}, [], self.machine.merge(plan, {}), time.perf_counter()
+
+    def _match(self, entries: Sequence[StepEntry]) -> None:
+        """Give requests that want drafts the matchers of their constraints."""
+        for entry in entries:
+            state = entry.state
+            constraint = state.request.constraint
+            if constraint is None or state.matcher is not None or self._compiler is None:
+                continue
+            if state.request.speculation is not Speculation.OFF:
+                state.matcher = self._compiler.ready(constraint)
+
+    def _release(self, request_ids: Sequence[str]) -> None:
+        if request_ids:
+            self.verifier.release(request_ids)
+            self.pool.release(request_ids)
+
+
+def _job(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> VerifyJob:
+    """The verifier's part of a step for one request."""
+    state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
+    return VerifyJob(
+        request.request_id,
+        entry.base_len,
+        list(entry.delta),
+        tree,
+        state.sampling,
+        request.logprobs,
+        request.top_logprobs,
+        wanted.top_k.get(request.request_id, 0),
+        wanted.features.since.get(request.request_id),
+        len(request.prompt) if starts_over else 0,
+        request.constraint if starts_over else None,
+    )
+
+
+def _verdict(outcome: VerifyOutcome) -> VerdictEntry:
+    """The scheduler's form of what became of a job."""
+    verdict = outcome.verdict
+    return VerdictEntry(
+        outcome.status,
+        outcome.message,
+        tuple(verdict.accepted) if verdict is not None else (),
+        verdict.bonus if verdict is not None else 0,
+        tuple(outcome.logprobs),
+        outcome.held_len,
+        outcome.features.start,
+        outcome.features.data,
+        tuple(token for ids in outcome.top_k for token in ids),
+        outcome.finished,
+    )

@@ -1,0 +1,64 @@
+"""Counters of an `LLM`: what `get_metrics` returns."""
+
+from dataclasses import dataclass, field
+
+from specinfer.planning.feedback import FinishedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One counter."""
+
+    name: str
+    value: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over all steps since the start."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    pass_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    step_seconds: float = 0.0
+    failed_steps: int = 0
+    """Steps that decoded plainly because drafting failed."""
+    accepted_by_depth: list[int] = field(default_factory=list)
+    """[d]: steps in which the node at depth d + 1 was accepted."""
+
+    def add(self, step: FinishedStep) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.pass_seconds += step.pass_s
+        self.draft_seconds += sum(draft.total_s for draft in step.draft_times)
+        self.step_seconds += step.seconds
+        for outcome in step.outcomes:
+            self.tokens += outcome.accepted + 1
+            self.drafted += outcome.drafted
+            self.accepted += outcome.accepted
+            missing = outcome.accepted - len(self.accepted_by_depth)
+            self.accepted_by_depth += [0] * missing
+            for depth in range(outcome.accepted):
+                self.accepted_by_depth[depth] += 1
+
+    def metrics(self, running: int, waiting: int) -> list[Metric]:
+        """All of them, named as vLLM names its own where they mean the same."""
+        return [
+            Metric("num_requests_running", running),
+            Metric("num_requests_waiting", waiting),
+            Metric("generation_tokens", self.tokens),
+            Metric("spec_decode_num_draft_tokens", self.drafted),
+            Metric("spec_decode_num_accepted_tokens", self.accepted),
+            *(
+                Metric(f"spec_decode_num_accepted_tokens_per_pos[{depth}]", count)
+                for depth, count in enumerate(self.accepted_by_depth)
+            ),
+            Metric("steps", self.steps),
+            Metric("failed_steps", self.failed_steps),
+            Metric("pass_seconds", self.pass_seconds),
+            Metric("draft_seconds", self.draft_seconds),
+            Metric("step_seconds", self.step_seconds),
+        ]

@@ -1,0 +1,129 @@
+"""Answers of `LLM`: vLLM's `RequestOutput` and `CompletionOutput`, with what speculation did."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specinfer.errors import SpecInferError
+from specinfer.logprobs import TokenLogprobs
+from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.statistics import RequestSpeculation
+from specinfer.scheduling.text import TextStream
+from specinfer.tokenizer import Tokenizer
+
+_REASONS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.CONSTRAINT: "stop",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.DEADLINE: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the model, before temperature, top-k and top-p."""
+
+    logprob: float
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Per generated token, it and the most probable ones; None unless asked for."""
+    finish_reason: str | None = None
+    """"stop", "length" or "abort"; None while it grows."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What one request took, all of its answers together."""
+
+    queue_seconds: float
+    first_token_seconds: float
+    """From arrival to the first token."""
+    total_seconds: float
+    speculative_decoding: RequestSpeculation
+    """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its answers."""
+
+    request_id: str
+    prompt: str | None
+    """None if it was given as token ids."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    metrics: RequestMetrics | None = None
+    """None while an answer grows."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers are complete."""
+        return all(output.finished for output in self.outputs)
+
+
+class Answer:
+    """One answer as it grows: tokens become text, a stop string ends it."""
+
+    def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
+        self.state, self._tokenizer = state, tokenizer
+        self._text = TextStream(tokenizer, state.request.stop_strings)
+        self.output = CompletionOutput(index, logprobs=[] if state.request.logprobs else None)
+
+    def add(self, progress: Progress) -> int | None:
+        """Append new tokens.
+
+        Returns:
+            How many of them count, if a stop string ended the text; else None.
+        """
+        piece = self._text.push(progress.tokens, progress.final)
+        self.output.text += piece.text
+        tokens = progress.tokens[: piece.used]
+        self.output.token_ids += tokens
+        if self.output.logprobs is not None:
+            rows = progress.logprobs[: piece.used]
+            self.output.logprobs += [self._row(t, row) for t, row in zip(tokens, rows, strict=True)]
+        return piece.used if piece.stopped else None
+
+    def end(self) -> SpecInferError | None:
+        """Take the finish reason of its request; the fault that ended it, if one did."""
+        assert self.state.finish is not None
+        self.output.finish_reason = _REASONS[self.state.finish]
+        failed = self.state.finish is FinishReason.ERROR
+        return SpecInferError(self.state.error) if failed else None
+
+    def _row(self, token: int, row: TokenLogprobs) -> dict[int, Logprob]:
+        text = self._tokenizer.text_of_token
+        found = {token: Logprob(row.chosen, text(token))}
+        return found | {other: Logprob(value, text(other)) for other, value in row.top}
+
+
+def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
+    """The metrics of a finished request, from the states of its answers."""
+    first = states[0]
+    end = max((state.finished_at or state.queued_at) for state in states)
+    speculation = RequestSpeculation()
+    for state in states:
+        speculation.add(state.stats)
+    return RequestMetrics(
+        (first.admitted_at or end) - first.queued_at,
+        (first.first_token_at or end) - first.queued_at,
+        end - first.queued_at,
+        speculation,
+    )

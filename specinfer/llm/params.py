@@ -1,0 +1,115 @@
+"""`SamplingParams` of `LLM`: vLLM's names and meaning, and what only token-tree speculation has."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specinfer.constraints.constraint import Constraint
+from specinfer.errors import InvalidInputError
+from specinfer.sampling import MAX_SEED, Sampling
+from specinfer.scheduling.request import GenerationRequest, Speculation
+
+_ALL = -1
+"""vLLM's other way to switch top_k off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one prompt is answered.
+
+    Raises:
+        InvalidInputError: naming the field and its value.
+    """
+
+    n: int = 1
+    """Answers to each prompt; with a seed, answer i has seed + i."""
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 or -1 keeps all."""
+    seed: int | None = None
+    """Of the random stream; None draws one."""
+    max_tokens: int = 128
+    """Most generated tokens."""
+    stop: str | Sequence[str] = ()
+    """Text that ends the answer and is not part of it."""
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Most probable tokens reported beside each generated one; 0: the generated one's alone; None: none."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of tokens."""
+    constraint: Constraint | None = None
+    """The text must match this schema, expression, grammar or choice."""
+    references: Sequence[str] = ()
+    """Texts that the answer may copy from: they speed it up and do not change it."""
+    speculation: str = "tree"
+    """"tree", "sequence" (one branch) or "off"."""
+    typical_epsilon: float = 0.0
+    """Threshold of typical acceptance, which changes the distribution; 0: lossless."""
+    priority: int = 0
+    deadline_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise InvalidInputError("n", self.n, "must be positive")
+        if self.max_tokens < 1:
+            raise InvalidInputError("max_tokens", self.max_tokens, "must be positive")
+        if self.speculation not in ("tree", "sequence", "off"):
+            raise InvalidInputError("speculation", self.speculation, "must be tree, sequence or off")
+        if self.seed is not None and not -(2**63) <= self.seed <= MAX_SEED:
+            raise InvalidInputError("seed", self.seed, "must be in [-2^63, 2^64)")
+        self.sampling(0)
+
+    def sampling(self, choice: int) -> Sampling:
+        """The token-level parameters of answer number `choice`."""
+        seed = secrets.randbits(63) if self.seed is None else (self.seed + choice) % (MAX_SEED + 1)
+        return Sampling(
+            temperature=self.temperature,
+            top_k=0 if self.top_k == _ALL else self.top_k,
+            top_p=self.top_p,
+            seed=seed,
+            typical_epsilon=self.typical_epsilon,
+            logit_bias=tuple((int(token), float(bias)) for token, bias in self.logit_bias.items()),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+        )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def request(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        eos_token_ids: Sequence[int],
+        references: Sequence[Sequence[int]] = (),
+        choice: int = 0,
+    ) -> GenerationRequest:
+        """The scheduler's form of a request with these parameters.
+
+        Args:
+            references: token ids of `references`.
+            choice: number of the answer, of `n`.
+        """
+        eos = () if self.ignore_eos else eos_token_ids
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=tuple(prompt),
+            max_new_tokens=self.max_tokens,
+            sampling=self.sampling(choice),
+            stop_strings=self.stop_strings,
+            stop_token_ids=frozenset([*self.stop_token_ids, *eos]),
+            priority=self.priority,
+            speculation=Speculation[self.speculation.upper()],
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            deadline_s=self.deadline_seconds,
+            constraint=self.constraint,
+            references=tuple(map(tuple, references)),
+        )

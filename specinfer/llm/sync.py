@@ -1,0 +1,214 @@
+"""`LLM`: token-tree speculation in this process, with vLLM's interface."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from specinfer.errors import InvalidInputError, UnavailableError
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.llm.build import LLMOptions, Speculators, build_engine
+from specinfer.llm.driver import DEFAULT_PARAMS, Driver, Prompt, Request, TextDelta
+from specinfer.llm.engine import LocalEngine
+from specinfer.llm.metrics import Metric
+from specinfer.llm.outputs import RequestOutput
+from specinfer.llm.params import SamplingParams
+from specinfer.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model with speculators, decoding in this process.
+
+    Example:
+        llm = LLM("smollm2-135m")
+        for output in llm.generate(["Why is the sky blue?"], SamplingParams(temperature=0, max_tokens=64)):
+            print(output.outputs[0].text)
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, speculators: Speculators = "auto", **options: Any
+    ) -> None:
+        """Load the model and its speculators.
+
+        Args:
+            model: registry name, hub id, directory or GGUF file.
+            speculators: "auto": those that suit the model; "off": none; or a list of drafters as
+                `DRAFTER[+DRAFTER...][,FLAG=VALUE...]` and of functions `(context, limits) -> TokenTree | None`.
+            options: fields of `LLMOptions`.
+
+        Raises:
+            SettingError: naming the option and its value.
+            TypeError: for an unknown option.
+        """
+        self._begin(Driver(*build_engine(model, speculators, LLMOptions.of(options))))
+
+    @classmethod
+    def of(cls, engine: LocalEngine, tokenizer: Tokenizer) -> Self:
+        """Decode on an engine that was put together elsewhere (`specinfer.llm.build.assemble`)."""
+        made = cls.__new__(cls)
+        made._begin(Driver(engine, tokenizer))
+        return made
+
+    def _begin(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts, batched; outputs are in the order of the prompts.
+
+        Args:
+            prompts: one prompt or a list; a prompt is text, token ids or a mapping (`Prompt`).
+            sampling_params: for all prompts, or one for each.
+            use_tqdm: show a progress bar if there are several prompts.
+
+        Raises:
+            InvalidInputError: naming the field and value of a prompt that cannot be served; nothing runs then.
+            SpecInferError: if a fault ended a request.
+        """
+        each = cast("Sequence[Prompt]", [prompts] if is_one(prompts) else prompts)
+        params = _for_each(sampling_params, len(each))
+        requests = self._submit(
+            [partial(self._driver.submit, p, own) for p, own in zip(each, params, strict=True)]
+        )
+        return self._finish(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, as `generate` does; messages are OpenAI's."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        each = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
+        params = _for_each(sampling_params, len(each))
+        requests = self._submit(
+            [
+                partial(self._driver.submit_chat, own_messages, own, tools)
+                for own_messages, own in zip(each, params, strict=True)
+            ]
+        )
+        return self._finish(requests, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+        """Answer one prompt, text as it comes; leaving the loop ends the request.
+
+        Raises:
+            InvalidInputError: naming the field and value that cannot be served, at once.
+        """
+        (request,) = self._submit([partial(self._driver.submit, prompt, sampling_params or DEFAULT_PARAMS)])
+        return self._stream(request)
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters since the start."""
+        return self._driver.engine.metrics()
+
+    def close(self) -> None:
+        """Free the model; calls from now on raise."""
+        if not self._closed:
+            self._closed = True
+            self._driver.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
+        """Queue all, or none if one is refused."""
+        requests: list[Request] = []
+        with self._lock:
+            self._check_open()
+            try:
+                requests.extend(submit() for submit in submits)
+            except Exception:
+                self._cancel(requests)
+                raise
+        return requests
+
+    def _finish(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
+        """Step until these are done; a caller that is interrupted leaves nothing behind."""
+        try:
+            with _bar(len(requests), use_tqdm and len(requests) > 1) as advance:
+                left = set(requests)
+                while left:
+                    self._step()
+                    done = {request for request in left if request.finished}
+                    left -= done
+                    advance(len(done))
+        finally:
+            with self._lock:
+                self._cancel(request for request in requests if not request.finished)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        return [request.output for request in requests]
+
+    def _stream(self, request: Request) -> Iterator[TextDelta]:
+        try:
+            while not request.finished:
+                self._step()
+                yield from request.take()
+            if request.error is not None:
+                raise request.error
+        finally:
+            with self._lock:
+                self._cancel([request] if not request.finished else [])
+
+    def _step(self) -> None:
+        with self._lock:
+            self._check_open()
+            self._driver.step()
+
+    def _cancel(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._driver.cancel(request)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("this LLM is closed")
+
+
+def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is one prompt, not a list of them."""
+    return isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
+
+
+def _for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    """The parameters of each of so many prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or DEFAULT_PARAMS] * count
+    if len(params) != count:
+        raise InvalidInputError("sampling_params", len(params), f"not one for each of {count} prompts")
+    return params
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error; what it returns advances it."""
+    if not shown:
+        yield lambda _: None
+        return
+    columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("answers", total=total)
+        yield lambda count: progress.advance(task, count)

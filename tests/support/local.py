@@ -1,0 +1,31 @@
+"""`LLM`s of tiny models with scripted drafters: what most tests need that only decode."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specinfer.drafters import Drafter
+from specinfer.llm import LLM, SamplingParams
+from specinfer.llm.build import LLMOptions, assemble
+from specinfer.llm.engine import LocalEngine
+from specinfer.planning.pass_times import PassCurve
+from tests.support.system import ascii_tokenizer
+from tests.support.tiny_models import runner_of, tiny_transformers
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+def tiny_engine(
+    drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any
+) -> LocalEngine:
+    """The engine of a tiny model in float32; each drafter is a group of its own."""
+    options = {"adaptive": False, "tree_nodes": 8, "max_num_seqs": 8, "kv_tokens": 2048} | options
+    runner = runner_of(model or tiny_transformers("llama"), kv_tokens=options["kv_tokens"])
+    groups = [{name: drafter} for name, drafter in (drafters or {}).items()]
+    return assemble(
+        runner, ascii_tokenizer(), groups, LLMOptions(**options), PassCurve([(1, 0.001), (64, 0.002)])
+    )
+
+
+def tiny_llm(drafters: Mapping[str, Drafter] | None = None, model: Any = None, **options: Any) -> LLM:
+    """`LLM` on such an engine."""
+    return LLM.of(tiny_engine(drafters, model, **options), ascii_tokenizer())

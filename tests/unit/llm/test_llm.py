@@ -1,0 +1,228 @@
+"""`LLM` and `AsyncLLM`: the interface, its errors, and what callers that leave cost."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from specinfer.drafters import DraftJob
+from specinfer.errors import InvalidInputError, SettingError, UnavailableError
+from specinfer.llm import LLM, AsyncLLM, SamplingParams
+from specinfer.tree import TokenTree, TreeLimits
+from specinfer.tree.builder import point_tree
+from tests.support.local import GREEDY, tiny_engine, tiny_llm
+from tests.support.system import ScriptedDrafter, ascii_tokenizer
+
+
+def guess(root: int) -> TokenTree:
+    """One token below the root."""
+    return point_tree([root, 5], [-1, 0], [1.0, 0.5], [1])
+
+
+def test_outputs_are_in_the_order_of_the_prompts_and_name_them() -> None:
+    llm = tiny_llm()
+    prompts = ["hello", "what now", [30, 31, 32], {"prompt": "a dict"}, {"prompt_token_ids": [7, 8]}]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    assert [output.prompt for output in outputs] == ["hello", "what now", None, "a dict", None]
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in alone]
+    assert all(output.finished and len(output.outputs[0].token_ids) == 16 for output in outputs)
+    assert outputs[0].outputs[0].text == ascii_tokenizer().decode(outputs[0].outputs[0].token_ids)
+
+
+def test_more_prompts_than_places_wait() -> None:
+    llm = tiny_llm(max_num_seqs=2)
+    outputs = llm.generate([[3 + i, 4 + i] for i in range(7)], GREEDY, use_tqdm=False)
+    assert [output.prompt_token_ids[0] for output in outputs] == list(range(3, 10))
+
+
+def test_n_answers_differ_by_seed() -> None:
+    llm = tiny_llm()
+    params = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=8, ignore_eos=True)
+    together = llm.generate([[9, 9]], params)[0].outputs
+    apart = [
+        llm.generate([[9, 9]], SamplingParams(seed=5 + i, temperature=1.0, max_tokens=8, ignore_eos=True))[
+            0
+        ].outputs[0]
+        for i in range(3)
+    ]
+    assert [o.token_ids for o in together] == [o.token_ids for o in apart]
+    assert [o.index for o in together] == [0, 1, 2]
+    assert len({tuple(o.token_ids) for o in together}) > 1
+
+
+def test_stream_gives_the_same_text_in_pieces_and_a_left_stream_leaves_nothing() -> None:
+    llm = tiny_llm()
+    whole = llm.generate("abc", GREEDY)[0].outputs[0]
+    pieces = list(llm.stream("abc", GREEDY))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    stream.close()
+    llm.generate("other", GREEDY)
+    assert llm._driver.engine.verifier.held_requests == 0
+
+
+def test_chat_uses_the_template() -> None:
+    llm = tiny_llm()
+    chat = llm.chat([{"role": "user", "content": "hi"}], GREEDY)[0]
+    assert chat.prompt_token_ids == ascii_tokenizer().encode("u:hi;a:")
+    assert llm.generate("u:hi;a:", GREEDY)[0].outputs[0].token_ids == chat.outputs[0].token_ids
+    both = llm.chat([[{"role": "user", "content": text}] for text in ("hi", "ho")], GREEDY, use_tqdm=False)
+    assert both[0].outputs[0].token_ids == chat.outputs[0].token_ids
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    llm = tiny_llm()
+    text = llm.generate("abc", GREEDY)[0].outputs[0].text
+    stop = text[5:7]
+    output = llm.generate("abc", SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, stop=stop))[
+        0
+    ].outputs[0]
+    assert output.text == text[: text.index(stop)]
+    assert output.finish_reason == "stop"
+
+
+def test_a_function_drafts_and_its_faults_cost_drafts_only() -> None:
+    calls = []
+
+    def draft(context: object, limits: TreeLimits) -> TokenTree | None:
+        calls.append(context)
+        if len(calls) % 2:
+            raise RuntimeError("a fault of the user's")
+        return guess(int(context[-1]))  # type: ignore[index]
+
+    plain = tiny_llm().generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    from specinfer.drafters.custom import CustomDrafter
+
+    llm = tiny_llm({"mine": CustomDrafter(draft, "mine")})
+    assert llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == plain
+    assert len(calls) > 3
+
+
+def test_a_drafter_that_raises_costs_drafts_only() -> None:
+    def fail(job: DraftJob) -> TokenTree:
+        raise RuntimeError("broken")
+
+    plain = tiny_llm().generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    llm = tiny_llm({"broken": ScriptedDrafter(fail)})
+    assert llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == plain
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "named"),
+    [
+        ([], GREEDY, "prompt"),
+        ([1, 10_000], GREEDY, "10000"),
+        ([5] * 600, GREEDY, "prompt + max_new_tokens"),
+        ({"text": "x"}, GREEDY, "prompt"),
+        ([5], SamplingParams(stop=[""]), "stop_strings"),
+    ],
+)
+def test_bad_prompts_are_named_and_nothing_runs(prompt: object, params: SamplingParams, named: str) -> None:
+    llm = tiny_llm()
+    with pytest.raises(InvalidInputError, match=named.replace("+", r"\+")):
+        llm.generate([[5, 6], prompt], params, use_tqdm=False)  # type: ignore[list-item]
+    assert not llm._driver.busy
+    assert len(llm.generate([[5, 6]], GREEDY)[0].outputs[0].token_ids) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"speculation": "x"}, "x"),
+    ],
+)
+def test_bad_parameters_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+def test_unknown_options_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(TypeError, match="max_num_seqs"):
+        LLM("no such model", max_num_seq=3)
+    with pytest.raises(SettingError, match="speculators"):
+        LLM("no such model", speculators="everything")
+    with pytest.raises(SettingError, match="max_num_seqs"):
+        LLM("no such model", max_num_seqs=0)
+
+
+def test_a_closed_llm_says_so() -> None:
+    with tiny_llm() as llm:
+        llm.generate("x", GREEDY)
+    with pytest.raises(UnavailableError, match="closed"):
+        llm.generate("x", GREEDY)
+
+
+def test_metrics_count_tokens_and_drafts() -> None:
+    llm = tiny_llm({"one": ScriptedDrafter(lambda job: guess(int(job.context[-1])))})
+    llm.generate([[5, 6]], GREEDY)
+    found = {metric.name: metric.value for metric in llm.get_metrics()}
+    assert found["generation_tokens"] == 16
+    assert found["spec_decode_num_draft_tokens"] > 0
+    assert found["num_requests_running"] == 0
+
+
+async def test_async_answers_are_batched_and_equal() -> None:
+    prompts = [[5 + i, 6 + i] for i in range(6)]
+    plain = tiny_llm().generate(prompts, GREEDY, use_tqdm=False)
+    async with AsyncLLM.of(tiny_engine(), ascii_tokenizer()) as llm:
+        found = await asyncio.gather(*(llm.generate(prompt, GREEDY) for prompt in prompts))
+        pieces = [piece async for piece in llm.stream(prompts[0], GREEDY)]
+        steps = next(metric.value for metric in llm.get_metrics() if metric.name == "steps")
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain]
+    assert [t for piece in pieces for t in piece.token_ids] == plain[0].outputs[0].token_ids
+    assert steps < 7 * 16
+
+
+async def test_a_cancelled_task_ends_its_request_and_no_other() -> None:
+    async with AsyncLLM.of(tiny_engine(), ascii_tokenizer()) as llm:
+        long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        left = asyncio.create_task(llm.generate([7, 7], long))
+        other = asyncio.create_task(llm.generate([8, 8], GREEDY))
+        stream = llm.stream([9, 9], long)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        left.cancel()
+        assert len((await other).outputs[0].token_ids) == 16
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        while llm._driver.busy:
+            await asyncio.sleep(0.01)
+
+
+async def test_closing_ends_what_runs_with_an_error() -> None:
+    llm = AsyncLLM.of(tiny_engine(), ascii_tokenizer())
+    running = asyncio.create_task(
+        llm.generate([7, 7], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
+    )
+    await asyncio.sleep(0.05)
+    await llm.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        await running
+    with pytest.raises(UnavailableError, match="closed"):
+        await llm.generate([7], GREEDY)
+
+
+async def test_bad_prompts_concern_their_caller_only() -> None:
+    async with AsyncLLM.of(tiny_engine(), ascii_tokenizer()) as llm:
+        good = asyncio.create_task(llm.generate([8, 8], GREEDY))
+        with pytest.raises(InvalidInputError, match="10000"):
+            await llm.generate([10_000], GREEDY)
+        assert len((await good).outputs[0].token_ids) == 16
+
+
+def test_nothing_of_grpc_or_redis_is_loaded() -> None:
+    code = """
+import sys
+from specinfer import LLM, SamplingParams
+bad = {name.split(".")[0] for name in sys.modules} & {"grpc", "redis", "google", "prometheus_client", "pydantic"}
+assert not bad, bad
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
