@@ -6,12 +6,12 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from gateway.api.security import SecuritySettings
-from gateway.services.addresses import service_addresses
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.service.channel import split_targets
 from specinfer.service.settings import as_path
+from specinfer.speculators.replicas import service_addresses
 
 _LIMITS = SchedulerLimits()
 
@@ -141,5 +141,5 @@ class GatewaySettings(SecuritySettings):
 
     @property
     def speculator_services(self) -> list[str]:
-        """The speculator services, in order of preference; see `gateway.services.addresses`."""
+        """The speculator services, in order of preference; see `specinfer.speculators.replicas`."""
         return service_addresses(self.speculators)

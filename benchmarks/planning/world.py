@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log2
 
-from gateway.services.draft_round import tokens_read
 from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.budget import derive_budget
 from specinfer.planning.calibration import Calibration
@@ -24,6 +23,7 @@ from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Choice, Planner, StepReport
 from specinfer.scheduling.limits import NodeBudget
+from specinfer.speculators.round import tokens_read
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 
 PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20.5))

@@ -7,9 +7,9 @@ from gateway.observability.metrics.speculation import Named
 from gateway.observability.metrics.steps import PHASES
 from gateway.observability.totals import SpeculatorTotals, Totals
 from gateway.planner_state import planner_state
-from gateway.services.speculator import SpeculatorService
 from gateway.session.session import VerifierSession
 from gateway.store.leases import GatewayReport
+from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
 _NOTHING = SpeculatorTotals()

@@ -13,13 +13,13 @@ from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.metrics.speculation import Named
 from gateway.observability.totals import Totals
 from gateway.observability.traces import RequestTraces, StepTrace
-from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.errors import FaultError
 from specinfer.log_context import about
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import count_step
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.speculators.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway.observability.observer import Observer
-from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
@@ -29,6 +28,7 @@ from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
+from specinfer.speculators.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1

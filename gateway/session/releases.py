@@ -3,9 +3,9 @@
 import asyncio
 import logging
 
-from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import UnavailableError
+from specinfer.speculators.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 _LAST_RELEASES_S = 0.5

@@ -15,8 +15,6 @@ import grpc
 from gateway.api.watch.watches import Watches
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.observability.observer import Observer
-from gateway.services.pool_policy import PoolPolicy
-from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import SessionLoop
@@ -38,6 +36,8 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.channel import open_channel
 from specinfer.service.stream import MeteredChannel
+from specinfer.speculators.policy import PoolPolicy
+from specinfer.speculators.pool import SpeculatorPool
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import verifier_pb2
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.observability.observer import Observer
-from gateway.services.speculator_pool import SpeculatorPool
 from specinfer.log_pace import LogPace
 from specinfer.planning.planner import PLAIN, Choice, Planner
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.scheduler import Scheduler
+from specinfer.speculators.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
 

@@ -1,23 +1,23 @@
-"""What is said to a speculator service and answered, and whether a draft in its answer is sound."""
+"""Drafts on the wire: what a message may hold, how it is exchanged, and which trees of it are sound."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import grpc
 
 from specinfer.errors import MalformedTreeError, ServiceChangedError, UnavailableError
+from specinfer.scheduling.entries import StepEntry
 from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_tree
+from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.tree.topology import depths
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, tree_pb2
-from specinfer.wire.tree_codec import decode_tree
+from specinfer.wire.tree_codec import decode_tree, most_bytes
 
 CONTEXT_CHUNK = 1024
 """Most context tokens of a request sent to a service in one message."""
-
 DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftReply]
-
-
 CALL_S = 5.0
 """Time for a call that no step waits for."""
 FIRST_ANSWER_S = 1.0
@@ -121,3 +121,79 @@ def sound_draft(
     if depth > limits.depth:
         raise MalformedTreeError("tree.depth", depth, f"deeper than {limits.depth}")
     return tree
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShare:
+    """What one speculator may send for one request."""
+
+    candidates: int
+    """Children of all proposals, repeats counted."""
+    support: int
+    """Tokens of all q."""
+    encoded_bytes: int
+    """Of its part of the merged tree."""
+
+    @classmethod
+    def of(cls, max_nodes: int, step_bytes: int, requests: int, speculators: int) -> "TreeShare":
+        """Of a step of so many requests.
+
+        Args:
+            max_nodes: most nodes of a tree that the verifier accepts, root included.
+            step_bytes: what the trees of a step may take in the message.
+            requests: at least one.
+            speculators: of the whole pool, at least one.
+        """
+        return cls(
+            CANDIDATES_PER_NODE * max_nodes // speculators,
+            SUPPORT_PER_NODE * max_nodes // speculators,
+            step_bytes // (requests * speculators),
+        )
+
+    def check(self, tree: TokenTree) -> None:
+        """Checks a tree that is valid otherwise.
+
+        Raises:
+            MalformedTreeError: naming the bound that it breaks.
+        """
+        found = {
+            "candidates": (sum([len(p.children) for p in tree.proposals]), self.candidates),
+            "q_token_ids": (sum([len(p.q_token_ids) for p in tree.proposals]), self.support),
+            "bytes": (most_bytes(tree), self.encoded_bytes),
+        }
+        for name, (count, most) in found.items():
+            if count > most:
+                raise MalformedTreeError(
+                    f"tree.{name}", count, f"more than this speculator's share of {most}"
+                )
+
+
+def sound_tree(
+    message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
+) -> TokenTree:
+    """The tree of a message, which keeps to what was asked for and to the speculator's share.
+
+    Raises:
+        MalformedTreeError: naming the first broken invariant.
+    """
+    tree = sound_draft(message, speculator, entry.delta[-1], entry.limits, vocab_size)
+    share.check(tree)
+    return tree
+
+
+_MOST_TOKENS = 2**20
+"""In one message: 3 MiB, beside 8 MiB of features, of 16 MiB at most. A request has 2**17 at most."""
+
+
+def add_references(
+    entries: Sequence[speculator_pb2.DraftEntry], references: Mapping[str, Sequence[Sequence[int]]]
+) -> None:
+    """Gives each entry that starts over the references of its request. They are a hint: what is more than
+    its share of the message is left out."""
+    starting = [entry for entry in entries if entry.base_len == 0]
+    for entry in starting:
+        left = _MOST_TOKENS // len(starting)
+        for text in references[entry.request_id]:
+            if left:
+                entry.references.add(token_ids=text[:left])
+            left -= min(left, len(text))

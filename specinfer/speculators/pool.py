@@ -1,207 +1,208 @@
-"""Asks several speculator services at once, with a deadline, for an engine that is not our gateway.
+"""The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
 
-A late service goes on with its message and is left out until it is done; one that fails or is replaced is
-left out until it was described again. So a service costs at most one deadline at a time, never an error.
+Replicas of one service share the requests; each has a connection and statistics of its own. A late one keeps
+working on its message and is left out of the iterations until it is done; a failed one, or one that was
+replaced, is left out until it was described again. Malformed trees are dropped and counted.
 """
 
 import asyncio
 import logging
-import secrets
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
-from specinfer.service.stream import MessageStream
-from specinfer.speculators.drafts import (
-    CALL_S,
-    describe_speculators,
-    describe_together,
-    exchange_drafts,
-    speculator_keys,
-)
-from specinfer.speculators.service import Drafts, Question, SpeculatorService
-from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
+from specinfer.planning.latency import SpeculatorSet
+from specinfer.scheduling.entries import StepEntry, VerdictEntry
+from specinfer.scheduling.target_outputs import TargetOutputs, WantedOutputs
+from specinfer.service.stream import Channel
+from specinfer.speculators.directory import SpeculatorDirectory
+from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
+from specinfer.speculators.policy import PoolPolicy, StepTimes
+from specinfer.speculators.replicas import SpeculatorReplicas
+from specinfer.speculators.round import DraftRound, Drafts
+from specinfer.speculators.service import Asked, SpeculatorService
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What speculators must fit."""
-
-    vocab_size: int
-    tokenizer_fingerprint: str
+_LOOK_AGAIN_S = 2.0
+"""Between two looks at what a name stands for: new replicas begin to draft that much later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How services are treated that say nothing."""
+class SpeculatorPool:
+    """All speculators of a gateway, in the order in which sequence speculation prefers them."""
 
-    hung_s: float = 10.0
-    """Silence after which a service is taken for dead."""
-    retry_s: float = 1.0
-    """Between attempts to describe a service that is away."""
+    def __init__(
+        self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
+    ) -> None:
+        """`services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them."""
+        self._policy = policy
+        self._replicas = SpeculatorReplicas(services, open_channel)
+        self.services = self._replicas.known
+        """Every replica of every service, those that are away included; the list itself stays the same."""
+        self._directory = SpeculatorDirectory(policy)
+        self._target = TargetOutputs(policy.hidden_size)
+        self.names = self._directory.names
+        """Of the speculators of all services that were ever reached, by number."""
+        self.places = self._directory.places
+        """Their services as the operator wrote them, by number."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._steps = 0
+        self._round: DraftRound | None = None
+        """The latest."""
+        self._step_times = StepTimes()
 
-
-@dataclass(slots=True)
-class Pool:
-    """The speculator services of one engine. Lives on one event loop."""
-
-    target: Target
-    services: list[SpeculatorService]
-    patience: Patience = Patience()
-    client: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Who asks: services keep the requests of different clients apart."""
-    _numbers: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """By address, name, and place among those of this name: what is learnt by number survives a restart."""
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _rounds: int = 0
-
-    @classmethod
-    def of(cls, addresses: Sequence[str], target: Target, open_channel: Callable[[str], Any]) -> "Pool":
-        """The pool of the services at these addresses."""
-        return cls(target, [_service(address, open_channel(address)) for address in addresses])
-
-    async def connect(self) -> None:
-        """Describes every service that can be reached, and keeps trying the others.
+    async def connect(self, strict: bool = True) -> None:
+        """Describes every service that answers soon, all at once, and keeps trying the others in the
+        background. Who answers is numbered in the order of the settings.
 
         Raises:
-            IncompatibleError: if one has another tokenizer.
+            IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
+                gateway serves, such a service stays out, and the verifier is driven without it.
         """
-        places = [(service.address, service.stub) for service in self.services]
-        for service, answer in zip(self.services, await describe_together(places, CALL_S), strict=True):
-            if isinstance(answer, UnavailableError):
-                log.warning("going on without %s for now: %s", service.address, answer)
-                self._spawn(self._keep_describing(service))
-            else:
-                self._enrol(service, answer)
+        services = await self._replicas.look()
+        patience_s = CALL_S if strict else FIRST_ANSWER_S
+        answers = await describe_together([(each.address, each.stub) for each in services], patience_s)
+        for service, answer in zip(services, answers, strict=True):
+            try:
+                if isinstance(answer, UnavailableError):
+                    raise answer
+                self._directory.enrol(service, answer)
+            except (UnavailableError, IncompatibleError) as error:
+                if strict and isinstance(error, IncompatibleError):
+                    raise
+                log.warning("going on without %s for now: %s", service.address, error)
+                self._spawn(self._directory.keep_describing(service))
+        if self._replicas.may_change:
+            self._spawn(self._keep_looking())
 
-    async def draft(self, questions: Sequence[Question], deadline_s: float) -> dict[str, Drafts]:
-        """What came in time, by request."""
-        self._rounds += 1
-        found: dict[str, Drafts] = {}
-        running = [
-            self._spawn(self._ask(service, questions, found))
-            for service in self.services
-            if questions and _available(service)
+    @property
+    def groups(self) -> list[SpeculatorSet]:
+        """The present speculators, by service: not those that a service had before it was replaced."""
+        return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
+
+    @property
+    def draws(self) -> bool:
+        """Whether any speculator draws for requests that are sampled."""
+        return any(service.drawing for service in self.services)
+
+    @property
+    def read_references(self) -> bool:
+        """Whether any service drafts from references, also one that is away just now."""
+        return any(service.reads_references for service in self.services)
+
+    def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
+        """What of the target the verifier is to return with a step, for services that read it."""
+        places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
+        return self._target.wanted(
+            entries, self.services, lambda place, name: self.services[place].address in places[name]
+        )
+
+    def keep(
+        self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
+    ) -> None:
+        """What a step returned of it, for the trees that were verified."""
+        self._target.arrived(wanted, trees, verdicts)
+
+    async def draft(
+        self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
+    ) -> Drafts:
+        """Trees of the chosen speculators that meet the deadline; services are told the trace context.
+
+        A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
+        to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
+        taken for dead.
+        """
+        self._step_times.begins(time.perf_counter())
+        round_ = self._begin_round(len(entries), traceparent)
+        shares = self._replicas.divide(entries)
+        questions = [
+            (service, asked)
+            # whoever takes longest is asked first
+            for service in sorted(self.services, key=lambda s: -s.last_seconds)
+            if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
+        drawn = any(service.will_draw(asked.values()) for service, asked in questions)
+        running = [self._spawn(self._ask(round_, service, asked)) for service, asked in questions]
         if running:
-            _, late = await asyncio.wait(running, timeout=deadline_s)
-            if late:
-                log.debug("%d services missed the deadline", len(late))
-        return dict(found)  # a copy: what comes from now on is late
+            deadline_s = self._policy.deadline(self._step_times.usual_s)
+            await asyncio.wait(running, timeout=None if drawn else deadline_s)
+        late = [task for task in running if not task.done()]
+        if late:
+            log.debug("%d services missed the deadline", len(late))
+        self._step_times.drafted(time.perf_counter())
+        return round_.drafts()
 
-    def release(self, request_ids: list[str]) -> None:
-        """Lets the services forget requests, in the background; their time-to-live covers lost calls."""
-        for service in self.services:
-            service.forget(request_ids)
-            if service.description is not None and request_ids:
-                self._spawn(self._release(service, request_ids))
+    async def release(self, request_ids: Sequence[str]) -> None:
+        """Lets all services forget requests; their time-to-live covers lost calls."""
+        self._target.forget(request_ids)
+        self._replicas.forget(request_ids)
+        await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
 
     async def close(self) -> None:
-        """Ends background work and connections."""
+        """Ends background work."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for service in self.services:
-            service.stream.reset()
-            await service.channel.close()
 
-    @property
-    def outcomes(self) -> Counter[str]:
-        """Of all services together."""
-        return sum((service.outcomes for service in self.services), Counter())
+    async def _keep_looking(self) -> None:
+        """Names may stand for other addresses by now; a replica that is gone is just away."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            for service in await self._replicas.look():
+                log.info("%s has a replica at %s", service.service, service.address)
+                self._spawn(self._directory.keep_describing(service, at_once=True))
 
-    async def _ask(
-        self, service: SpeculatorService, questions: Sequence[Question], found: dict[str, Drafts]
-    ) -> None:
-        this_round = self._rounds
-        asked = {q.request_id: (q, entry) for q in questions if (entry := service.encode(q)) is not None}
-        if not asked:
-            return
-        entries = [entry for _, entry in asked.values()]
-        request = speculator_pb2.DraftRequest(step_id=this_round, entries=entries, client=self.client)
-        service.busy = True
+    def _share(self, requests: int) -> TreeShare:
+        """What each speculator may send for each of so many requests."""
+        speculators = sum([len(members) for members in self.groups])
+        return TreeShare.of(
+            self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
+        )
+
+    def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
+        """The round of the next step; the one before is over."""
+        self._steps += 1
+        if self._round is not None:
+            self._round.over = True
+        share = self._share(requests)
+        self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
+        return self._round
+
+    async def _ask(self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
         try:
-            reply = await exchange_drafts(
-                service.address, service.stream, request, service.description, self.patience.hung_s
-            )
+            await round_.ask(service, asked)
         except UnavailableError as error:
             self._lost(service, error)
-            return
-        finally:
-            service.busy = False
-        service.outcomes["late"] += this_round != self._rounds
-        open_ = {name: question for name, (question, _) in asked.items()}
-        for result in reply.entries:
-            drafts = service.accept(open_, result, self.target.vocab_size)
-            open_.pop(result.request_id, None)  # one answer each
-            if drafts:
-                found.setdefault(result.request_id, []).extend(drafts)
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
-        log.warning("going on without a speculator service: %s", error)
-        service.outcomes["lost"] += 1
+        """Leaves a service out until it was described again."""
+        log.warning("%s", error)
+        changed = isinstance(error, ServiceChangedError)
+        service.counters.missed += 1
         service.description = None
-        self._spawn(self._keep_describing(service, at_once=isinstance(error, ServiceChangedError)))
+        service.losses += not changed
+        self._spawn(self._directory.keep_describing(service, at_once=changed))
 
-    def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """From now on a service takes part, as it has said what it is.
-
-        Raises:
-            IncompatibleError: if it has another tokenizer.
-        """
-        theirs, ours = description.tokenizer_fingerprint, self.target.tokenizer_fingerprint
-        if theirs and theirs != ours:
-            raise IncompatibleError(
-                f"the speculators at {service.address} have tokenizer {theirs}, the target has {ours}"
-            )
-        names = [speculator.name for speculator in description.speculators]
-        service.begins(description, tuple(map(self._number, speculator_keys(service.address, names))))
-        log.info("speculators %s at %s are ready", ", ".join(names), service.address)
-
-    async def _keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
-        pause, unfit = 0.0 if at_once else self.patience.retry_s, ""
-        while service.description is None:
-            await asyncio.sleep(pause)
-            pause = self.patience.retry_s
-            try:
-                self._enrol(service, await describe_speculators(service.address, service.stub))
-            except UnavailableError:
-                continue  # still away: the round counts what it misses
-            except IncompatibleError as error:
-                if str(error) != unfit:
-                    log.error("%s; it stays out", error)
-                unfit = str(error)
-
-    def _number(self, key: tuple[str, str, int]) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    async def _release(self, service: SpeculatorService, request_ids: list[str]) -> None:
-        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self.client)
+    async def _release(self, service: SpeculatorService, request_ids: Sequence[str]) -> None:
+        request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self._policy.client)
         try:
-            await service.stub.Release(request, timeout=CALL_S)
+            await service.stub.Release(request, timeout=5.0)
         except grpc.aio.AioRpcError as error:
-            log.debug("%s could not release: %s", service.address, error.details())
+            log.warning("%s could not release: %s", service.address, error.details())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-def _service(address: str, channel: Any) -> SpeculatorService:
-    stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
-    return SpeculatorService(address, channel, stub, MessageStream(address, lambda: stub.Draft()))
-
-
 def _available(service: SpeculatorService) -> bool:
-    if service.description is not None and not service.busy:
-        return True
-    service.outcomes["missed"] += 1
-    return False
+    if service.description is None or service.busy:
+        service.counters.missed += 1
+        return False
+    return True

@@ -1,150 +1,278 @@
-"""One speculator service as an engine sees it that owns its contexts: what it holds, is asked and answers.
+"""A replica of a speculator service as the gateway sees it: what it holds, is asked, and what of its answer
+is sound.
 
-Knows messages, not connections. Invariant: `held` never claims more than the service said. The gateway's
-own (`gateway/services/speculator.py`) also knows draws, shares of messages and whom to leave out.
+It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
+pool's. Invariant: `held` never claims more than the service said.
 """
 
-import logging
-from collections import Counter
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
-from specinfer.sampling import GREEDY
-from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, sound_draft
-from specinfer.speculators.refusals import Refusals
-from specinfer.tree import TokenTree, TreeLimits, most_depth
-from specinfer.tree.token_tree import Int32
+from specinfer.planning.latency import DraftTime, SpeculatorSet
+from specinfer.sampling import draft_seed
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.target_outputs import Predicted, TargetOutputs
+from specinfer.speculators.drafts import CONTEXT_CHUNK, DraftStream, TreeShare, sound_tree
+from specinfer.speculators.faults import DraftFaults, DraftStatistics, Refusals
+from specinfer.tree import TokenTree, most_depth
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
-log = logging.getLogger(__name__)
+
+class Asked(NamedTuple):
+    """What a service is asked for one request."""
+
+    entry: StepEntry
+    speculators: SpeculatorSet
 
 
-class Question(NamedTuple):
-    """One request for which drafts are wanted."""
+@dataclass(slots=True)
+class ServiceCounters:
+    """What became of the messages that ask it."""
 
-    request_id: str
-    tokens: Int32
-    """[T] its context; the last token becomes the root."""
-    limits: TreeLimits
-
-
-Drafts = list[tuple[int, TokenTree]]
-"""(number of the speculator, its tree) for one request."""
+    answered: int = 0
+    missed: int = 0
 
 
 @dataclass(slots=True)
 class SpeculatorService:
-    """A service and its books."""
+    """A replica of a service and its statistics."""
 
+    service: str
+    """As the operator wrote it; the address, if it has no replicas."""
     address: str
-    channel: Any
     stub: speculator_pb2_grpc.SpeculatorStub
     stream: DraftStream
-    numbers: tuple[int, ...] = ()
-    """Of its speculators, in the order of Describe."""
+    members: tuple[int, ...] = ()
+    """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
+    reached."""
+    drawing: SpeculatorSet = frozenset()
+    """Those of its speculators that may draw."""
+    distrusted: SpeculatorSet = frozenset()
+    """Those that would draw but are not trusted to: they are asked for greedy requests only."""
+    reads_references: bool = False
+    """Whether it drafts from texts that requests may copy from, by what it said last."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
     """None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
     """Context tokens it holds, by request."""
+    features_held: dict[str, int] = field(default_factory=dict)
+    """Context positions up to which it got features, by request."""
     refusals: Refusals = field(default_factory=Refusals)
-    """By place in Describe."""
+    losses: int = 0
+    """How often it was lost since it last answered."""
     busy: bool = False
-    """Whether it still works on a question."""
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Of drafts: ok, malformed, failed; of requests: resync; of rounds: late, missed, lost."""
+    last_seconds: float = 0.0
+    """How long its last answer took."""
+    counters: ServiceCounters = field(default_factory=ServiceCounters)
+    statistics: DraftStatistics = field(default_factory=DraftStatistics)
+    faults: DraftFaults = field(init=False)
+    """Of its speculators."""
+    clock: Callable[[], float] = time.monotonic
 
-    def begins(self, description: speculator_pb2.DescribeSpeculatorReply, numbers: tuple[int, ...]) -> None:
-        """It was described: from now on it takes part, and holds nothing."""
-        self.description, self.numbers = description, numbers
-        self.held.clear()
-        self.refusals.clear()
+    def __post_init__(self) -> None:
+        self.faults = DraftFaults(self.address)
 
-    def encode(self, question: Question) -> speculator_pb2.DraftEntry | None:
-        """The message that asks it; None where none of its speculators takes the request."""
-        assert self.description is not None
-        name, tokens, limits = question
-        positions = self.description.max_context_len
-        if positions and len(tokens) > positions:
-            return None
-        willing = self.refusals.willing(name, range(len(self.numbers)))
-        if not willing:
-            return None
-        held = self.held.get(name, 0)
+    def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, Asked]:
+        """What this service has to do in a step."""
+        now = self.clock()
+        present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
+        found = {}
+        for entry in entries:
+            wanted = present
+            if not entry.state.sampling.greedy:
+                wanted -= self.distrusted
+                if not entry.state.drawn_for:
+                    wanted -= self.drawing  # it began before they came: its noise has been shown
+            if not entry.drafts or len(entry.state.tokens) > self.longest_context:
+                continue
+            willing = frozenset(self.refusals.willing(entry.request_id, wanted))
+            if willing:
+                found[entry.request_id] = Asked(entry, willing)
+        return found
+
+    def will_draw(self, asked: Iterable[Asked]) -> bool:
+        """Whether anything may be drawn for any of these; not where it only reads what it lacks."""
+        return any(
+            entry.state.drawn_for
+            and bool(speculators & self.drawing)
+            and self.held.get(entry.request_id, 0) + CONTEXT_CHUNK >= len(entry.state.tokens)
+            for entry, speculators in asked
+        )
+
+    @property
+    def longest_context(self) -> float:
+        """Most context tokens that it takes."""
+        return (self.description.max_context_len if self.description else 0) or math.inf
+
+    def _most_depth(self, entry: StepEntry) -> int:
+        """Of the tree that it is asked for: it may have fewer positions than the target."""
+        depth, longest = entry.limits.depth, self.longest_context
+        if longest == math.inf:
+            return depth
+        return min(depth, most_depth(0, len(entry.state.tokens), int(longest)))
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Whose hidden states it reads."""
+        return tuple(self.description.feature_layers) if self.description else ()
+
+    @property
+    def target_top_k(self) -> int:
+        """How many of the target's predictions it reads per node; 0: none."""
+        return self.description.target_top_k if self.description else 0
+
+    def encode(self, asked: Asked, relay: TargetOutputs, feature_bytes: int) -> speculator_pb2.DraftEntry:
+        """The message that asks it, with at most so many bytes of features."""
+        entry, speculators = asked
+        tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
         if held >= len(tokens):
-            held = 0  # it said that it holds more than there is
-        delta = tokens[held : held + CONTEXT_CHUNK].tolist()
+            held = 0  # never the case unless the service lies; RESYNC puts it right
+        if held == 0:
+            self.features_held[entry.request_id] = 0  # it starts over, with its features, too
+        start, features = relay.features.take(
+            entry.request_id,
+            self.features_held.get(entry.request_id, 0),
+            self.feature_layers,
+            feature_bytes,
+        )
+        delta = tokens[held : held + CONTEXT_CHUNK]
         complete = held + len(delta) == len(tokens)
+        most = self.description.max_nodes if self.description else 0
+        chain = entry.limits.width == 1
+        sampling = entry.state.sampling
         return speculator_pb2.DraftEntry(
-            request_id=name,
+            request_id=entry.request_id,
             base_len=held,
             delta_token_ids=delta,
-            node_budget=min(limits.nodes, self.description.max_nodes) if complete else 0,
-            max_depth=min(limits.depth, most_depth(0, len(tokens), positions)) if positions else limits.depth,
-            shape=speculator_pb2.TREE_SHAPE_SEQUENCE if limits.width == 1 else speculator_pb2.TREE_SHAPE_TREE,
-            sampling=encode_sampling(GREEDY, with_seed=False),
-            speculators=willing,
+            node_budget=min(entry.limits.nodes, most) if complete else 0,
+            max_depth=self._most_depth(entry),
+            shape=speculator_pb2.TREE_SHAPE_SEQUENCE if chain else speculator_pb2.TREE_SHAPE_TREE,
+            sampling=encode_sampling(sampling, not entry.state.drawn_for, with_adjustments=False),
+            speculators=[place for place, s in enumerate(self.members) if s in speculators],
+            min_path_probability=entry.limits.min_path_probability,
+            draw_seed=draft_seed(sampling.seed, self.members[0]),
+            target_features=features,
+            features_start=start,
+            target_top_k=_encode_top_k(relay.top_k.take(entry.request_id, self.target_top_k)),
         )
 
     def accept(
-        self, asked: Mapping[str, Question], result: speculator_pb2.DraftResult, vocab_size: int
-    ) -> Drafts:
-        """The sound trees of a result; keeps the books."""
+        self,
+        asked: Mapping[str, Asked],
+        result: speculator_pb2.DraftResult,
+        vocab_size: int,
+        share: TreeShare,
+        in_time: bool = True,
+        features_until: int = 0,
+    ) -> list[tuple[int, TokenTree]]:
+        """The sound trees of a result, by speculator; keeps the statistics in any case.
+
+        `features_until`: the context position up to which it has been sent features.
+        """
         name = result.request_id
-        if name not in asked:
-            self.outcomes["malformed"] += 1
+        if name not in asked or asked[name].entry.state.finish is not None:
+            self.statistics.count("stale", len(asked[name].speculators) if name in asked else 1)
             return []
         if result.status == int(EntryStatus.RESYNC):
-            self.held[name] = 0
-            self.outcomes["resync"] += 1
+            self.held[name] = self.features_held[name] = 0
+            self.statistics.resyncs += 1
             return []
+        entry, speculators = asked[name]
         if result.status != int(EntryStatus.OK):
             self.held[name] = min(self.held.get(name, 0), result.held_len)
-            for place in range(len(self.numbers)):
-                self._failed(name, place, result.status, result.message)
+            for speculator in speculators:
+                self._failed(name, speculator, result.status, result.message)
             return []
         self.held[name] = result.held_len
-        found: Drafts = []
-        failed = {draft.speculator for draft in result.drafts if draft.status != int(EntryStatus.OK)}
-        for place in set(range(len(self.numbers))) - failed:
-            self.refusals.served(name, place)
+        self.features_held[name] = features_until
+        found: dict[int, TokenTree] = {}
+        wrong: set[int] = set()
+        failed: set[int] = set()
         for draft in result.drafts:
-            if draft.speculator in failed:
-                self._failed(name, draft.speculator, draft.status, draft.message)
-            elif (tree := self._sound(draft, asked[name], vocab_size)) is not None:
-                found.append(tree)
-        self.outcomes["ok"] += len(found)
-        return found
+            speculator = self._number(draft, speculators)
+            if draft.status in (int(EntryStatus.ERROR), int(EntryStatus.EXHAUSTED)):
+                wrong.add(speculator)
+                failed.add(speculator)
+                self._failed(name, speculator, draft.status, draft.message)
+                continue
+            try:
+                if speculator not in speculators or speculator in found:
+                    raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked for this")
+                tree = sound_tree(draft.tree, speculator, entry, vocab_size, share)
+                if tree.has_draws and not self._may_draw(speculator, entry):
+                    raise MalformedTreeError("tree.proposals", "drawn", "it may only send points here")
+            except MalformedTreeError as error:
+                wrong.add(speculator)
+                self._malformed(speculator, error)
+            else:
+                self.faults.note_sound(speculator)
+                found[speculator] = tree
+        for speculator in speculators - failed:
+            self.refusals.served(name, speculator)
+        self.statistics.count("ok" if in_time else "late", len(speculators - wrong))
+        return list(found.items())
 
-    def _sound(
-        self, draft: speculator_pb2.Draft, question: Question, vocab_size: int
-    ) -> tuple[int, TokenTree] | None:
-        try:
-            if draft.speculator >= len(self.numbers):
-                raise MalformedTreeError("draft.speculator", draft.speculator, "was not asked")
-            number, root = self.numbers[draft.speculator], int(question.tokens[-1])
-            return number, sound_draft(draft.tree, number, root, question.limits, vocab_size)
-        except MalformedTreeError as error:
-            self.outcomes["malformed"] += 1
-            log.debug("%s: malformed tree: %s", self.address, error.for_logs)
-            return None
+    def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
+        """Whose draft this is; a place that the service does not have is blamed on the first that was
+        asked."""
+        in_range = draft.speculator < len(self.members)
+        return self.members[draft.speculator] if in_range else min(asked)
 
-    def _failed(self, name: str, place: int, status: int, why: str) -> None:
-        """Does not ask again what was answered by an error, and later what is only put off; says so once per
-        service."""
-        if not self.outcomes["failed"]:
-            log.warning("a draft of %s failed, later ones are only counted: %s", self.address, why[:200])
-        self.outcomes["failed"] += 1
+    def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
+        """Greedy requests are verified without q, so for them draws do no harm."""
+        state = entry.state
+        return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
+
+    def _failed(self, request_id: str, speculator: int, status: int, why: str) -> None:
+        self.statistics.count("failed")
+        self.faults.note(speculator, self._name(speculator), why, self.clock())
         if status == int(EntryStatus.EXHAUSTED):
-            self.refusals.put_off(name, place)
+            self.refusals.put_off(request_id, speculator)
         else:
-            self.refusals.refuse(name, place)
+            self.refusals.refuse(request_id, speculator)
 
-    def forget(self, request_ids: "list[str]") -> None:
+    def _malformed(self, speculator: int, error: MalformedTreeError) -> None:
+        self.statistics.count("malformed")
+        if self.faults.note_malformed(speculator, self._name(speculator), error, self.clock()):
+            self.statistics.quarantines[speculator] += 1
+
+    def _name(self, speculator: int) -> str:
+        described = self.description.speculators if self.description else ()
+        names = dict(zip(self.members, (each.name for each in described), strict=False))
+        return names.get(speculator, f"number {speculator}")
+
+    def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
+        """What its last answer took; it read so many context tokens more than usual."""
+        told = zip(self.members, reply.speculator_us, strict=False)
+        own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
+        return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
         """Drops what is known of requests."""
-        for name in request_ids:
-            self.held.pop(name, None)
+        for request_id in request_ids:
+            self.held.pop(request_id, None)
+            self.features_held.pop(request_id, None)
         self.refusals.forget(request_ids)
+
+    def replaced(self) -> None:
+        """Another process answers at the address: it holds nothing, and what the one before refused is open
+        again."""
+        self.held.clear()
+        self.features_held.clear()
+        self.refusals.clear()
+
+
+def _encode_top_k(predicted: Predicted | None) -> speculator_pb2.TargetTopK | None:
+    if predicted is None:
+        return None
+    return speculator_pb2.TargetTopK(
+        token_ids=predicted.tree.token_ids.tolist(),
+        parents=predicted.tree.parents.tolist(),
+        top_k_token_ids=predicted.top_k.ravel().tolist(),
+    )

@@ -9,8 +9,6 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from gateway.services.pool_policy import PoolPolicy
-from gateway.services.speculator_pool import SpeculatorPool
 from gateway.session.verifier import VerifierClient, pass_curve
 from specinfer.errors import SpecInferError
 from specinfer.planning.calibration import Calibration
@@ -21,6 +19,8 @@ from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler, SchedulerLimits
+from specinfer.speculators.policy import PoolPolicy
+from specinfer.speculators.pool import SpeculatorPool
 from tests.fuzz.services import FINGERPRINT, Services
 from tests.fuzz.transport import InlineChannel, Tamper
 from tests.support.system import VOCABULARY

@@ -8,9 +8,9 @@ import gateway.session.verifier
 import specinfer.drafters.engine
 import specinfer.speculators.drafts
 import specinfer.verification.engine
-from gateway.services.speculator import SpeculatorService
 from gateway.session.verdicts import _verdict
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.speculators.service import SpeculatorService
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.doors import DOORS
 

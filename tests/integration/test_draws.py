@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.services.quarantine import IN_A_ROW
 from specinfer.drafters import DrafterDescription, DraftJob
+from specinfer.speculators.faults import IN_A_ROW
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder, truncate
 from speculator_svc.clients import request_id_of
 from tests.support.markov import REQUESTS, markov, p_value, sampled, serving

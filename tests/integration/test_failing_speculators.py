@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.services.speculator_directory import SpeculatorDirectory
 from specinfer.cli.show import status_table
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine
@@ -22,6 +21,7 @@ from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
+from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.tree import TokenTree
 from specinfer.v1 import generation_pb2
 from tests.support.oracle import always, first, greedy

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.services.speculator import Asked, SpeculatorService
+from specinfer.speculators.service import Asked, SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 _CALL = 4

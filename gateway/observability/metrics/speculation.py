@@ -10,7 +10,7 @@ from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Of drafts; see `gateway.services.draft_books`."""
+"""Of drafts; see `specinfer.speculators.faults`."""
 VERIFIER = "verifier"
 """As the `service` of the verifier's resyncs."""
 

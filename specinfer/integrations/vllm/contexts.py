@@ -11,7 +11,7 @@ from itertools import count
 
 import numpy as np
 
-from specinfer.speculators.service import Drafts
+from specinfer.speculators.engine_service import Drafts
 from specinfer.tree.token_tree import Int32
 
 _TAIL = 8

@@ -23,9 +23,9 @@ from specinfer.integrations.vllm.settings import VllmSettings
 from specinfer.planning.calibration import Calibration
 from specinfer.service.channel import open_channel
 from specinfer.service.threads import LoopThread
-from specinfer.speculators.deadline import StepTimes, draft_deadline
-from specinfer.speculators.pool import Pool, Target
-from specinfer.speculators.service import Drafts, Question
+from specinfer.speculators.engine_pool import Pool, Target
+from specinfer.speculators.engine_service import Drafts, Question
+from specinfer.speculators.policy import StepTimes, draft_deadline
 from specinfer.tokenizer import vocabulary_fingerprint
 from specinfer.tree import TreeLimits, merge_trees
 from specinfer.tree.path import best_path

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.services.addresses import replica_addresses, service_addresses
-from gateway.services.replicas import ReplicaShares
 from specinfer.errors import SettingError
+from specinfer.speculators.replicas import ReplicaShares, replica_addresses, service_addresses
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.services.speculator import SpeculatorService
-from gateway.services.speculator_directory import SpeculatorDirectory
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
 from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
+from specinfer.speculators.directory import SpeculatorDirectory
+from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from tests.fuzz.services import Services
 from tests.fuzz.table_target import TableTarget

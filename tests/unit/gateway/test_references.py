@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.services import references
-from gateway.services.references import add_references
+from specinfer.speculators import drafts as references
+from specinfer.speculators.drafts import add_references
 from specinfer.v1 import speculator_pb2
 
 

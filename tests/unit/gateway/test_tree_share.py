@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gateway.services.pool_policy import PoolPolicy
-from gateway.services.tree_share import TreeShare
 from specinfer.errors import MalformedTreeError
+from specinfer.speculators.drafts import TreeShare
+from specinfer.speculators.policy import PoolPolicy
 from specinfer.tree import Proposal, ProposalKind, TokenTree, check_tree, merge_trees
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.v1 import verifier_pb2

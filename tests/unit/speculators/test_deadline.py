@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.services.pool_policy import PoolPolicy
-from specinfer.speculators.deadline import LEAST_S, TIMES, StepTimes, draft_deadline
+from specinfer.speculators.policy import LEAST_S, TIMES, PoolPolicy, StepTimes, draft_deadline
 
 
 @pytest.mark.parametrize(

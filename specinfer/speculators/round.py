@@ -4,14 +4,12 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gateway.services.pool_policy import PoolPolicy
-from gateway.services.references import add_references
-from gateway.services.speculator import Asked, SpeculatorService
-from gateway.services.tree_share import TreeShare
 from specinfer.errors import UnavailableError
 from specinfer.planning.latency import DraftTime, tokens_read
 from specinfer.scheduling.target_outputs import TargetOutputs
-from specinfer.speculators.drafts import exchange_drafts
+from specinfer.speculators.drafts import TreeShare, add_references, exchange_drafts
+from specinfer.speculators.policy import PoolPolicy
+from specinfer.speculators.service import Asked, SpeculatorService
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 

@@ -1,22 +1,77 @@
-"""The replicas of all speculator services: finds them, and divides requests among those of one service."""
+"""Replicas of speculator services: the addresses behind each name, and the share of the requests of each."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.cluster.verifier_link import resolve
-from gateway.services.addresses import replica_addresses
-from gateway.services.replicas import ReplicaShares
-from gateway.services.speculator import SpeculatorService
+from specinfer.errors import SettingError
 from specinfer.scheduling.entries import StepEntry
+from specinfer.service.channel import check_target, split_address
 from specinfer.service.stream import Channel, MessageStream
+from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2_grpc
+
+
+def service_addresses(text: str) -> list[str]:
+    """The services, in order.
+
+    Raises:
+        SettingError: if one is no address, or one of several replicas no `host:port`.
+    """
+    services = [part.strip() for part in text.split(",") if part.strip()]
+    for service in services:
+        _check(service)
+    return services
+
+
+def replica_addresses(service: str) -> list[str]:
+    """The replicas of a service, names not looked up."""
+    return [replica.strip() for replica in service.split("|")]
+
+
+def _check(service: str) -> None:
+    replicas = replica_addresses(service)
+    for replica in replicas:
+        if len(replicas) > 1:
+            split_address("speculators", replica)
+        else:
+            check_target("speculators", replica)
+    if len(set(replicas)) < len(replicas):
+        raise SettingError("speculators", service, "a replica is named twice")
+
+
+class ReplicaShares:
+    """How the replicas of one service share the requests."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, str] = {}
+        """Address of the replica, by request."""
+
+    def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
+        """The replica of each request, of those present; nothing where there are none."""
+        if not present:
+            return {}
+        names = list(request_ids)
+        load = Counter(dict.fromkeys(present, 0))
+        load.update(place for place in self._place.values() if place in load)
+        for name in names:
+            if self._place.get(name) not in load:
+                self._place[name] = least = min(present, key=load.__getitem__)
+                load[least] += 1
+        return {name: self._place[name] for name in names}
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drops requests that have ended."""
+        for name in request_ids:
+            self._place.pop(name, None)
 
 
 class SpeculatorReplicas:
     """Every replica that was ever found, those that are away included."""
 
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
-        """`services` are as `gateway.services.addresses` says; whoever opens channels closes them."""
+        """`services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them."""
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
         self.known: list[SpeculatorService] = []

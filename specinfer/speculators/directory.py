@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from gateway.services.pool_policy import PoolPolicy
-from gateway.services.speculator import SpeculatorService
 from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.speculators.drafts import describe_speculators, speculator_keys
+from specinfer.speculators.policy import PoolPolicy
+from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)

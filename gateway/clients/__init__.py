@@ -1,1 +1,0 @@
-"""The services as the gateway sees them: messages and connections."""

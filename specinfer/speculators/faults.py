@@ -1,0 +1,201 @@
+"""Faults of speculators: what their drafts were worth, who is left out, and for how long. Pure."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from specinfer.errors import MalformedTreeError
+from specinfer.log_pace import LogPace
+
+log = logging.getLogger(__name__)
+
+
+IN_A_ROW = 8
+"""Malformed trees without a sound one between them. A speculator that works sends none, so a few tell a fault
+from an accident; one bad tree, of a request of an odd kind, should not cost the trees of all others."""
+FIRST_S = 1.0
+LONGEST_S = 300.0
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """One speculator's record. It returns on probation: one malformed tree leaves it out again, for twice as
+    long; so many sound ones in a row as it takes malformed ones clear the record."""
+
+    until: float = float("-inf")
+    """When the latest one ends."""
+    seconds: float = FIRST_S
+    """How long the next one lasts."""
+    _malformed: int = 0
+    _sound: int = 0
+
+    def holds(self, now: float) -> bool:
+        """Whether it is left out."""
+        return now < self.until
+
+    def malformed(self, now: float) -> float:
+        """Counts a malformed tree; the seconds of the quarantine that begins with it, or 0."""
+        self._malformed += 1
+        self._sound = 0
+        if self._malformed < IN_A_ROW or self.holds(now):
+            return 0.0
+        begun, self.seconds = self.seconds, min(2 * self.seconds, LONGEST_S)
+        self.until = now + begun
+        return begun
+
+    def sound(self) -> None:
+        """Counts a sound tree."""
+        self._malformed = 0
+        self._sound += 1
+        if self._sound >= IN_A_ROW:
+            self.seconds = FIRST_S
+
+
+MAX_REASON = 200
+"""Characters of a service's message that are logged."""
+
+
+@dataclass(slots=True)
+class DraftFaults:
+    """Of the speculators at one address; they are numbered as in the pool."""
+
+    address: str
+    drafts: Counter[int] = field(default_factory=Counter)
+    """Drafts that were refused, failed or malformed, by speculator."""
+    malformed: int = 0
+    """Of these, the malformed ones."""
+    quarantines: Counter[int] = field(default_factory=Counter)
+    """How often each speculator was left out for its malformed trees."""
+    _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
+    _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
+
+    def left_out(self, speculator: int, now: float) -> bool:
+        """Whether a speculator is not to be asked."""
+        return self._quarantines[speculator].holds(now)
+
+    def note(self, speculator: int, name: str, why: str, now: float) -> None:
+        """Counts a draft that failed."""
+        self.drafts[speculator] += 1
+        if self._paces[speculator].due(now):
+            said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
+            log.warning(
+                "a draft of speculator %s at %s failed (%d so far): %s",
+                *(name, self.address, self.drafts[speculator], said),
+            )
+
+    def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
+        """Counts a malformed tree; whether it is one too many in a row, so that its speculator is left out
+        for a while."""
+        self.malformed += 1
+        self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
+        seconds = self._quarantines[speculator].malformed(now)
+        if not seconds:
+            return False
+        self.quarantines[speculator] += 1
+        log.warning(
+            "speculator %s at %s is left out for %.0f s: its trees are malformed again and again",
+            *(name, self.address, seconds),
+        )
+        return True
+
+    def note_sound(self, speculator: int) -> None:
+        """A tree was sound."""
+        self._quarantines[speculator].sound()
+
+
+Outcome: TypeAlias = Literal["ok", "late", "failed", "malformed", "stale"]
+
+
+@dataclass(slots=True)
+class DraftStatistics:
+    """One service's figures."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    resyncs: int = 0
+    """Requests of which the service held something else."""
+    quarantines: Counter[int] = field(default_factory=Counter)
+    """Times that a speculator was left out, by its number."""
+
+    def count(self, outcome: Outcome, drafts: int = 1) -> None:
+        """Counts drafts."""
+        if drafts:
+            self.outcomes[outcome] += drafts
+
+    def take(self) -> "DraftStatistics":
+        """The figures since the last call."""
+        taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
+        self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
+        return taken
+
+    def __bool__(self) -> bool:
+        return bool(self.outcomes or self.resyncs or self.quarantines)
+
+
+LONGEST_PAUSE = 63
+"""Steps."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Of one speculator with one request."""
+
+    refused: bool = False
+    vain: int = 0
+    """Tries in a row that were put off."""
+    pause: int = 0
+    """Steps that are left out yet."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """One service's; speculators are numbers."""
+
+    _by_request: defaultdict[str, dict[int, _Standing]] = field(default_factory=lambda: defaultdict(dict))
+
+    def __bool__(self) -> bool:
+        return bool(self._by_request)
+
+    def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
+        """Those to be asked in this step; call it once in each."""
+        if request_id not in self._by_request:
+            return list(speculators)
+        known = self._by_request[request_id]
+        return [s for s in speculators if s not in known or _asks(known[s])]
+
+    def refuse(self, request_id: str, speculator: int) -> None:
+        """Its answer was ERROR."""
+        self._standing(request_id, speculator).refused = True
+
+    def put_off(self, request_id: str, speculator: int) -> None:
+        """Its answer was EXHAUSTED."""
+        standing = self._standing(request_id, speculator)
+        standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)
+        standing.vain = min(standing.vain + 1, LONGEST_PAUSE.bit_length())
+
+    def served(self, request_id: str, speculator: int) -> None:
+        """It answered as it should."""
+        if request_id in self._by_request:
+            self._by_request[request_id].pop(speculator, None)
+            if not self._by_request[request_id]:
+                del self._by_request[request_id]
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Requests that have ended."""
+        for name in request_ids:
+            self._by_request.pop(name, None)
+
+    def clear(self) -> None:
+        """Another process answers: everything is open again."""
+        self._by_request.clear()
+
+    def _standing(self, request_id: str, speculator: int) -> _Standing:
+        return self._by_request[request_id].setdefault(speculator, _Standing())
+
+
+def _asks(standing: _Standing) -> bool:
+    if standing.refused:
+        return False
+    standing.pause -= 1
+    return standing.pause < 0
