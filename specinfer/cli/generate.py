@@ -39,6 +39,7 @@ from specinfer.cli.show import print_answer_line, print_retry, print_way_back
 from specinfer.client import (
     Answer,
     AsyncClient,
+    AsyncStream,
     Patience,
     StreamLostError,
     make_request,
@@ -47,7 +48,6 @@ from specinfer.client import (
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import check_text, read_prompt, read_text
-from specinfer.v1 import generation_pb2
 
 PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
@@ -142,7 +142,9 @@ def generate(
     options = LocalOptions(model, dtype, device=device, verifier={"weights": weights, "offload": offload})
     with gateway(connection, options if local else None) as where:
         client = where.client(patience, print_retry)
-        answer = asyncio.run(_generate(client, request, decomposition, quiet=json_output))
+        in_points = decomposition is DecompositionChoice.SKELETON
+        stream = client.skeleton(request) if in_points else client.stream(request)
+        answer = asyncio.run(_generate(client, stream, quiet=json_output))
     print_answer(answer, json_output)
 
 
@@ -173,19 +175,16 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     return check_text("prompt", argument)
 
 
-async def _generate(
-    client: AsyncClient,
-    request: generation_pb2.GenerateRequest,
-    decomposition: DecompositionChoice,
-    quiet: bool,
-) -> Answer:
-    in_points = decomposition is DecompositionChoice.SKELETON
-    async with client, (client.skeleton if in_points else client.stream)(request) as stream:
+async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> Answer:
+    async with client, stream:
         try:
             return await stream.read(silent if quiet else print_text)
         except StreamLostError as error:
-            if error.request_id == request.request_id:  # else it is one point of several
+            if error.request_id == stream.request_id:  # else it is one point of several
                 print_way_back(error)
+            raise
+        except (asyncio.CancelledError, SystemExit):  # Ctrl-C; SIGTERM, for which `main` exits
+            await client.abandon(stream.request_id)
             raise
 
 

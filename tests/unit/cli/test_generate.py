@@ -2,32 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 
 from specinfer.cli import generate
-from specinfer.client import AsyncClient, AsyncStream, Piece, make_request
+from specinfer.client import AsyncClient, AsyncStream, Piece
 from specinfer.client.resume import Item
 from specinfer.errors import NotFoundError
 
 
 class Gateway(AsyncClient):
-    """Sends one word; records what is cancelled."""
+    """Records what is cancelled."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1")
         self.cancelled: list[str] = []
 
-    def stream(self, request: Any, **_: Any) -> AsyncStream:
-        async def word() -> AsyncGenerator[Item, None]:
-            yield Piece(0, (5,), "word")
-
-        return AsyncStream(request.request_id, word())
-
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
         raise NotFoundError("it has ended")
+
+
+async def word() -> AsyncGenerator[Item, None]:
+    yield Piece(0, (1,), "word")
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), asyncio.CancelledError()])
@@ -42,5 +39,5 @@ def test_the_request_is_cancelled_where_a_signal_comes_while_a_word_is_printed(
     monkeypatch.setattr(generate, "print_text", interrupted)
     gateway = Gateway()
     with pytest.raises(type(ending)):
-        asyncio.run(generate._generate(gateway, make_request("hi", request_id="r"), quiet=False))
+        asyncio.run(generate._generate(gateway, AsyncStream("r", word()), quiet=False))
     assert gateway.cancelled == ["r"]
