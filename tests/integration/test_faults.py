@@ -62,7 +62,7 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
         assert system.loop is session, "it goes on"
-        assert session.choice == PLAIN
+        assert session.machine.choice == PLAIN
     told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
     assert len(told) == 1, "not a line for every step"
 
