@@ -1,8 +1,8 @@
 """What is durable of each request that this gateway has to do with, and who waits for more of it.
 
-A client's stream is a position in a token_stream. A token_stream is filled by the session that runs its request (`local`),
-else from Redis (`gateway.cluster.follower`); its readers do not know which. A slow reader gets larger
-pieces: nothing is queued for it.
+A client's stream is a position in a token stream, which the session that runs its request fills (`local`), else
+`gateway.cluster.follower` from Redis; its readers do not know which. A slow reader gets larger pieces: nothing is
+queued for it.
 
 Invariant: what is in a token_stream is in Redis.
 """

@@ -14,7 +14,7 @@ def step(contexts: Contexts, *rows: Row) -> list[Context]:
     """What the proposer does with a step's rows."""
     found = contexts.match(rows)
     for context, each in zip(found, rows, strict=True):
-        context.tokens = each.tokens
+        context.grow(each.tokens)
     return found
 
 
