@@ -5,14 +5,15 @@ from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.observability.metrics.speculation import Named
 from gateway.observability.metrics.steps import PHASES
-from gateway.observability.totals import SpeculatorTotals, Totals
+from gateway.observability.totals import GatewayTotals
 from gateway.planner_state import planner_state
 from gateway.session.session import VerifierSession
 from gateway.store.leases import GatewayReport
+from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
-_NOTHING = SpeculatorTotals()
+_NOTHING = SpeculatorCounts()
 
 
 class StatusReporter:
@@ -24,7 +25,7 @@ class StatusReporter:
         sessions: VerifierSessions,
         lease_manager: LeaseManager,
         target: verifier_pb2.DescribeVerifierReply,
-        totals: Totals,
+        totals: GatewayTotals,
     ) -> None:
         """`target` describes the model as it was found at start."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (

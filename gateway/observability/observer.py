@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from gateway.acceptance_watch import AcceptanceWatch
 from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.metrics.speculation import Named
-from gateway.observability.totals import Totals
+from gateway.observability.totals import GatewayTotals
 from gateway.observability.traces import RequestTraces, StepTrace
 from specinfer.errors import FaultError
 from specinfer.log_context import about
@@ -29,7 +29,7 @@ class Observer:
 
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
         """`traces`: None without tracing."""
-        self.metrics, self.totals, self._traces = metrics, Totals(), traces
+        self.metrics, self.totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
 
     def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
