@@ -63,7 +63,7 @@ class Gateway:
     @property
     def meter(self) -> MeterInterceptor:
         """Counts the bytes of the messages that its clients send and get."""
-        return MeterInterceptor(self.observer.metrics.system.meter("client"))
+        return MeterInterceptor(self.observer.meter("client"))
 
     async def drain(self) -> None:
         """Takes no new requests, lets other gateways go on with those that it has or finishes them, and
@@ -102,7 +102,7 @@ async def build_gateway(
         Observer(GatewayMetrics(registry), RequestTraces(tracer) if tracer else None),
         TokenStreams(),
     )
-    system, watches = observer.metrics.system, Watches()
+    watches = Watches()
     callers = Callers.load(settings.key_file)
     weights, recorder = settings.weights_file, StepRecorder.open(settings.recording)
     trained = load_weights("planner_weights", weights) if weights is not None else {}
@@ -115,7 +115,7 @@ async def build_gateway(
     )
     sessions = VerifierSessions(shared, leases)
     lease_manager = LeaseManager(
-        settings, leases, sessions, Rebalancer(settings, store, sessions, token_streams), system
+        settings, leases, sessions, Rebalancer(settings, store, sessions, token_streams), observer
     )
     requests = RequestService(settings, store, token_streams, sessions, lease_manager, observer)
     try:
@@ -136,7 +136,7 @@ async def build_gateway(
         )
         async with _running(
             lease_manager,
-            Follower(token_streams, store, system),
+            Follower(token_streams, store, observer),
             Gauges(observer.metrics, sessions, lease_manager),
         ) as task:
             log.info("gateway %s", gateway_id)

@@ -90,12 +90,14 @@ class StepMachine:
         """Append the accepted paths and bonus tokens to their requests; return what moved."""
         return self.scheduler.commit(plan.entries, trees, verdicts, now)
 
-    def learn(self, plan: StepPlan, verified: Verified, progress: Sequence[Progress]) -> FinishedStep:
-        """Learn acceptance and costs from a step; may come after the next plan."""
+    def finished(self, plan: StepPlan, verified: Verified, progress: Sequence[Progress]) -> FinishedStep:
+        """All of a step that there is to learn and to report."""
         outcomes = [item.outcome for item in progress if item.outcome is not None]
-        finished = FinishedStep(plan.choice, plan.entries, *verified, outcomes)
-        learn(finished, self.planner, self.calibration)
-        return finished
+        return FinishedStep(plan.choice, plan.entries, *verified, outcomes)
+
+    def learn(self, step: FinishedStep) -> None:
+        """Learn acceptance and costs from a step; may come after the next plan."""
+        learn(step, self.planner, self.calibration)
 
     def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
         """Ask the planner; a fault of ours in it costs the step its drafts, not its tokens."""

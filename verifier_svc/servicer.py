@@ -21,6 +21,7 @@ from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from specinfer.wire.constraint_codec import decode_constraint
 from specinfer.wire.sampling_codec import decode_sampling
 from specinfer.wire.tree_codec import decode_tree
+from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> None:
         self._engine, self._thread, self._metrics = engine, thread, metrics
         self._description, self._tracer = description, tracer
-        self._observing = Observing()
+        self._observing, self._fence = Observing(), Fence()
         self._faults = 0
         """Of the engine, counted so far."""
         metrics.describe(description)
@@ -71,7 +72,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
         """A fault of ours costs the step, not the stream."""
         try:
-            if not self._engine.admit(request.fence):
+            if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
                 return _Step(self._reply(request.step_id, fenced=True), (), (), 0.0)
             with service_step(self._tracer, "verifier", request.traceparent, len(request.entries)):
@@ -79,6 +80,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         except Exception as error:
             log.exception("a step of %d requests failed", len(request.entries))
             return self._failed(request, error)
+
+    def _admit(self, fence: int) -> bool:
+        """Whether the holder of the lease with this number is served.
+
+        A later lease than all before it forgets every request, as its holder knows nothing of them.
+        """
+        standing = self._fence.admit(fence)
+        if standing is Standing.NEW and (forgotten := self._engine.release_all()):
+            log.info("lease %d: forgetting %d requests", fence, forgotten)
+        return standing is not Standing.STALE
 
     def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
         started = time.perf_counter()
@@ -175,7 +186,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return common_pb2.ReleaseReply(released=released)
 
     def _release(self, fence: int, request_ids: Sequence[str]) -> int:
-        released = self._engine.release(request_ids) if self._engine.admit(fence) else 0
+        released = self._engine.release(request_ids) if self._admit(fence) else 0
         self._observing(self._observe_cache)
         return released
 

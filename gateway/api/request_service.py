@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gateway.api.callers import Caller
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
-from gateway.observability.observer import Observer
+from gateway.events import Events
 from gateway.session.session import VerifierSession
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.settings import GatewaySettings
@@ -40,10 +40,10 @@ class RequestService:
         token_streams: TokenStreams,
         sessions: VerifierSessions,
         lease_manager: LeaseManager,
-        observer: Observer,
+        events: Events,
     ) -> None:
         self._settings, self._store, self._token_streams = settings, store, token_streams
-        self._sessions, self._lease_manager, self._observer = sessions, lease_manager, observer
+        self._sessions, self._lease_manager, self._events = sessions, lease_manager, events
         self._tasks: set[asyncio.Task[object]] = set()
         self._lingering: dict[str, asyncio.Task[object]] = {}
         """Requests here that nobody reads, by id, each with what ends it after a while."""
@@ -146,7 +146,7 @@ class RequestService:
         if not new:
             return await self.attach(request.request_id, 0, caller)
         if session is None:
-            self._observer.waits(request)
+            self._events.waits(request)
             return TokenStream(request, idempotency_key, False)
         return await self._run(request, idempotency_key, session, traceparent)
 
@@ -161,7 +161,7 @@ class RequestService:
             self._token_streams.moved([request.request_id])
             await self._store.discard(request.request_id)
             raise
-        self._observer.arrived(request, traceparent)
+        self._events.arrived(request, traceparent)
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:

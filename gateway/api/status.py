@@ -1,13 +1,11 @@
 """What `Generation.Status` tells of a gateway."""
 
+from gateway.api.planner_state import planner_state
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
-from gateway.observability.metrics.speculation import Named
-from gateway.observability.metrics.steps import PHASES
-from gateway.observability.totals import GatewayTotals
-from gateway.planner_state import planner_state
 from gateway.session.session import VerifierSession
+from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
 from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.speculators.service import SpeculatorService
@@ -71,7 +69,7 @@ class StatusReporter:
         )
         if sessions:
             pool = sessions[0].loop.pool
-            reply.planner.CopyFrom(planner_state(sessions[0].loop.choice, pool.names))
+            reply.planner.CopyFrom(planner_state(sessions[0].loop.machine.choice, pool.names))
             reply.speculators.extend(row for s in pool.services for row in self._speculators(s, pool.names))
         return reply
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from gateway.observability.metrics import SystemMetrics
+from gateway.events import Events
 from gateway.session.token_stream import TokenStream, TokenStreams
 from gateway.store.reading import RequestReader
 from gateway.store.records import Known
@@ -23,8 +23,8 @@ data."""
 class Follower:
     """Fills the token_streams that no session of this gateway fills."""
 
-    def __init__(self, token_streams: TokenStreams, store: RequestReader, metrics: SystemMetrics) -> None:
-        self._token_streams, self._store, self._metrics = token_streams, store, metrics
+    def __init__(self, token_streams: TokenStreams, store: RequestReader, events: Events) -> None:
+        self._token_streams, self._store, self._events = token_streams, store, events
         self._missing_since: dict[str, float] = {}
         self._pace = LogPace()
 
@@ -42,7 +42,7 @@ class Follower:
             except Exception:  # a fault of ours: the next look may go better
                 if self._pace.due(time.monotonic()):
                     log.exception("following %d requests failed", len(followed))
-                self._metrics.keeper_faults.inc()
+                self._events.cluster_fault()
 
     async def _look(self, followed: dict[str, TokenStream]) -> None:
         positions = {

@@ -14,7 +14,7 @@ from contextlib import suppress
 from gateway.cluster.rebalancing import Rebalancer
 from gateway.cluster.rules import somebody_serves, somebody_stays, verifiers_to_claim
 from gateway.cluster.sessions import VerifierSessions, models_of
-from gateway.observability.metrics import SystemMetrics
+from gateway.events import Events
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
@@ -39,10 +39,10 @@ class LeaseManager:
         leases: LeaseStore,
         sessions: VerifierSessions,
         rebalancer: Rebalancer,
-        metrics: SystemMetrics,
+        events: Events,
     ) -> None:
         self._settings, self._leases, self._sessions = settings, leases, sessions
-        self._rebalancer, self._metrics = rebalancer, metrics
+        self._rebalancer, self._events = rebalancer, events
         self._interval_s = settings.lease_seconds / _RENEWALS_PER_LEASE
         self._redis, self._pace = Outage("Redis"), LogPace()
         self._reports = 0
@@ -125,11 +125,11 @@ class LeaseManager:
                 await self._renew_once()
             except UnavailableError as error:
                 if self.redis_ready:
-                    self._metrics.redis_outages.inc()
+                    self._events.redis_stopped()
                 self._redis.failed(error, time.monotonic())
             except Exception:  # a fault in one renewal must not end the leases of all requests
                 log.exception("a renewal failed")
-                self._metrics.keeper_faults.inc()
+                self._events.cluster_fault()
 
     async def _renew_once(self) -> None:
         renewal = await self._leases.renew(self._report(), self._sessions.held)
@@ -165,7 +165,7 @@ class LeaseManager:
 
     async def _write_again(self) -> None:
         log.error("Redis lost its data; writing what this gateway has again")
-        self._metrics.redis_losses.inc()
+        self._events.redis_lost_data()
         self._rebalancer.pause(self._settings.lease_seconds)
         for session in list(self._sessions):
             for state in list(session.loop.scheduler.states.values()):
@@ -195,7 +195,7 @@ class LeaseManager:
             except Exception:  # nor must one here: what was not adopted now is adopted later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers and requests failed")
-                self._metrics.keeper_faults.inc()
+                self._events.cluster_fault()
 
     async def _look(self) -> None:
         while True:
@@ -208,7 +208,7 @@ class LeaseManager:
             except Exception:  # names that cannot be looked up now are looked up later
                 if self._pace.due(time.monotonic()):
                     log.exception("looking for verifiers failed")
-                self._metrics.keeper_faults.inc()
+                self._events.cluster_fault()
 
     async def _claim(self, strict: bool = False) -> None:
         if not self.draining:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Metrics, logs and traces of a gateway: listeners to `gateway.events`, wired in `gateway.app`."""

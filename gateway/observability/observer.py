@@ -1,6 +1,6 @@
-"""What operators are told of requests and steps: metrics, totals, log lines and traces. No text, no tokens.
+"""The listener to a gateway's events: metrics, totals, log lines and traces. No text, no tokens.
 
-Everything here is told of something that has happened; nothing depends on it.
+It implements `gateway.events.Events`; nothing that serves depends on it.
 """
 
 import logging
@@ -8,17 +8,18 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gateway.acceptance_watch import AcceptanceWatch
+from gateway.events import Peer
+from gateway.observability.acceptance_watch import AcceptanceWatch
 from gateway.observability.metrics import GatewayMetrics
-from gateway.observability.metrics.speculation import Named
-from gateway.observability.totals import GatewayTotals
 from gateway.observability.traces import RequestTraces, StepTrace
+from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
 from specinfer.log_context import about
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import count_step
 from specinfer.scheduling.entries import Progress, StepEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.service.stream import WireMeter
 from specinfer.speculators.pool import SpeculatorPool
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Observer:
     def fault(self, request_id: str, error: Exception) -> str:
         """A request suffers from a fault of ours; returns what its client is told."""
         log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
-        self.metrics.steps.failed_steps.inc()
+        self.step_failed()
         return FaultError("internal error", error).for_logs
 
     def admitted(self, states: Iterable[RequestState]) -> None:
@@ -102,6 +103,38 @@ class Observer:
             if trace is not None:
                 trace.fail(time.perf_counter(), error)
             raise
+
+    def step_failed(self) -> None:
+        """See `Events.step_failed`."""
+        self.metrics.steps.failed_steps.inc()
+
+    def preempted(self, requests: int) -> None:
+        """See `Events.preempted`."""
+        self.metrics.steps.preemptions.inc(requests)
+
+    def verifier_failed(self) -> None:
+        """See `Events.verifier_failed`."""
+        self.metrics.steps.verifier_failures.inc()
+
+    def fenced(self, requests: int) -> None:
+        """See `Events.fenced`."""
+        self.metrics.system.fenced_requests.inc(requests)
+
+    def redis_stopped(self) -> None:
+        """See `Events.redis_stopped`."""
+        self.metrics.system.redis_outages.inc()
+
+    def redis_lost_data(self) -> None:
+        """See `Events.redis_lost_data`."""
+        self.metrics.system.redis_losses.inc()
+
+    def cluster_fault(self) -> None:
+        """See `Events.cluster_fault`."""
+        self.metrics.system.keeper_faults.inc()
+
+    def meter(self, peer: Peer) -> WireMeter:
+        """See `Events.meter`."""
+        return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
         name = state.request.request_id

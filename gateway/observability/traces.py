@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from gateway.session.totals import PHASES
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import StepEntry
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
@@ -19,8 +20,6 @@ from specinfer.service.tracing import Attributes, Tracer, trace_id_of, tracepare
 
 if TYPE_CHECKING:
     from specinfer.service.tracing import Span
-
-_PHASES = ("draft", "merge", "verify", "commit")
 
 
 class StepTrace:
@@ -38,7 +37,7 @@ class StepTrace:
             "specinfer.accepted": sum([len(verdict.accepted) for verdict in step.verdicts.values()]),
         }
         for span in self._spans:
-            for phase, (start, stop) in zip(_PHASES, pairwise(step.times[1:]), strict=True):
+            for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
                 self._tracer.add(phase, span, start, stop)
             self._tracer.end(span, step.times.done, told)
 

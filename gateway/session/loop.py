@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.observability.observer import Observer
+from gateway.events import Events
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
@@ -19,16 +19,15 @@ from gateway.session.step_recorder import NO_RECORDER, StepRecorder
 from gateway.session.verifier import VerifierClient
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.planning.calibration import Calibration
-from specinfer.planning.feedback import FinishedStep, StepTimes, learn
+from specinfer.log_pace import LogPace
+from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN, Planner
-from specinfer.planning.step_planner import Step, StepPlanner
-from specinfer.planning.trees import trees_to_verify
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.service.outage import Outage
 from specinfer.speculators.pool import SpeculatorPool
+from specinfer.step import StepMachine, StepPlan, Verified
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.1
@@ -44,7 +43,7 @@ class SessionLoop:
         scheduler: Scheduler,
         pool: SpeculatorPool,
         verifier: VerifierClient,
-        observer: Observer,
+        events: Events,
         planner: Planner,
         persistence: Callable[[Callable[[FinishedStep], None], Callable[[list[str]], None]], Persistence],
         constraints: Constraints,
@@ -56,9 +55,8 @@ class SessionLoop:
         finished step."""
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints, self._recorder = constraints, recorder
-        self._observer, self._planner, self._calibration = observer, planner, Calibration()
-        self._step_planner = StepPlanner(scheduler, pool, planner, observer)
-        self._metrics = observer.metrics.steps
+        self._events, self._pace = events, LogPace()
+        self.machine = StepMachine(scheduler, planner, self._unchosen)
         self._patience_s = verifier_patience_seconds
         self._wake = asyncio.Event()
         self._releases = Releases(verifier, pool)
@@ -69,8 +67,6 @@ class SessionLoop:
         self._last_done = 0.0
         """When the last step ended; 0 after a pause."""
         self.steps = 0
-        self.choice = PLAIN
-        """Of the latest step."""
 
     @property
     def verifier_ready(self) -> bool:
@@ -135,16 +131,16 @@ class SessionLoop:
                 await self._bear_with_verifier(error)
             except Exception:  # a fault of ours must not end everybody's requests
                 log.exception("a step of %d requests failed; serving them one by one", len(step.entries))
-                self._metrics.failed_steps.inc()
+                self._events.step_failed()
                 await self._serve_one_by_one(step)
 
-    async def _serve_one_by_one(self, step: Step) -> None:
+    async def _serve_one_by_one(self, step: StepPlan) -> None:
         """Plain decoding, so that a fault in drafts or trees is avoided, too; who fails alone ends."""
         for entry in step.entries:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(Step(PLAIN, [entry]))
+                await self._iterate(StepPlan(PLAIN, [entry], []))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
@@ -155,21 +151,21 @@ class SessionLoop:
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
         """Ends a request that causes a fault of ours."""
-        why = self._observer.fault(state.request.request_id, error)
+        why = self._events.fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
-    async def _next_step(self) -> Step:
+    async def _next_step(self) -> StepPlan:
         """Waits until there is something to do, and plans it."""
         while True:
             self._wake.clear()
             await self.persistence.put(self.scheduler.reap(time.monotonic()))
             try:
-                step = self._step_planner.plan(time.monotonic())
+                step = self.machine.plan(time.monotonic(), self.pool)
             except Exception as error:  # noqa: BLE001  # as above
                 await self._fail_unplannable(error)
                 continue
+            self._events.admitted(step.admitted)
             if step.entries:
-                self.choice = step.choice
                 return step
             await self._wake.wait()
             self._last_done = 0.0
@@ -186,9 +182,9 @@ class SessionLoop:
         for state, fault in culprits:
             await self._fail(state, fault)
 
-    async def _iterate(self, step: Step) -> None:
+    async def _iterate(self, step: StepPlan) -> None:
         await self._release_preempted()
-        with self._observer.traced(step.entries) as trace:
+        with self._events.traced(step.entries) as trace:
             finished, progress = await self._do(step, trace.traceparent if trace else "")
             if trace is not None:
                 trace.end(finished)
@@ -197,30 +193,27 @@ class SessionLoop:
             await asyncio.sleep(_PUT_OFF_S)
             self._last_done = 0.0
 
-    async def _do(self, step: Step, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
-        """Draft, merge, verify, commit; `traceparent` is told to the services."""
+    async def _do(self, step: StepPlan, traceparent: str) -> tuple[FinishedStep, list[Progress]]:
+        """Draft, merge, verify, commit; `traceparent` is the trace context for the services."""
         entries = step.entries
         started = time.perf_counter()
         drafts, draft_times = await self.pool.draft(entries, step.choice.speculators, traceparent)
         drafted = time.perf_counter()
         self._constraints.match([entry.state for entry in entries])
-        trees = trees_to_verify(entries, drafts, self._calibration, step.choice.keeps)
+        trees = self.machine.merge(step, drafts)
         merged = time.perf_counter()
         wanted = self.pool.wanted(entries)
         verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wanted)
         self.pool.keep(wanted, trees, verdicts)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
-        progress = self.scheduler.commit(entries, trees, verdicts, time.monotonic())
+        progress = self.machine.commit(step, trees, verdicts, time.monotonic())
         self.steps += 1
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        outcomes = [item.outcome for item in progress if item.outcome is not None]
-        finished = FinishedStep(
-            step.choice, entries, drafts, trees, verdicts, draft_times, pass_s, times, outcomes
-        )
-        return finished, progress
+        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
+        return self.machine.finished(step, found, progress), progress
 
     async def _release_preempted(self) -> None:
         """Their blocks are needed in this very step, so this is waited for, and tried again with the step;
@@ -228,7 +221,7 @@ class SessionLoop:
         preempted = self.scheduler.take_preempted()
         if preempted:
             log.info("preempting %d requests", len(preempted))
-            self._metrics.preemptions.inc(len(preempted))
+            self._events.preempted(len(preempted))
             self._unreleased += preempted
         if self._unreleased:
             await self.verifier.release(self._unreleased)
@@ -239,9 +232,15 @@ class SessionLoop:
         await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
-        self._observer.step(step, self.pool)
-        learn(step, self._planner, self._calibration)
+        self._events.step(step, self.pool)
+        self.machine.learn(step)
         self._recorder.write(step, self.pool.names)
+
+    def _unchosen(self, error: Exception) -> None:
+        """Report a fault of the planner, which costs a step its drafts."""
+        if self._pace.due(time.monotonic()):
+            log.error("nothing can be chosen for steps, so they decode plainly", exc_info=error)
+        self._events.step_failed()
 
     async def _bear_with_verifier(self, error: UnavailableError) -> None:
         """Waits a little for the verifier; after its patience this loop gives it up.
@@ -249,7 +248,7 @@ class SessionLoop:
         Raises:
             UnavailableError: the error, after the patience.
         """
-        self._metrics.verifier_failures.inc()
+        self._events.verifier_failed()
         if self._outage.failed(error, time.monotonic()) > self._patience_s:
             raise error
         await asyncio.sleep(_BACKOFF_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.api.watch.watches import Watches
-from gateway.observability.observer import Observer
+from gateway.events import Events
 from gateway.session.publish import Publisher
 from gateway.session.token_stream import TokenStreams
 from gateway.store.requests import RequestStore, Written
@@ -48,7 +48,7 @@ class Persistence:
         store: RequestStore,
         token_streams: TokenStreams,
         tokenizer: Tokenizer,
-        observer: Observer,
+        events: Events,
         names: Sequence[str],
         watches: Watches,
         learn: Callable[[FinishedStep], None],
@@ -58,14 +58,14 @@ class Persistence:
     ) -> None:
         """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
         the speculators, which the pool goes on filling."""
-        self._scheduler, self._store, self._token_streams, self._observer = (
+        self._scheduler, self._store, self._token_streams, self._events = (
             scheduler,
             store,
             token_streams,
-            observer,
+            events,
         )
         self._names, self._learn, self._release = names, learn, release
-        self._publisher = Publisher(token_streams, observer, names, watches)
+        self._publisher = Publisher(token_streams, events, names, watches)
         self._model, self._patience_s = model, redis_patience_s
         self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Persistence:
             self._learn(step)
         except Exception:  # what is learnt makes steps faster, not right
             log.exception("nothing is learnt from a step")
-            self._observer.metrics.steps.failed_steps.inc()
+            self._events.step_failed()
 
     async def _store_and_publish(self, progress: list[Progress]) -> None:
         try:
@@ -144,14 +144,14 @@ class Persistence:
         """A fault of ours: who cannot be written alone ends, and is forgotten in Redis."""
         if len(progress) > 1:
             log.error("%d requests cannot be written together", len(progress), exc_info=error)
-            self._observer.metrics.steps.failed_steps.inc()
+            self._events.step_failed()
             for item in progress:
                 await self._store_and_publish([item])
             return
         state, name = progress[0].state, progress[0].request_id
         if name not in self.unfinished:
             return
-        why = self._observer.fault(name, error)
+        why = self._events.fault(name, error)
         self._scheduler.fail([state], why, time.monotonic(), retryable=False)
         self._publisher.tell(Progress(state, [], [], state.new_tokens, True))
         self._publisher.break_off(name, why)
@@ -214,12 +214,12 @@ class Persistence:
         fenced = [name for name, what in written.items() if what in (Written.FENCED, Written.LOST)]
         if fenced:
             log.warning("%d requests belong to another gateway now", len(fenced))
-            self._observer.metrics.system.fenced_requests.inc(len(fenced))
+            self._events.fenced(len(fenced))
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
         """Another gateway goes on with these requests; their streams here follow it."""
-        self._observer.left(request_ids, "another gateway goes on with it")
+        self._events.left(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
                 self._scheduler.drop(request_id)
@@ -253,4 +253,4 @@ class Persistence:
         self._stops.forget(item.request_id)
         now = time.monotonic()
         self._scheduler.cut(item, 0, now)
-        item.state.end(FinishReason.ERROR, now, self._observer.fault(item.request_id, error), retryable=False)
+        item.state.end(FinishReason.ERROR, now, self._events.fault(item.request_id, error), retryable=False)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from gateway.api.watch.watches import Watches
-from gateway.observability.observer import Observer
+from gateway.events import Events
 from gateway.session.token_stream import TokenStreams
 from specinfer.errors import SpecInferError
 from specinfer.planning.feedback import FinishedStep
@@ -18,12 +18,12 @@ class Publisher:
     """One session's. A fault in it costs a stream, never the session."""
 
     def __init__(
-        self, token_streams: TokenStreams, observer: Observer, names: Sequence[str], watches: Watches
+        self, token_streams: TokenStreams, events: Events, names: Sequence[str], watches: Watches
     ) -> None:
         """`names` are those of the speculators, by number."""
-        self._token_streams, self._observer, self._names, self._watches = (
+        self._token_streams, self._events, self._names, self._watches = (
             token_streams,
-            observer,
+            events,
             names,
             watches,
         )
@@ -39,13 +39,13 @@ class Publisher:
             ending = Ending.of(item.state, self._names) if item.final else None
             token_stream.extend(item.start, item.tokens, item.logprobs, ending)
         except Exception as error:  # noqa: BLE001  # who reads it elsewhere, or comes back, may still get it
-            self.break_off(item.request_id, self._observer.fault(item.request_id, error))
+            self.break_off(item.request_id, self._events.fault(item.request_id, error))
         self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
         """Counts and logs it; nothing depends on that."""
         try:
-            self._observer.progress(item)
+            self._events.progress(item)
         except Exception:  # figures are missing then, no tokens
             log.exception("what a step brought is not counted")
 

@@ -14,7 +14,7 @@ import grpc
 
 from gateway.api.watch.watches import Watches
 from gateway.cluster.verifier_link import VerifierLink
-from gateway.observability.observer import Observer
+from gateway.events import Events
 from gateway.session.constraints import Constraints
 from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import SessionLoop
@@ -50,7 +50,7 @@ class Shared:
 
     settings: GatewaySettings
     tokenizer: Tokenizer
-    observer: Observer
+    events: Events
     store: RequestStore
     token_streams: TokenStreams
     constraints: Constraints
@@ -185,7 +185,7 @@ class VerifierSession:
         """To a speculator; closed with the session."""
         channel = open_channel(address, self._shared.settings.services_tls)
         self._channels.append(channel)
-        return MeteredChannel(channel, self._shared.observer.metrics.system.meter("speculator"))
+        return MeteredChannel(channel, self._shared.events.meter("speculator"))
 
     def _build(self, description: verifier_pb2.DescribeVerifierReply) -> SessionLoop:
         settings, shared = self._shared.settings, self._shared
@@ -213,7 +213,7 @@ class VerifierSession:
                 shared.store,
                 shared.token_streams,
                 shared.tokenizer,
-                shared.observer,
+                shared.events,
                 pool.names,
                 shared.watches,
                 learn,
@@ -222,13 +222,13 @@ class VerifierSession:
                 settings.redis_patience_seconds,
             )
 
-        channel = MeteredChannel(self.link.channel, shared.observer.metrics.system.meter("verifier"))
+        channel = MeteredChannel(self.link.channel, shared.events.meter("verifier"))
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
         acceptance = acceptance_model(settings.planner, shared.trained, pool.names, scheduler.states)
         planner = Planner(curve, budget, settings.adaptive, acceptance)
         return SessionLoop(
-            *(scheduler, pool, verifier, shared.observer, planner, persistence),
+            *(scheduler, pool, verifier, shared.events, planner, persistence),
             shared.constraints,
             settings.lease_seconds,
             shared.recorder,

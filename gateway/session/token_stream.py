@@ -1,10 +1,10 @@
-"""What is durable of each request that this gateway has to do with, and who waits for more of it.
+"""The durable tokens of each request that this gateway has to do with, and the clients that wait for more.
 
-A client's stream is a position in a token stream, which the session that runs its request fills (`local`), else
-`gateway.cluster.follower` from Redis; its readers do not know which. A slow reader gets larger pieces: nothing is
-queued for it.
+A client's stream is a position in a token stream.
+A token stream is filled by the session that runs its request (`local`), else from Redis (`gateway.cluster.follower`);
+its readers do not know which. A slow reader gets larger pieces: nothing is queued for it.
 
-Invariant: what is in a token_stream is in Redis.
+Invariant: the tokens of a token stream are in Redis.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ import numpy as np
 
 from specinfer.drafters import Features
 from specinfer.drafters.references import References
-from specinfer.speculators.states import States
+from specinfer.hidden_states import States
 
 MOST_BYTES = 2**24
 """Of a request: what a drafter does not ask for in time it lacks."""

@@ -110,7 +110,9 @@ class LocalEngine:
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
         found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
-        self.totals.add(self.machine.learn(plan, found, progress))
+        finished = self.machine.finished(plan, found, progress)
+        self.machine.learn(finished)
+        self.totals.add(finished)
         return progress
 
     def _draft(self, plan: StepPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree], float]:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Requests of one target: admission, batches, budgets, commit, text. Pure."""

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specinfer.hidden_states import States
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.request import Speculation
-from specinfer.speculators.states import States
 from specinfer.tree import TokenTree
 
 MOST_KEPT_BYTES = 2**24

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Verification of token trees: the engine, acceptance rules and logit adjustments."""

@@ -25,7 +25,6 @@ from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, FeatureS
 from specinfer.verification.jobs import EngineLimits, VerifyJob, VerifyOutcome, check_job
 from specinfer.verification.target import Rows
 from specinfer.verification.tree_verifier import TreeVerifier, Verification
-from verifier_svc.fence import Fence, Standing
 
 log = logging.getLogger(__name__)
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
@@ -55,7 +54,6 @@ class VerifierEngine:
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
-        self._fence = Fence()
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
@@ -65,14 +63,6 @@ class VerifierEngine:
         self.faults = 0
         """What failed that nobody foresaw, since the start."""
         self._clock, self._compiler = clock, compiler
-
-    def admit(self, fence: int) -> bool:
-        """Whether the holder of the lease with this number is served; a later lease than all before it
-        forgets every request, as its holder knows nothing of them. Prefix blocks stay."""
-        standing = self._fence.admit(fence)
-        if standing is Standing.NEW and self._held:
-            log.info("lease %d: forgetting %d requests", fence, self.release(list(self._held)))
-        return standing is not Standing.STALE
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Serves one step; one outcome per job, in order."""
@@ -139,6 +129,10 @@ class VerifierEngine:
         if not self._held:
             self.runner.cache.check()
         return len(known)
+
+    def release_all(self) -> int:
+        """Forget every request; return how many were known. Prefix blocks stay."""
+        return self.release(list(self._held))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
         """Forgets requests after a fault in the middle of their step, whatever state their caches are in."""

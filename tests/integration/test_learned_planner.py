@@ -27,7 +27,7 @@ async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
         for _ in range(2):  # what the first answers taught goes into the next ones
             answers = await asyncio.gather(*(system.tokens(prompt, max_new_tokens=24) for prompt in PROMPTS))
             assert answers == [greedy(prompt, 24) for prompt in PROMPTS]
-        reasons = {session.loop.choice.reason for session in system.gateway.sessions}
+        reasons = {session.loop.machine.choice.reason for session in system.gateway.sessions}
     assert {reason.split()[0] for reason in reasons} <= {"fastest", "plain", "first", "probe"}
 
 

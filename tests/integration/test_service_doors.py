@@ -417,10 +417,10 @@ async def test_another_verifier_process_is_noticed_at_its_first_answer() -> None
 
 
 async def test_another_process_with_a_later_lease_is_another_process_first() -> None:
-    async with verifier_service(instance_id="two") as (address, engine), open_channel(address) as channel:
+    async with verifier_service(instance_id="two") as (address, _engine), open_channel(address) as channel:
         client = VerifierClient(channel, fence=1)
         client.instance_id = "one"
-        engine.admit(2)
+        await VerifierClient(channel, fence=2).verify([step_entry("other", PROMPT)], {})
         with pytest.raises(ServiceChangedError):
             await client.verify([step_entry("r", PROMPT)], {})
 

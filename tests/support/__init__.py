@@ -1,1 +1,1 @@
-"""TODO."""
+"""Servers, models, drafters and oracles that tests share."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from gateway.api.planner_state import planner_state
 from gateway.api.watch.watches import Seen
-from gateway.observability.metrics.steps import PHASES
-from gateway.planner_state import planner_state
+from gateway.session.totals import PHASES
 from specinfer.detokenizer import Detokenizer
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.entries import Progress

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from gateway.observability.metrics.speculation import Named
+from gateway.session.totals import Named
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
 from specinfer.service.metrics import COUNTS, StepCounter, StepHistogram

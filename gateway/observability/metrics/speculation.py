@@ -2,10 +2,10 @@
 
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from gateway.session.totals import Named
 from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
@@ -13,14 +13,6 @@ OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
 """Of drafts; see `specinfer.speculators.faults`."""
 VERIFIER = "verifier"
 """As the `service` of the verifier's resyncs."""
-
-
-class Named(NamedTuple):
-    """A speculator, as labels name it."""
-
-    service: str
-    """Its service's address."""
-    speculator: str
 
 
 class SpeculationMetrics:

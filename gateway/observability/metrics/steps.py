@@ -6,12 +6,11 @@ from itertools import pairwise
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.observability.metrics.planner import PlannerMetrics
-from gateway.observability.metrics.speculation import Named, SpeculationMetrics
+from gateway.observability.metrics.speculation import SpeculationMetrics
+from gateway.session.totals import PHASES, Named
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
 from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepHistogram
-
-PHASES = ("draft", "merge", "verify", "commit")
 
 
 class StepMetrics:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from gateway.events import Peer
 from specinfer.service.metrics import declare_model_info
 from specinfer.service.stream import WireMeter
 
-Peer: TypeAlias = Literal["verifier", "speculator", "client"]
 PEERS: tuple[Peer, ...] = ("verifier", "speculator", "client")
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A whole system on this machine: processes, Redis, ports."""

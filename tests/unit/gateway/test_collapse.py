@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.acceptance_watch import AcceptanceWatch
-from gateway.observability.metrics.speculation import Named, SpeculationMetrics
+from gateway.observability.acceptance_watch import AcceptanceWatch
+from gateway.session.totals import Named, SpeculationMetrics
 from specinfer.planning.collapse import WINDOW, AcceptanceTrend
 from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 

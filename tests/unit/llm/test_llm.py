@@ -12,7 +12,7 @@ from specinfer.llm import LLM, AsyncLLM, SamplingParams
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 from tests.support.local import GREEDY, tiny_engine, tiny_llm
-from tests.support.system import ScriptedDrafter, ascii_tokenizer
+from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
 
 
 def guess(root: int) -> TokenTree:
@@ -193,8 +193,7 @@ async def test_a_cancelled_task_ends_its_request_and_no_other() -> None:
         assert len((await other).outputs[0].token_ids) == 16
         with pytest.raises(asyncio.CancelledError):
             await left
-        while llm._driver.busy:
-            await asyncio.sleep(0.01)
+        await until(lambda: not llm._driver.busy)
 
 
 async def test_closing_ends_what_runs_with_an_error() -> None:

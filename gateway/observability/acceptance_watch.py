@@ -4,7 +4,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
-from gateway.observability.metrics.speculation import Named, SpeculationMetrics
+from gateway.observability.metrics.speculation import SpeculationMetrics
+from gateway.session.totals import Named
 from specinfer.planning.collapse import WINDOW, AcceptanceTrend
 from specinfer.planning.step_counts import StepCounts
 

@@ -3,12 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
-from gateway.observability.metrics.speculation import Named
-from gateway.observability.metrics.steps import PHASES
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
 from specinfer.scheduling.statistics import SpeculatorCounts
+
+PHASES = ("draft", "merge", "verify", "commit")
+"""Of a step, in order."""
+
+
+class Named(NamedTuple):
+    """A speculator, as labels name it."""
+
+    service: str
+    """Address of its service."""
+    speculator: str
 
 
 @dataclass(slots=True)
