@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import Advance, BenchPlan, Run, run_bench, write_runs
+from specinfer.cli.bench import Advance, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.demo import print_demo, run_demo
 from specinfer.cli.local.running import gateway, local_system, pull
@@ -226,7 +226,7 @@ def bench(
         write_runs(json_path, runs, about_this_run())
 
 
-def _measure(connection: Connection, local: LocalOptions | None, plan: BenchPlan) -> list[Run]:
+def _measure(connection: Connection, local: LocalOptions | None, plan: BenchPlan) -> list[BenchRun]:
     """Runs what was planned at a gateway, or at one of a local system."""
     with gateway(connection, local) as where, progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
@@ -234,7 +234,7 @@ def _measure(connection: Connection, local: LocalOptions | None, plan: BenchPlan
         return asyncio.run(_bench(where, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
-async def _bench(connection: Connection, plan: BenchPlan, advance: Advance) -> list[Run]:
+async def _bench(connection: Connection, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     async with connection.client() as client:
         return await run_bench(client, plan, advance)
 
@@ -253,6 +253,6 @@ def demo(
     print_demo(runs)
 
 
-async def _demo(connection: Connection, max_new_tokens: int) -> list[Run]:
+async def _demo(connection: Connection, max_new_tokens: int) -> list[BenchRun]:
     async with connection.client() as client:
         return await run_demo(client, max_new_tokens)

@@ -63,7 +63,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """One row of vLLM's batch."""
 
     tokens: Int32
@@ -72,7 +72,7 @@ class Row:
     """How many of them came in this step."""
 
 
-class Contexts:
+class ContextTable:
     """The requests of the latest steps.
 
     Args:
@@ -86,7 +86,7 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def match(self, rows: Sequence[Row]) -> list[Context]:
+    def match(self, rows: Sequence[BatchRow]) -> list[Context]:
         """The context of each row, made where there is none; its tokens are those of the step before."""
         found = self._by_length(rows)
         taken = set(map(id, found))
@@ -108,7 +108,7 @@ class Contexts:
         self._contexts = [context for context in self._contexts if context.unseen <= self._patience]
         return [context.request_id for context in gone]
 
-    def _by_length(self, rows: Iterable[Row]) -> list[Context | None]:
+    def _by_length(self, rows: Iterable[BatchRow]) -> list[Context | None]:
         places: dict[tuple[int, bytes], list[Context]] = {}
         for context in self._contexts:
             places.setdefault(_key(context.tokens), []).append(context)
@@ -131,7 +131,7 @@ def _key(tokens: Int32) -> tuple[int, bytes]:
     return len(tokens), tokens[-_TAIL:].tobytes()
 
 
-def _take(candidates: list[Context], row: Row) -> Context | None:
+def _take(candidates: list[Context], row: BatchRow) -> Context | None:
     """Takes the first of the candidates that the row begins with."""
     for place, context in enumerate(candidates):
         if _begins_with(row.tokens, context.tokens):

@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 
 from specinfer.errors import SpecInferError
-from specinfer.integrations.vllm.contexts import Context, Contexts, Row
+from specinfer.integrations.vllm.contexts import BatchRow, Context, ContextTable
 from specinfer.integrations.vllm.settings import VllmSettings
 from specinfer.planning.calibration import Calibration
 from specinfer.service.channel import open_channel
@@ -52,7 +52,7 @@ class SpeculatorProposer:
         parallel = vllm_config.parallel_config
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
-        self._contexts = Contexts(patience=2 * int(parallel.pipeline_parallel_size))
+        self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
         self._calibration = Calibration()
         self.counters: Counter[str] = Counter()
         """rounds, requests, tokens proposed and accepted, faults; `outcomes` are those of the services."""
@@ -85,7 +85,7 @@ class SpeculatorProposer:
         if not self._asks:
             return proposed
         rows = {
-            place: Row(token_ids_cpu[place, : num_tokens_no_spec[place]].astype(np.int32), len(new))
+            place: BatchRow(token_ids_cpu[place, : num_tokens_no_spec[place]].astype(np.int32), len(new))
             for place, new in enumerate(sampled_token_ids)
             if len(new)
         }
@@ -132,7 +132,7 @@ class SpeculatorProposer:
             raise
         atexit.register(self.close)
 
-    def _propose(self, rows: list[Row]) -> list[list[int]]:
+    def _propose(self, rows: list[BatchRow]) -> list[list[int]]:
         contexts = self._contexts.match(rows)
         for context, row in zip(contexts, rows, strict=True):
             self.counters["requests"] += context.state is None
