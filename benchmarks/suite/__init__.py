@@ -1,1 +1,1 @@
-"""`specinfer bench suite`: every drafting method alone and merged, beside peers, under equal conditions."""
+"""`python -m benchmarks.suite`: every drafting method alone and merged, beside peers, under equal conditions."""

@@ -7,9 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import quantiles, stdev
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specinfer.client import Answer, AsyncClient, acceptance_length
+
+if TYPE_CHECKING:
+    from specinfer.cli.local.in_process import InProcessClient
+
+BenchClient: TypeAlias = "AsyncClient | InProcessClient"
 
 MODES = {"incremental": "off", "sequence": "sequence", "tree": "tree"}
 Advance = Callable[[str], None]
@@ -81,7 +86,7 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(client: AsyncClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     """Runs every mode at every batch size; `advance(label)` is called after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
@@ -96,13 +101,13 @@ async def run_bench(client: AsyncClient, plan: BenchPlan, advance: Advance) -> l
     return found
 
 
-async def warm_up(client: AsyncClient, plan: BenchPlan) -> None:
+async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
     """One answer that is not measured."""
     await _answer(client, plan, plan.prompts[0], "tree")
 
 
 async def take_turns(
-    client: AsyncClient, plan: BenchPlan, batch: int, advance: Advance
+    client: BenchClient, plan: BenchPlan, batch: int, advance: Advance
 ) -> dict[str, list[Turn]]:
     """What every mode made of every part of the prompts, in their order."""
     modes = sorted(plan.modes, key=list(MODES).index)
@@ -130,7 +135,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 
 
 async def _take_turn(
-    client: AsyncClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
+    client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
     """All these prompts in one mode, `batch` of them at a time."""
     slots = asyncio.Semaphore(batch)
@@ -146,7 +151,7 @@ async def _take_turn(
     return Turn(answers, perf_counter() - started)
 
 
-async def _answer(client: AsyncClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
+async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation: str) -> Answer:
     return await client.generate(
         prompt,
         chat=plan.chat,

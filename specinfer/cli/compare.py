@@ -13,10 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import Advance, BenchPlan, BenchRun, run_bench, write_runs
+from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.demo import print_demo, run_demo
-from specinfer.cli.local.running import gateway, local_system, pull
+from specinfer.cli.local.running import gateway, load_in_process, local_system, pull
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import (
     GATEWAY_OPTIONS,
@@ -81,7 +81,7 @@ class Difference:
 
 
 def read_runs(path: Path) -> Runs:
-    """The runs of a result file of `bench --json` or `bench suite`.
+    """The runs of a result file of `bench --json` or `python -m benchmarks.suite`.
 
     Raises:
         InvalidInputError: naming the file.
@@ -117,7 +117,8 @@ def _error_of_ratio(a: Mapping[str, Any], b: Mapping[str, Any], figure: str) -> 
 
 def compare(
     first: Annotated[
-        Path, typer.Argument(metavar="A.json", help="Result of `bench --json` or `bench suite`.")
+        Path,
+        typer.Argument(metavar="A.json", help="Result of `bench --json` or `python -m benchmarks.suite`."),
     ],
     second: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
 ) -> None:
@@ -187,13 +188,18 @@ def bench(
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Measure in this process, without services.")
+    ] = False,
 ) -> None:
-    """Measure modes and batch sizes through the real services.
+    """Measure modes and batch sizes, through the real services or in one process.
 
     The modes take turns, prompt by prompt, so that drift of the machine meets all alike.
     """
     if context.invoked_subcommand is not None:
         return
+    if local:
+        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
     if prompts is None:
         raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
     if address is not None:
@@ -212,6 +218,11 @@ def bench(
     )
     if json_path is not None:
         check_writable("--json", json_path)
+    if local:
+        here = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
+        client = load_in_process(model, speculator, max_num_seqs=max(plan.batches), **here)
+        finish_bench(_run_with_bar(client, plan), json_path)
+        return
     options = LocalOptions(
         model=model,
         dtype=dtype,
@@ -220,22 +231,27 @@ def bench(
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
     )
-    runs = _measure(connection, options if address is None else None, plan)
+    with gateway(connection, options if address is None else None) as where:
+        finish_bench(_run_with_bar(where.client(), plan), json_path)
+
+
+def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
+    """Print the runs, and write them to a file if one is named."""
     print_runs(runs)
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
 
 
-def _measure(connection: Connection, local: LocalOptions | None, plan: BenchPlan) -> list[BenchRun]:
-    """Runs what was planned at a gateway, or at one of a local system."""
-    with gateway(connection, local) as where, progress_bar() as bar:
+def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
+    """Run the plan behind a progress bar."""
+    with progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
         task = bar.add_task("warming up", total=total)
-        return asyncio.run(_bench(where, plan, lambda label: bar.update(task, advance=1, description=label)))
+        return asyncio.run(_bench(client, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
-async def _bench(connection: Connection, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
-    async with connection.client() as client:
+async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
+    async with client:
         return await run_bench(client, plan, advance)
 
 

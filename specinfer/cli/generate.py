@@ -3,14 +3,14 @@
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specinfer.cli.connection import NO_PATIENCE, TRACE_VARIABLE, Connection, client_tls
-from specinfer.cli.local.running import gateway
-from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.connection import TRACE_VARIABLE, Connection, client_tls
+from specinfer.cli.local.running import load_in_process
 from specinfer.cli.options import (
     DEFAULT_ADDRESS,
     DEFAULT_PATIENCE_S,
@@ -48,6 +48,7 @@ from specinfer.client import (
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.prompts import check_text, read_prompt, read_text
+from specinfer.v1 import generation_pb2
 
 PromptFile = Annotated[
     Path | None, typer.Option(help="Read the prompt from this file: UTF-8, without its last line break.")
@@ -107,7 +108,9 @@ def generate(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     patience_seconds: PatienceSeconds = DEFAULT_PATIENCE_S,
-    local: Annotated[bool, typer.Option("--local", help="Start a temporary local system.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer in this process, without a gateway.")
+    ] = False,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     weights: Weights = "auto",
@@ -138,11 +141,17 @@ def generate(
     )
     trace = os.environ.get(TRACE_VARIABLE, "")
     connection = Connection(address, api_key, client_tls(tls_ca, tls_cert, tls_key), trace)
-    patience = NO_PATIENCE if local else Patience(patience_seconds)
-    options = LocalOptions(model, dtype, device=device, verifier={"weights": weights, "offload": offload})
-    with gateway(connection, options if local else None) as where:
-        client = where.client(patience, print_retry)
-        in_points = decomposition is DecompositionChoice.SKELETON
+    patience = Patience(patience_seconds)
+    in_points = decomposition is DecompositionChoice.SKELETON
+    if local:
+        if in_points:
+            raise InvalidInputError(
+                "--decomposition", "skeleton", "needs a gateway: start one with `specinfer up`"
+            )
+        options = {"dtype": dtype, "weights": weights, "offload": offload, "device": device or "cpu"}
+        answer = asyncio.run(_generate_here(model, options, request, quiet=json_output))
+    else:
+        client = connection.client(patience, print_retry)
         stream = client.skeleton(request) if in_points else client.stream(request)
         answer = asyncio.run(_generate(client, stream, quiet=json_output))
     print_answer(answer, json_output)
@@ -150,7 +159,7 @@ def generate(
 
 def _check_together(context: typer.Context, local: bool) -> None:
     if local:
-        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which starts a gateway of its own")
+        refuse_with(context, GATEWAY_OPTIONS, "excludes --local, which needs no gateway")
     else:
         refuse_with(context, LOCAL_OPTIONS, "needs --local: a running gateway has its own")
 
@@ -173,6 +182,14 @@ def _prompt(argument: str | None, file: Path | None) -> str:
     if argument is None or argument == "-":
         return read_prompt(file)
     return check_text("prompt", argument)
+
+
+async def _generate_here(
+    model: str, options: Mapping[str, str], request: generation_pb2.GenerateRequest, quiet: bool
+) -> Answer:
+    """Answer in this process: no gateway, no Redis."""
+    async with load_in_process(model, None, **options) as client:
+        return await client.generate(request, silent if quiet else print_text)
 
 
 async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> Answer:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.suite.command import suite
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.check import check, explanation
@@ -43,7 +42,6 @@ app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 bench_app = typer.Typer(help="Measure modes and batch sizes, or every drafting method; compare results.")
 bench_app.callback(invoke_without_command=True)(bench)
-bench_app.command("suite")(suite)
 bench_app.command("compare")(compare)
 app.add_typer(bench_app, name="bench")
 for command in (generate, attach, cancel, status, demo, plan, check):

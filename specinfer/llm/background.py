@@ -60,17 +60,26 @@ class AsyncLLM:
         self._thread.start()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        on_delta: Callable[[TextDelta], None] = lambda _: None,
     ) -> RequestOutput:
         """Answer one prompt; many calls at once are batched. Cancelling the task ends the request.
+
+        Args:
+            request_id: its name in logs; with speculators that draw, part of its random stream.
+            on_delta: gets new text as it comes.
 
         Raises:
             InvalidInputError: naming the field and value that cannot be served.
             SpecInferError: if a fault ended the request.
         """
         request, deltas = await self._submit(prompt, sampling_params, request_id)
-        async for _ in self._deltas(request, deltas):
-            pass
+        async for delta in self._deltas(request, deltas):
+            on_delta(delta)
         return request.output
 
     async def stream(
@@ -94,11 +103,12 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RequestOutput:
         """Answer a conversation of OpenAI's messages, as `generate` does."""
-        params = sampling_params or DEFAULT_PARAMS
-        request, deltas = await self._begin(lambda: self._driver.submit_chat(messages, params, tools))
-        async for _ in self._deltas(request, deltas):
-            pass
-        return request.output
+        return await self.generate({"messages": messages, "tools": tools}, sampling_params)
+
+    @property
+    def speculators(self) -> list[str]:
+        """Names of the speculators, by number."""
+        return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
         """Counters since the start."""

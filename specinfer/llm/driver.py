@@ -16,7 +16,8 @@ from specinfer.llm.params import SamplingParams
 from specinfer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids} as vLLM has them."""
+"""Text, token ids, {"prompt": text} or {"prompt_token_ids": ids} as vLLM has them, or a conversation as OpenAI has
+it: {"messages": [...]}, perhaps with "tools"."""
 DEFAULT_PARAMS = SamplingParams()
 
 
@@ -79,28 +80,9 @@ class Driver:
 
         Raises:
             InvalidInputError: naming the field and value that cannot be served.
+            IncompatibleError: for a conversation, if the model has no chat template.
         """
         text, tokens = self._encode(prompt)
-        return self.submit_tokens(text, tokens, params, request_id)
-
-    def submit_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> Request:
-        """Queue a conversation, for the assistant's answer.
-
-        Raises:
-            InvalidInputError: if the chat template refuses the messages.
-            IncompatibleError: if the model has no chat template.
-        """
-        return self.submit_tokens(None, self.tokenizer.encode_chat(messages, tools), params, None)
-
-    def submit_tokens(
-        self, text: str | None, tokens: Sequence[int], params: SamplingParams, request_id: str | None
-    ) -> Request:
-        """Queue token ids; `text` is what they were encoded from."""
         request_id = request_id or secrets.token_hex(8)
         references: list[list[int]] = []
         if self.engine.pool.reads_references and params.speculation != "off":
@@ -154,9 +136,13 @@ class Driver:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text, if there is any, and token ids of a prompt."""
         if isinstance(prompt, Mapping):
+            if "messages" in prompt and set(prompt) <= {"messages", "tools"}:
+                return None, self.tokenizer.encode_chat(prompt["messages"], prompt.get("tools", ()))
             known = {"prompt", "prompt_token_ids"} & set(prompt)
             if len(prompt) != 1 or not known:
-                raise InvalidInputError("prompt", sorted(prompt), "must have prompt or prompt_token_ids")
+                raise InvalidInputError(
+                    "prompt", sorted(prompt), "must have prompt, prompt_token_ids or messages"
+                )
             return self._encode(prompt[known.pop()])
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)

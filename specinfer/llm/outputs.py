@@ -56,6 +56,8 @@ class RequestMetrics:
     first_token_seconds: float
     """From arrival to the first token."""
     total_seconds: float
+    seed: int
+    """The seed that was used, of the first answer."""
     speculative_decoding: RequestSpeculation
     """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
 
@@ -125,5 +127,6 @@ def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
         (first.admitted_at or end) - first.queued_at,
         (first.first_token_at or end) - first.queued_at,
         end - first.queued_at,
+        first.request.sampling.seed,
         speculation,
     )

@@ -50,6 +50,8 @@ class SamplingParams:
     """"tree", "sequence" (one branch) or "off"."""
     typical_epsilon: float = 0.0
     """Threshold of typical acceptance, which changes the distribution; 0: lossless."""
+    typical_delta: float = 0.0
+    """Factor of its threshold by entropy; 0: the square root of the other."""
     priority: int = 0
     deadline_seconds: float | None = None
 
@@ -73,6 +75,7 @@ class SamplingParams:
             top_p=self.top_p,
             seed=seed,
             typical_epsilon=self.typical_epsilon,
+            typical_delta=self.typical_delta,
             logit_bias=tuple((int(token), float(bias)) for token, bias in self.logit_bias.items()),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,

@@ -95,14 +95,9 @@ class LLM:
         """Answer a conversation, or several, as `generate` does; messages are OpenAI's."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         each = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if one else messages)
-        params = _for_each(sampling_params, len(each))
-        requests = self._submit(
-            [
-                partial(self._driver.submit_chat, own_messages, own, tools)
-                for own_messages, own in zip(each, params, strict=True)
-            ]
+        return self.generate(
+            [{"messages": own, "tools": tools} for own in each], sampling_params, use_tqdm=use_tqdm
         )
-        return self._finish(requests, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
         """Answer one prompt, text as it comes; leaving the loop ends the request.
@@ -112,6 +107,11 @@ class LLM:
         """
         (request,) = self._submit([partial(self._driver.submit, prompt, sampling_params or DEFAULT_PARAMS)])
         return self._stream(request)
+
+    @property
+    def speculators(self) -> list[str]:
+        """Names of the speculators, by number."""
+        return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
         """Counters since the start."""

@@ -1,15 +1,19 @@
 """What commands run on: a temporary local system or a gateway that is there, and models pulled for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specinfer.cli.connection import Connection
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.cli.show import console, progress_bar
 from specinfer.errors import SpecInferError
 from specinfer.hub.pull import find_source, pull_model
+
+if TYPE_CHECKING:
+    from specinfer.cli.local.in_process import InProcessClient
 
 
 def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
@@ -39,6 +43,18 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
         raise
     finally:
         system.__exit__(None, None, None)
+
+
+def load_in_process(model: str, speculators: Sequence[str] | None, **options: Any) -> "InProcessClient":
+    """A client that answers in this process, with a spinner while the model is loaded.
+
+    Raises:
+        SettingError: naming the option and its value.
+    """
+    from specinfer.cli.local.in_process import InProcessClient  # loads torch
+
+    with console.status("loading"):
+        return InProcessClient.load(model, speculators, **options)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`specinfer bench suite` and `bench compare`: what is measured, resumed, and called a difference."""
+"""`python -m benchmarks.suite` and `bench compare`: what is measured, resumed, and called a difference."""
 
 import json
 import math

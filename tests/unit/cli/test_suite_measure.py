@@ -1,4 +1,4 @@
-"""What `specinfer bench suite` reads of a system between batch sizes."""
+"""What `python -m benchmarks.suite` reads of a system between batch sizes."""
 
 import os
 from types import SimpleNamespace
