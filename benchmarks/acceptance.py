@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.drafts.decoding import Decoding, Plan, Result
+from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.plots import plot_distribution, plot_latency
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.drafts.report import WIDTHS, markdown
 from benchmarks.drafts.success import success
 from benchmarks.publish import RESULTS, publish
@@ -36,7 +36,7 @@ BATCHES = (1, 4, 16)
 class Bench:
     """The target, and drafters by name."""
 
-    def __init__(self, ssm: str, prompts: list[Prompt], new_tokens: int) -> None:
+    def __init__(self, ssm: str, prompts: list[EvaluationPrompt], new_tokens: int) -> None:
         self._ssm, self._prompts, self._new_tokens = ssm, prompts, new_tokens
         self._runner = ModelRunner.load(resolve_model(DEFAULT_MODEL), RunnerOptions())
         self._drafters: dict[str, Drafter] = {}
@@ -59,7 +59,7 @@ class Bench:
             self._drafters[name] = make_drafter("ngram" if name == "ngram" else "ssm", options)
         return self._drafters[name]
 
-    def run(self, names: list[str], plan: Plan) -> Result:
+    def run(self, names: list[str], plan: DecodingPlan) -> Result:
         """Decodes all prompts."""
         drafters = [self.drafter(name) for name in names]
         return Decoding(self._runner, drafters, plan).run(self._prompts)
@@ -87,7 +87,7 @@ class Bench:
             if temperature:
                 pools += [["ssm, point"], ["ngram", "ssm, point"]]
             for names in pools:
-                plan = Plan(POOL_NODES, POOL_DEPTH, temperature, self._new_tokens, calibrated=True)
+                plan = DecodingPlan(POOL_NODES, POOL_DEPTH, temperature, self._new_tokens, calibrated=True)
                 yield f"{kind} {' + '.join(names)}", self.run(names, plan)
 
     def latency(self, say: Callable[[str], None]) -> dict[int, dict[int, float]]:
@@ -96,15 +96,15 @@ class Bench:
         for batch in BATCHES:
             for k in WIDTHS:
                 say(f"latency, batch {batch}, width {k}")
-                plan = Plan(8 * k, DEPTH, 0.0, self._new_tokens, batch)
+                plan = DecodingPlan(8 * k, DEPTH, 0.0, self._new_tokens, batch)
                 count = max(batch, len(self._prompts) // (2 if batch > 1 else 4))
                 decoding = Decoding(self._runner, [self.drafter(",".join([str(k), *["1"] * 7]))], plan)
                 result = decoding.run(self._prompts[: count - count % batch])
                 found.setdefault(batch, {})[k] = result.ms_per_token(batch)
         return found
 
-    def _plan(self, nodes: int, temperature: float, rule: str = "multi_step") -> Plan:
-        return Plan(nodes, DEPTH, temperature, self._new_tokens, rule=rule)
+    def _plan(self, nodes: int, temperature: float, rule: str = "multi_step") -> DecodingPlan:
+        return DecodingPlan(nodes, DEPTH, temperature, self._new_tokens, rule=rule)
 
 
 def main(

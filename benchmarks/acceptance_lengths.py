@@ -11,7 +11,7 @@ import torch
 import typer
 
 from benchmarks.acceptance import KINDS, ROOT, Bench
-from benchmarks.drafts.decoding import Plan, Result
+from benchmarks.drafts.decoding import DecodingPlan, Result
 from benchmarks.drafts.prompts import load_prompts
 from benchmarks.publish import RESULTS, publish, write
 from benchmarks.tables import head, line, opening
@@ -42,7 +42,7 @@ def main(
         for kind, temperature in KINDS.items():
             for nodes in NODES:
                 spinner.update(f"{kind}, {nodes} nodes")
-                plan = Plan(nodes, DEPTH, temperature, new_tokens, calibrated=True)
+                plan = DecodingPlan(nodes, DEPTH, temperature, new_tokens, calibrated=True)
                 histograms[f"{kind}, {nodes} nodes"] = counts(bench.run(["ngram", "ssm"], plan))
                 write(out, report, markdown(report))
     publish(out, report, markdown(report))

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS
-from deploy.grafana.picture import Span, draw
+from deploy.grafana.picture import TimeRange, draw
 from deploy.prometheus.local import command, local_configuration
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.cli.local.system import LocalOptions, LocalSystem
@@ -55,7 +55,7 @@ def main(target: Path = PICTURE, speed: float = 1.0) -> None:
         try:
             start = round(time.time())
             asyncio.run(work(system.address, speed))
-            draw(PANELS, f"http://127.0.0.1:{prometheus}", Span(start + 4, round(time.time())), target)
+            draw(PANELS, f"http://127.0.0.1:{prometheus}", TimeRange(start + 4, round(time.time())), target)
         finally:
             scraper.terminate()
             scraper.join(timeout_s=10)

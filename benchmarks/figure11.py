@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.figures.report import plot_sequences, sequences_report
-from benchmarks.figures.sequences import Comparison, Measured
+from benchmarks.figures.sequences import Comparison, MeasuredSteps
 from benchmarks.publish import RESULTS, publish, write
 from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
@@ -54,7 +54,7 @@ def main(
         for shape, (expansion, nodes) in SHAPES.items():
             options = DrafterOptions(model=ssm, expansion=expansion, depth=DEPTH, min_path_probability=0.0)
             comparison = Comparison(runner, make_drafter("ssm", options), TreeLimits(nodes, DEPTH))
-            comparison.run(found[: sizes[0]], WARM_UP, Measured())
+            comparison.run(found[: sizes[0]], WARM_UP, MeasuredSteps())
             report["shapes"][shape] = by_batch = {}
             for size in sizes:
                 spinner.update(f"{shape}, batch {size}")
@@ -65,7 +65,7 @@ def main(
     publish(out, report, sequences_report(report, picture.name))
 
 
-def mixed(prompts: list[Prompt]) -> list[Prompt]:
+def mixed(prompts: list[EvaluationPrompt]) -> list[EvaluationPrompt]:
     """The prompts with their sources in turns."""
     sources = list(dict.fromkeys(prompt.source for prompt in prompts))
     queues = {source: [p for p in prompts if p.source == source] for source in sources}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.prompts import load_prompts
-from benchmarks.figures.latency import ByMode, Setup, latencies
+from benchmarks.figures.latency import ByMode, LatencySetup, latencies
 from benchmarks.figures.report import latency_report, plot_latency
 from benchmarks.publish import RESULTS, publish, write
 from specinfer.cli.about import about_this_run
@@ -37,7 +37,7 @@ def main(
     found = load_prompts(prompts, per_source)
     pool = {"ngram+ssm": {"drafter": "ngram+ssm", "model": ssm}}
     sizes = [int(size) for size in batches.split(",")]
-    setup = Setup(model, pool, sizes, new_tokens, turns, sequence_length)
+    setup = LatencySetup(model, pool, sizes, new_tokens, turns, sequence_length)
     report: dict[str, Any] = {
         "about": about_this_run(),
         "model": name or model,

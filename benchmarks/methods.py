@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.drafts.decoding import Decoding, Plan, Result
+from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.methods_report import methods_markdown
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.publish import RESULTS, publish
 from specinfer.cli.about import about_this_run
 from specinfer.cli.options import read_numbers
@@ -58,7 +58,7 @@ def compare(
     methods: Methods,
     pools: Sequence[Sequence[str]],
     nodes: Sequence[int],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvaluationPrompt],
     new_tokens: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def compare(
         for pool in pools:
             for budget in nodes:
                 say(f"{kind}, {' + '.join(pool)}, {budget} nodes")
-                plan = Plan(budget, DEPTH, temperature, new_tokens, calibrated=True)
+                plan = DecodingPlan(budget, DEPTH, temperature, new_tokens, calibrated=True)
                 result = Decoding(runner, [fresh(methods[name]) for name in pool], plan).run(prompts)
                 found.append({"kind": kind, "pool": list(pool), "nodes": budget} | summary(result))
     return found

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.load import Load, generate_all, sustained
 from benchmarks.offload.system import OffloadedSystem, offloaded_system
 from benchmarks.publish import RESULTS, publish
@@ -38,7 +38,7 @@ PLAIN_TOKENS = 12
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredMode:
     """One mode at one batch size."""
 
     rates: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Measured:
             self.accepted += stats.accepted
             self.drafted += stats.drafted
 
-    def beside(self, plain: "Measured") -> dict[str, Any]:
+    def beside(self, plain: "MeasuredMode") -> dict[str, Any]:
         """What is reported, with standard errors over the turns."""
         gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
         return {
@@ -123,14 +123,14 @@ def _limits(batch: int, size: int) -> dict[str, str]:
 
 
 async def _measure(
-    system: OffloadedSystem, prompts: Sequence[Prompt], batch: int, new_tokens: int, size: int
+    system: OffloadedSystem, prompts: Sequence[EvaluationPrompt], batch: int, new_tokens: int, size: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Modes in turns on one system: plain decoding and trees, and sequences where the planner chooses."""
     tree = f"tree of {size}" if size else CHOSEN
     modes = {PLAIN: generation_pb2.SPECULATION_OFF, tree: generation_pb2.SPECULATION_TREE}
     if not size:
         modes[SEQUENCE] = generation_pb2.SPECULATION_SEQUENCE
-    measured: dict[str, Measured] = defaultdict(Measured)
+    measured: dict[str, MeasuredMode] = defaultdict(MeasuredMode)
     client = AsyncClient(system.address)
     try:
         await _warm_up(client, prompts, batch)
@@ -146,14 +146,14 @@ async def _measure(
     return report, _pass_ms((system.logs / "verifier.log").read_text())
 
 
-async def _warm_up(client: AsyncClient, prompts: Sequence[Prompt], batch: int) -> None:
+async def _warm_up(client: AsyncClient, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
     """Reads every prompt once, so that all modes find it in the cache, and drafts, to teach the planner."""
     tokens = [prompt.tokens for prompt in prompts]
     await generate_all(client, tokens, Load(batch, generation_pb2.SPECULATION_OFF, 1))
     await generate_all(client, tokens[-batch:], Load(batch, generation_pb2.SPECULATION_TREE, 64))
 
 
-def _parts(prompts: Sequence[Prompt], batch: int) -> list[list[tuple[int, ...]]]:
+def _parts(prompts: Sequence[EvaluationPrompt], batch: int) -> list[list[tuple[int, ...]]]:
     """The prompts of every turn: one at batch 1, else two for each place of the batch, in three turns."""
     tokens = [prompt.tokens for prompt in prompts]
     if batch == 1:

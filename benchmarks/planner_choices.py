@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.end_to_end import Measured, part_of, run_turn, warm_up
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.load import Load
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, opening
@@ -68,7 +68,9 @@ def main(
     publish(out, report, markdown(report))
 
 
-async def in_turns(prompts: Sequence[Prompt], load: Load, modes: Modes, turns: int) -> dict[str, Any]:
+async def in_turns(
+    prompts: Sequence[EvaluationPrompt], load: Load, modes: Modes, turns: int
+) -> dict[str, Any]:
     """By mode what it brought, and the planner over it."""
     measured = {mode: Measured() for mode in modes}
     for address, speculation in modes.values():

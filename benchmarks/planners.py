@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.drafts.end_to_end import Measured, part_of, run_turn, warm_up
-from benchmarks.drafts.prompts import Prompt, load_prompts
+from benchmarks.drafts.prompts import EvaluationPrompt, load_prompts
 from benchmarks.drafts.report import HELD
 from benchmarks.load import Load, generate_all
 from benchmarks.publish import RESULTS, publish
@@ -109,7 +109,7 @@ def compare(
 
 
 def _of_weights(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvaluationPrompt],
     planner_weights: Path,
     held: str,
     load: Load,
@@ -148,7 +148,7 @@ def _of_weights(
 
 
 async def _in_turns(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvaluationPrompt],
     load: Load,
     modes: Mapping[str, tuple[str, generation_pb2.Speculation]],
     turns: int,

@@ -14,7 +14,7 @@ from http_svc.errors import ApiError, api_error
 from http_svc.middleware import HttpMetrics
 from http_svc.models import Models
 from http_svc.page_routes import watch
-from http_svc.responses import CHAT, COMPLETION, Kind, Shape
+from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
 from http_svc.schemas import Body, ChatBody, CompletionBody
 from http_svc.streaming import EventStream, event_lines, read_event_id
 from http_svc.to_gateway import (
@@ -98,7 +98,7 @@ class Door:
         await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        shape = Shape(
+        shape = ResponseShape(
             *(kind, request.state.request_id, body.model, int(time.time()), usage, wants_logprobs(body)),
             tools=isinstance(body, ChatBody) and bool(body.callable),
         )

@@ -110,7 +110,7 @@ COMPLETION = Kind(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ResponseShape:
     """What all parts of one call's answer have in common."""
 
     kind: Kind

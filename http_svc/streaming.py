@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from http_svc.call import Call, ClientGoneError, Event, while_wanted
 from http_svc.errors import ApiError, EndingError, api_error, internal_error
-from http_svc.responses import Shape, TextOffsets
+from http_svc.responses import ResponseShape, TextOffsets
 from http_svc.tools import CallReader
 from specinfer.errors import InvalidInputError, SpecInferError
 
@@ -51,7 +51,7 @@ def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
 async def event_lines(
     call: Call,
     first: Event | None,
-    shape: Shape,
+    shape: ResponseShape,
     prompts: int,
     start: int | None,
     explain: Callable[[SpecInferError], ApiError],

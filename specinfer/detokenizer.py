@@ -28,7 +28,7 @@ def _replace_each(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_EACH, _replace_each)
 
 
-class _Reader(Protocol):
+class _TokenReader(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
 
@@ -41,7 +41,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         decoder = tokenizer.byte_decoder
-        self._reader: _Reader = _Window(tokenizer) if decoder is None else _Bytes(decoder)
+        self._reader: _TokenReader = _Window(tokenizer) if decoder is None else _Bytes(decoder)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; incomplete characters are held back."""

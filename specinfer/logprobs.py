@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class TokenLogprobs(NamedTuple):
+class LogprobRow(NamedTuple):
     """At the place of one generated token."""
 
     chosen: float

@@ -11,7 +11,7 @@ from specinfer.errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRow:
     """One row of a file of prompts."""
 
     text: str
@@ -28,7 +28,7 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
     return tuple(prompt.text for prompt in islice(_read_rows(path), limit))
 
 
-def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
+def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
     """So many of the same file's prompts, as many of each `source` if it has them, spread over its rows;
     sources take turns.
 
@@ -44,24 +44,24 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[Prompt, ...]:
     return tuple(in_turns[:count])
 
 
-def group_prompts(path: Path) -> dict[str, list[Prompt]]:
+def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
     """All of the same file's prompts by source.
 
     Raises:
         InvalidInputError: naming file and line.
     """
-    by_source: dict[str, list[Prompt]] = {}
+    by_source: dict[str, list[PromptRow]] = {}
     for prompt in _read_rows(path):
         by_source.setdefault(prompt.source, []).append(prompt)
     return by_source
 
 
-def spread(rows: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+def spread(rows: Sequence[PromptRow], count: int) -> Sequence[PromptRow]:
     """So many of them at most, at even distances."""
     return rows[:: max(1, len(rows) // count)][:count]
 
 
-def _read_rows(path: Path) -> Iterator[Prompt]:
+def _read_rows(path: Path) -> Iterator[PromptRow]:
     """All prompts of a file, which has at least one."""
     found = 0
     for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
@@ -72,7 +72,7 @@ def _read_rows(path: Path) -> Iterator[Prompt]:
         raise InvalidInputError("prompts", str(path), "no prompts in it")
 
 
-def _read_row(place: str, line: str) -> Prompt:
+def _read_row(place: str, line: str) -> PromptRow:
     try:
         row = json.loads(line)
         turns = row["turns"]
@@ -81,7 +81,7 @@ def _read_row(place: str, line: str) -> Prompt:
         raise InvalidInputError(place, line[:60], "needs `turns: [text]`") from error
     if not isinstance(turn, str):
         raise InvalidInputError(place, turn, "turns[0] must be text")
-    return Prompt(check_text(place, turn), str(row.get("source") or ""))
+    return PromptRow(check_text(place, turn), str(row.get("source") or ""))
 
 
 def read_prompt(path: Path | None) -> str:

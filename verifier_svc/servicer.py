@@ -11,7 +11,7 @@ import grpc
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.log_context import about
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
@@ -266,7 +266,7 @@ def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
     return message
 
 
-def _top(row: TokenLogprobs) -> common_pb2.TopLogprobs:
+def _top(row: LogprobRow) -> common_pb2.TopLogprobs:
     return common_pb2.TopLogprobs(
         token_ids=[token for token, _ in row.top], logprobs=[value for _, value in row.top]
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.drafts.features import FeatureFlow
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob, TargetTopK
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.calibration import Calibration
@@ -19,7 +19,7 @@ from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DecodingPlan:
     """How to decode."""
 
     nodes: int
@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(slots=True)
 class _Request:
-    prompt: Prompt
+    prompt: EvaluationPrompt
     name: str
     sampling: Sampling
     context: list[int]
@@ -98,13 +98,13 @@ class _Request:
 class Decoding:
     """A target, and drafters that share one budget."""
 
-    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter], plan: DecodingPlan) -> None:
         self._engine = VerifierEngine(runner, plan.rule, EngineLimits())
         self._drafters, self._plan, self._calibration = drafters, plan, Calibration()
         self._features = FeatureFlow(runner, drafters)
         self._top_k = max((drafter.description.target_top_k for drafter in drafters), default=0)
 
-    def run(self, prompts: Sequence[Prompt]) -> Result:
+    def run(self, prompts: Sequence[EvaluationPrompt]) -> Result:
         """Decodes all prompts, a batch at a time; a request that is done leaves its batch."""
         result = Result()
         for start in range(0, len(prompts), self._plan.batch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import harmonic_mean, stdev
 from typing import Any
 
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from benchmarks.load import Load, generate_all, sustained
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import Answer, AsyncClient, acceptance_length
@@ -71,7 +71,7 @@ class Measured:
 
 
 def end_to_end(
-    prompts: Sequence[Prompt],
+    prompts: Sequence[EvaluationPrompt],
     batches: Sequence[int],
     temperature: float,
     new_tokens: int,
@@ -103,7 +103,10 @@ def end_to_end(
 
 
 async def _in_turns(
-    address: str, prompts: Sequence[Prompt], load: Load, modes: Mapping[str, generation_pb2.Speculation]
+    address: str,
+    prompts: Sequence[EvaluationPrompt],
+    load: Load,
+    modes: Mapping[str, generation_pb2.Speculation],
 ) -> dict[str, dict[str, Any]]:
     measured = {mode: Measured() for mode in modes}
     for turn in range(TURNS):
@@ -113,12 +116,14 @@ async def _in_turns(
     return {mode: own.beside(measured[PLAIN]) for mode, own in measured.items()}
 
 
-def part_of(prompts: Sequence[Prompt], turn: int, batch: int, turns: int = TURNS) -> list[Prompt]:
+def part_of(
+    prompts: Sequence[EvaluationPrompt], turn: int, batch: int, turns: int = TURNS
+) -> list[EvaluationPrompt]:
     """The prompts of a turn: a share of all at batch 1, more where the batch must stay full.
 
     Sources alternate, so every part has all of them.
     """
-    by_source: dict[str, list[Prompt]] = defaultdict(list)
+    by_source: dict[str, list[EvaluationPrompt]] = defaultdict(list)
     for prompt in prompts:
         by_source[prompt.source].append(prompt)
     rounds = [[of[i] for of in by_source.values() if i < len(of)] for i in range(len(prompts))]
@@ -128,7 +133,7 @@ def part_of(prompts: Sequence[Prompt], turn: int, batch: int, turns: int = TURNS
     return [mixed[(first + i) % len(mixed)] for i in range(size)]
 
 
-async def warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
+async def warm_up(address: str, prompts: Sequence[EvaluationPrompt], batch: int) -> None:
     """Reads all prompts once, so that every mode finds them in the verifier's cache."""
     client = AsyncClient(address)
     try:
@@ -138,7 +143,7 @@ async def warm_up(address: str, prompts: Sequence[Prompt], batch: int) -> None:
         await client.close()
 
 
-async def run_turn(address: str, prompts: Sequence[Prompt], load: Load, measured: Measured) -> None:
+async def run_turn(address: str, prompts: Sequence[EvaluationPrompt], load: Load, measured: Measured) -> None:
     """One mode's turn."""
     client = AsyncClient(address)
     tokens = [prompt.tokens for prompt in prompts]

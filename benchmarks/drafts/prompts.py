@@ -11,18 +11,20 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EvaluationPrompt:
     """One evaluation prompt as token ids."""
 
     source: str
     tokens: tuple[int, ...]
 
 
-def load_prompts(path: Path, per_source: int) -> list[Prompt]:
+def load_prompts(path: Path, per_source: int) -> list[EvaluationPrompt]:
     """Some prompts of every source, spread over the file."""
     tokenizer = Tokenizer.load(resolve_model(DEFAULT_MODEL))
     return [
-        Prompt(source, tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.text}])[-LONGEST:]))
+        EvaluationPrompt(
+            source, tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.text}])[-LONGEST:])
+        )
         for source, prompts in group_prompts(path).items()
         for prompt in spread(prompts, per_source)
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.model.runner import ModelRunner
 from specinfer.sampling import Sampling
@@ -14,7 +14,11 @@ GUESSES = 5
 
 
 def success(
-    runner: ModelRunner, drafter: Drafter, prompts: Sequence[Prompt], temperature: float, new_tokens: int
+    runner: ModelRunner,
+    drafter: Drafter,
+    prompts: Sequence[EvaluationPrompt],
+    temperature: float,
+    new_tokens: int,
 ) -> dict[str, list[float]]:
     """Percent of next tokens among the top 1..5 guesses, by source."""
     return {
@@ -24,7 +28,11 @@ def success(
 
 
 def guesses(
-    runner: ModelRunner, drafter: Drafter, prompts: Sequence[Prompt], temperature: float, new_tokens: int
+    runner: ModelRunner,
+    drafter: Drafter,
+    prompts: Sequence[EvaluationPrompt],
+    temperature: float,
+    new_tokens: int,
 ) -> dict[str, list[int]]:
     """By source: the place of every next token among the guesses, or `GUESSES`; all prompts at once.
 

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.drafts.end_to_end import part_of
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from benchmarks.load import Load, generate_all, sustained
 from specinfer.cli.local.system import LocalOptions, LocalSystem
 from specinfer.client import AsyncClient, acceptance_length
@@ -46,7 +46,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class LatencySetup:
     """What is measured."""
 
     model: str
@@ -61,7 +61,10 @@ ByMode = dict[str, dict[str, Any]]
 
 
 def latencies(
-    setup: Setup, prompts: Sequence[Prompt], say: Callable[[str], None], keep: Callable[[int, ByMode], None]
+    setup: LatencySetup,
+    prompts: Sequence[EvaluationPrompt],
+    say: Callable[[str], None],
+    keep: Callable[[int, ByMode], None],
 ) -> None:
     """Tells `keep` each batch's figures by mode as soon as they stand.
 
@@ -76,8 +79,8 @@ def latencies(
 
 async def _by_batch(
     address: str,
-    setup: Setup,
-    prompts: Sequence[Prompt],
+    setup: LatencySetup,
+    prompts: Sequence[EvaluationPrompt],
     say: Callable[[str], None],
     keep: Callable[[int, ByMode], None],
 ) -> None:

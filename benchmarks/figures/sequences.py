@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
@@ -26,7 +26,7 @@ from specinfer.tree import TokenTree, TreeLimits
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredSteps:
     """Steps of one batch size: seconds of each, and what they brought and verified."""
 
     tree_s: list[float] = field(default_factory=list)
@@ -108,14 +108,14 @@ class Comparison:
         self._runner, self._drafter, self._limits = runner, drafter, limits
         self._clock = clock or time.perf_counter
 
-    def measure(self, prompts: Sequence[Prompt], batch: int, steps: int) -> Measured:
+    def measure(self, prompts: Sequence[EvaluationPrompt], batch: int, steps: int) -> MeasuredSteps:
         """So many steps of every full batch of prompts; of one batch where there are too few."""
-        found = Measured()
+        found = MeasuredSteps()
         for start in range(0, max(1, len(prompts) - batch + 1), batch):
             self.run(prompts[start : start + batch], steps, found)
         return found
 
-    def run(self, prompts: Sequence[Prompt], steps: int, found: Measured) -> None:
+    def run(self, prompts: Sequence[EvaluationPrompt], steps: int, found: MeasuredSteps) -> None:
         """So many steps of all prompts together."""
         contexts = [list(prompt.tokens) for prompt in prompts]
         held = [self._held(context) for context in contexts]
@@ -140,7 +140,7 @@ class Comparison:
             self._runner.forward([Segment(sequence, rest)])
         return sequence
 
-    def _draft(self, contexts: Sequence[Sequence[int]], found: Measured) -> list[TokenTree]:
+    def _draft(self, contexts: Sequence[Sequence[int]], found: MeasuredSteps) -> list[TokenTree]:
         jobs = [DraftJob(f"r{i}", context, self._limits, GREEDY) for i, context in enumerate(contexts)]
         started = self._clock()
         trees = self._drafter.draft(jobs)
@@ -152,7 +152,7 @@ class Comparison:
         contexts: Sequence[Sequence[int]],
         held: Sequence[KVSequence],
         trees: Sequence[TokenTree],
-        found: Measured,
+        found: MeasuredSteps,
     ) -> list[list[int]]:
         segments = [
             Segment(s, c[-1:], t.token_ids[1:].tolist(), (t.parents[1:] - 1).tolist(), want_last=True)
@@ -171,7 +171,7 @@ class Comparison:
         contexts: Sequence[Sequence[int]],
         held: Sequence[KVSequence],
         trees: Sequence[TokenTree],
-        found: Measured,
+        found: MeasuredSteps,
     ) -> list[list[int]]:
         of_request = [paths(tree) or [[]] for tree in trees]
         segments = []

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.check import TOLERANCE, error_of
 from benchmarks.gpu.libraries import COMPILED, LIBRARIES, Launcher, missing
 from benchmarks.gpu.scale import Cell
-from benchmarks.gpu.section import Context, Rows, give_back_memory
+from benchmarks.gpu.section import Rows, SectionContext, give_back_memory
 from benchmarks.gpu.workload import Buffers, Workload, least_bytes
 from specinfer.model.options import DTYPES
 
@@ -19,7 +19,7 @@ _SHARE_OF_MEMORY = 0.25
 """That one set of buffers may take: libraries hold copies of their own, and float32 numbers come first."""
 
 
-def measure_bandwidth(context: Context, rows: Rows) -> None:
+def measure_bandwidth(context: SectionContext, rows: Rows) -> None:
     """Bytes per second of a large copy, those read and those written; the better of a few sizes."""
     for share in (1, 2, 4):
         source = torch.ones(context.scale.copy_bytes // share, dtype=torch.uint8, device=context.device)
@@ -30,12 +30,12 @@ def measure_bandwidth(context: Context, rows: Rows) -> None:
         )
 
 
-def bandwidth(context: Context) -> float:
+def bandwidth(context: SectionContext) -> float:
     """The device's, as measured in this run."""
     return max(float(row["bytes_per_s"]) for row in context.results["bandwidth"])
 
 
-def measure_attention(context: Context, rows: Rows) -> None:
+def measure_attention(context: SectionContext, rows: Rows) -> None:
     """A row per cell, the most important first; cells that are left out are named."""
     for number, cell in enumerate(context.scale.cells):
         if context.budget.left <= 0:
@@ -48,7 +48,7 @@ def measure_attention(context: Context, rows: Rows) -> None:
             give_back_memory(context.device)
 
 
-def measure_cell(cell: Cell, context: Context, compiled: bool) -> dict[str, Any]:
+def measure_cell(cell: Cell, context: SectionContext, compiled: bool) -> dict[str, Any]:
     """Times of one cell: ours, every library's, and the bound."""
     dtype = DTYPES[context.scale.dtype]
     workload, size = Workload.of(cell, dtype, context.device), least_bytes(cell, dtype.itemsize)
@@ -71,7 +71,7 @@ def measure_cell(cell: Cell, context: Context, compiled: bool) -> dict[str, Any]
 
 
 def _library(
-    prepare: Callable[[], Launcher], sets: Sequence[Buffers], expected: torch.Tensor, context: Context
+    prepare: Callable[[], Launcher], sets: Sequence[Buffers], expected: torch.Tensor, context: SectionContext
 ) -> dict[str, Any]:
     """Its time, if its results are ours; why there is none otherwise."""
     try:
@@ -96,7 +96,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _fits(cell: Cell, context: Context) -> bool:
+def _fits(cell: Cell, context: SectionContext) -> bool:
     if torch.device(context.device).type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(context.device)

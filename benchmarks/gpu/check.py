@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.section import Context
+from benchmarks.gpu.section import SectionContext
 from benchmarks.gpu.workload import Buffers, Workload, slots
 from specinfer.model.gpu.layer_kernels import move
 from specinfer.model.options import DTYPES
@@ -55,7 +55,7 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def check_kernels(context: Context, rows: list[dict[str, Any]]) -> None:
+def check_kernels(context: SectionContext, rows: list[dict[str, Any]]) -> None:
     """Every check's error.
 
     Raises:
@@ -80,7 +80,7 @@ def check_kernels(context: Context, rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _check_compaction(context: Context, dtype: torch.dtype) -> float:
+def _check_compaction(context: SectionContext, dtype: torch.dtype) -> float:
     keys, values = (torch.randn(2, 2, 64, 16, device=context.device).to(dtype) for _ in range(2))
     source, target = [9, 3, 20, 21], [2, 3, 4, 5]
     expected = [memory.clone() for memory in (keys, values)]

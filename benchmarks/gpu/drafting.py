@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.engine import tree_nodes
 from benchmarks.gpu.passes import read_context
-from benchmarks.gpu.section import Context, Rows
+from benchmarks.gpu.section import Rows, SectionContext
 from benchmarks.gpu.shapes import random_runner
 from specinfer.model.cache.kv_cache import KVSequence
 from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
@@ -21,7 +21,7 @@ _CALLS = 256
 Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
 
 
-def measure_drafting(context: Context, rows: Rows) -> None:
+def measure_drafting(context: SectionContext, rows: Rows) -> None:
     """Per batch: seconds of a greedy best-first tree per request, either way."""
     scale, shape = context.scale, GrowthShape()
     limits = TreeLimits(tree_nodes(context) - 1, DEPTH)

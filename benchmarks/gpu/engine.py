@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.passes import random_tree
-from benchmarks.gpu.scale import AIM_NODES, Shape
-from benchmarks.gpu.section import Context, Rows
+from benchmarks.gpu.scale import AIM_NODES, ModelShape
+from benchmarks.gpu.section import Rows, SectionContext
 from benchmarks.gpu.shapes import random_runner
 from benchmarks.synthetic.histogram import mark, measured
 from benchmarks.synthetic.rule import RULE_NAME, synthetic_rules
@@ -25,7 +25,7 @@ _LONGEST_PATH = 10
 """About: tokens by which a step lengthens a context at most."""
 
 
-def measure_engine(context: Context, rows: Rows) -> None:
+def measure_engine(context: SectionContext, rows: Rows) -> None:
     """Per batch, plain and with trees: seconds of a step, and the share in which the device does not work."""
     scale, shape = context.scale, context.scale.shapes[0]
     histogram = measured(HISTOGRAM)
@@ -47,12 +47,14 @@ def measure_engine(context: Context, rows: Rows) -> None:
                 )
 
 
-def tree_nodes(context: Context) -> int:
+def tree_nodes(context: SectionContext) -> int:
     """Nodes of a tree in these steps, root included: as many as the aims speak of."""
     return min(AIM_NODES, max(context.scale.nodes))
 
 
-def _steps(engine: VerifierEngine, shape: Shape, batch: int, nodes: int, context: Context) -> dict[str, Any]:
+def _steps(
+    engine: VerifierEngine, shape: ModelShape, batch: int, nodes: int, context: SectionContext
+) -> dict[str, Any]:
     rng, vocabulary = np.random.default_rng(batch), engine.runner.config.vocab_size
     contexts = [rng.integers(1, vocabulary, context.scale.context).tolist() for _ in range(batch)]
     held, times, tokens = [0] * batch, list[float](), 0
@@ -98,7 +100,7 @@ def _tree(root: int, nodes: int, vocabulary: int, seed: int) -> TokenTree:
     return builder.build()
 
 
-def pass_seconds(context: Context, shape: str, batch: int, nodes: int) -> float | None:
+def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int) -> float | None:
     """The device's time of such a pass, as measured before; None if it was not."""
     key = {"shape": shape, "batch": batch, "nodes": nodes}
     found: Sequence[dict[str, Any]] = context.results.get("passes", [])

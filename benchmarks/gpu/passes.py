@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.attention import bandwidth
-from benchmarks.gpu.scale import Shape
-from benchmarks.gpu.section import Context, Rows, give_back_memory
+from benchmarks.gpu.scale import ModelShape
+from benchmarks.gpu.section import Rows, SectionContext, give_back_memory
 from benchmarks.gpu.shapes import RandomWeights, random_runner
 from benchmarks.gpu.workload import random_paths
 from specinfer.model.batch import Segment
@@ -21,7 +21,7 @@ _CHUNK = 512
 """Tokens of a context that are read in one pass."""
 
 
-def measure_passes(context: Context, rows: Rows) -> None:
+def measure_passes(context: SectionContext, rows: Rows) -> None:
     """Per shape, batch and nodes (the root is one of them): seconds of a pass."""
     scale = context.scale
     for shape in scale.shapes:
@@ -36,7 +36,7 @@ def measure_passes(context: Context, rows: Rows) -> None:
         give_back_memory(context.device)
 
 
-def _measure_shape(shape: Shape, runner: ModelRunner, context: Context, rows: Rows) -> None:
+def _measure_shape(shape: ModelShape, runner: ModelRunner, context: SectionContext, rows: Rows) -> None:
     scale = context.scale
     for batch in scale.batches:
         sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
@@ -63,7 +63,11 @@ def read_context(runner: ModelRunner, length: int, seed: int) -> KVSequence:
 
 
 def measure_pass(
-    shape: Shape, runner: ModelRunner, sequences: Sequence[KVSequence], nodes: int, context: Context
+    shape: ModelShape,
+    runner: ModelRunner,
+    sequences: Sequence[KVSequence],
+    nodes: int,
+    context: SectionContext,
 ) -> dict[str, Any]:
     """`pass_s`: until the logits are there; `queued_s`: while the device never waits; `plain_bound_s`:
     reading all weights and the contexts' keys and values at the bandwidth of a copy."""

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.scale import Scale
-from benchmarks.gpu.section import Context, Rows, Section
+from benchmarks.gpu.section import Rows, Section, SectionContext
 from benchmarks.gpu.timers import Timer
 from benchmarks.publish import write
 
@@ -77,7 +77,7 @@ class Run:
             return
         rows = self._results[section.name] = []
         budget = self._budget.part(section.seconds)
-        context = Context(self._device, self._timer, self._scale, budget, self._say, self._results)
+        context = SectionContext(self._device, self._timer, self._scale, budget, self._say, self._results)
         try:
             measure(context, rows)
         except ImportError as error:

@@ -6,7 +6,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadShape:
     """Of one attention layer."""
 
     query: int
@@ -18,21 +18,21 @@ class Heads:
 class Cell:
     """One launch: requests of equal context, each with so many rows (tree nodes, root included)."""
 
-    heads: Heads
+    heads: HeadShape
     batch: int
     context: int
     nodes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A Llama model without weights."""
 
     name: str
     hidden: int
     intermediate: int
     layers: int
-    heads: Heads
+    heads: HeadShape
     vocabulary: int
 
 
@@ -50,8 +50,8 @@ class Scale:
     """Of the buffers that launches go through: nothing is found in the chip's cache (60 MB on an H200)."""
     compiled: int
     """Of the first cells, so many are measured with libraries that compile for every shape."""
-    shapes: tuple[Shape, ...]
-    drafter: Shape
+    shapes: tuple[ModelShape, ...]
+    drafter: ModelShape
     """Of the speculator that the services ask."""
     positions: int
     context: int
@@ -64,7 +64,7 @@ class Scale:
     """Of a request through the services."""
 
 
-SEVEN, EIGHT = Heads(32, 32, 128), Heads(32, 8, 128)
+SEVEN, EIGHT = HeadShape(32, 32, 128), HeadShape(32, 8, 128)
 """Heads of Llama 2 7B, and of Llama 3 8B: four query heads share a key."""
 AIM_CELL = Cell(SEVEN, 1, 4096, 64)
 AIM_SHAPE, AIM_NODES = "Llama 7B", 32
@@ -90,18 +90,18 @@ FULL = Scale(
     checks=(
         *(Cell(heads, 3, 300, nodes) for heads in (SEVEN, EIGHT) for nodes in (1, 33, 128)),
         *(Cell(EIGHT, 2, 5000, nodes) for nodes in (16, 64)),
-        Cell(Heads(9, 3, 64), 4, 1000, 40),
+        Cell(HeadShape(9, 3, 64), 4, 1000, 40),
     ),
     cells=_cells(),
     distinct_bytes=GIB // 4,
     compiled=6,
     shapes=(
-        Shape(AIM_SHAPE, 4096, 11008, 32, SEVEN, 32000),
-        Shape("Llama 13B", 5120, 13824, 40, Heads(40, 40, 128), 32000),
-        Shape("Llama 1B", 2048, 8192, 16, Heads(32, 8, 64), 128256),
+        ModelShape(AIM_SHAPE, 4096, 11008, 32, SEVEN, 32000),
+        ModelShape("Llama 13B", 5120, 13824, 40, HeadShape(40, 40, 128), 32000),
+        ModelShape("Llama 1B", 2048, 8192, 16, HeadShape(32, 8, 64), 128256),
     ),
     # LLaMA-68M, but for heads of 128, whose kernels are compiled by then
-    drafter=Shape("Llama 68M", 768, 3072, 2, Heads(6, 6, 128), 32000),
+    drafter=ModelShape("Llama 68M", 768, 3072, 2, HeadShape(6, 6, 128), 32000),
     positions=4096,
     context=1024,
     nodes=(1, 2, 4, 8, 16, 32, 64),
@@ -109,7 +109,7 @@ FULL = Scale(
     steps=24,
     new_tokens=128,
 )
-_SMALL = Heads(4, 2, 16)
+_SMALL = HeadShape(4, 2, 16)
 TINY = Scale(
     name="tiny",
     dtype="float16",
@@ -118,8 +118,8 @@ TINY = Scale(
     cells=(Cell(_SMALL, 1, 40, 4), Cell(_SMALL, 2, 20, 1), Cell(_SMALL, 1, 20, 4)),
     distinct_bytes=0,
     compiled=0,
-    shapes=(Shape("tiny", 64, 96, 2, _SMALL, 96),),
-    drafter=Shape("tinier", 64, 64, 1, _SMALL, 96),
+    shapes=(ModelShape("tiny", 64, 96, 2, _SMALL, 96),),
+    drafter=ModelShape("tinier", 64, 64, 1, _SMALL, 96),
     positions=256,
     context=24,
     nodes=(1, 4),

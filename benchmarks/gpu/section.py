@@ -22,7 +22,7 @@ def give_back_memory(device: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class SectionContext:
     """What a section works with."""
 
     device: str
@@ -38,7 +38,7 @@ class Context:
 class Measure(Protocol):
     """Measures; adds each row as soon as it stands, so that what there is is kept when time is up."""
 
-    def __call__(self, context: Context, rows: Rows) -> None: ...
+    def __call__(self, context: SectionContext, rows: Rows) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.engine import HISTOGRAM, pass_seconds, share_beside, tree_nodes
-from benchmarks.gpu.section import Context, Rows, give_back_memory
+from benchmarks.gpu.section import Rows, SectionContext, give_back_memory
 from benchmarks.gpu.shapes import RandomWeights, write_model
 from benchmarks.load import Load, generate_all
 from benchmarks.synthetic.histogram import AcceptanceHistogram, mark, measured
@@ -43,7 +43,7 @@ class SyntheticSystem(LocalSystem):
         return command, {HISTOGRAM_VARIABLE: self._histogram.name}
 
 
-def measure_services(context: Context, rows: Rows) -> None:
+def measure_services(context: SectionContext, rows: Rows) -> None:
     """Per mode and batch: seconds of a step by phase, and the share beside the device's pass."""
     scale, histogram = context.scale, measured(HISTOGRAM)
     give_back_memory(context.device)
@@ -74,7 +74,7 @@ def roomy_directory(size: int) -> str | None:
     return str(in_memory) if roomy else None
 
 
-def _options(context: Context, target: Path, drafter: Path) -> LocalOptions:
+def _options(context: SectionContext, target: Path, drafter: Path) -> LocalOptions:
     nodes, scale = tree_nodes(context) - 1, context.scale
     where: Flags = {"device": context.device, "executor": executor(context.device)}
     speculator = {
@@ -101,7 +101,10 @@ def _options(context: Context, target: Path, drafter: Path) -> LocalOptions:
 
 
 async def measure_steps(
-    address: str, context: Context, keep: Callable[[dict[str, Any]], None], modes: Mapping[str, Any] = MODES
+    address: str,
+    context: SectionContext,
+    keep: Callable[[dict[str, Any]], None],
+    modes: Mapping[str, Any] = MODES,
 ) -> None:
     """Tells `keep` the figures of each mode and batch as soon as they stand."""
     scale, rng = context.scale, np.random.default_rng(0)
@@ -121,7 +124,7 @@ async def measure_steps(
 
 
 async def _steps(
-    client: AsyncClient, prompts: list[list[int]], load: Load, mode: str, context: Context
+    client: AsyncClient, prompts: list[list[int]], load: Load, mode: str, context: SectionContext
 ) -> dict[str, Any]:
     """The second run of the same prompts: they are in the cache then, so that nearly every step decodes."""
     before = await client.status()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.scale import Shape
+from benchmarks.gpu.scale import ModelShape
 from specinfer.model.options import DTYPES, RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
@@ -16,7 +16,7 @@ _DEVIATION = 0.02
 """Of weights: Llama's own start."""
 
 
-def transformers_config(shape: Shape, positions: int) -> Any:
+def transformers_config(shape: ModelShape, positions: int) -> Any:
     """As `transformers` describes it."""
     from transformers import LlamaConfig
 
@@ -37,7 +37,7 @@ def transformers_config(shape: Shape, positions: int) -> Any:
 class RandomWeights(Mapping[str, torch.Tensor]):
     """Tensors of a shape under Llama's names, made on the device when asked for: the same ones every time."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: str) -> None:
         self._dtype, self._device = dtype, device
         self._shapes = dict(_tensors(shape))
         self._seeds = {name: number for number, name in enumerate(self._shapes)}
@@ -63,7 +63,7 @@ class RandomWeights(Mapping[str, torch.Tensor]):
         return self._dtype.itemsize * (sum(numbers.values()) - numbers["model.embed_tokens.weight"])
 
 
-def _tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensors(s: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     query, kv = s.heads.query * s.heads.width, s.heads.kv * s.heads.width
     yield "model.embed_tokens.weight", (s.vocabulary, s.hidden)
     for layer in range(s.layers):
@@ -81,14 +81,14 @@ def _tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (s.vocabulary, s.hidden)
 
 
-def random_runner(shape: Shape, dtype: str, device: str, positions: int, kv_tokens: int) -> ModelRunner:
+def random_runner(shape: ModelShape, dtype: str, device: str, positions: int, kv_tokens: int) -> ModelRunner:
     """A runner of the device executor."""
     options = RunnerOptions(dtype=dtype, device=device, executor="device", kv_tokens=kv_tokens)
     weights = RandomWeights(shape, DTYPES[dtype], device)
     return ModelRunner.build(from_transformers(transformers_config(shape, positions)), weights, options)
 
 
-def write_model(directory: Path, shape: Shape, dtype: str, device: str, positions: int) -> Path:
+def write_model(directory: Path, shape: ModelShape, dtype: str, device: str, positions: int) -> Path:
     """A model directory as services load it, with a tokenizer of a token per byte; returns the directory."""
     from safetensors.torch import save_file
 

@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.section import Context, Rows, give_back_memory
+from benchmarks.gpu.section import Rows, SectionContext, give_back_memory
 from benchmarks.gpu.services import measure_steps, roomy_directory
 from benchmarks.gpu.shapes import RandomWeights, write_model
 from specinfer.cli.local.system import LocalOptions, LocalSystem
@@ -15,7 +15,7 @@ RANKS = (1, 2)
 _PLAIN = {"plain": generation_pb2.SPECULATION_OFF}
 
 
-def measure_tensor_parallel(context: Context, rows: Rows) -> None:
+def measure_tensor_parallel(context: SectionContext, rows: Rows) -> None:
     """Per number of ranks and batch: seconds of a step. Ranks share a model in the torch executor only."""
     scale, shape = context.scale, context.scale.shapes[0]
     give_back_memory(context.device)
@@ -32,7 +32,7 @@ def measure_tensor_parallel(context: Context, rows: Rows) -> None:
                 rows.extend(row | {"ranks": ranks, "executor": "torch"} for row in found)
 
 
-def _options(context: Context, target: Path, ranks: int) -> LocalOptions:
+def _options(context: SectionContext, target: Path, ranks: int) -> LocalOptions:
     scale = context.scale
     verifier = {"device": context.device, "executor": "torch", "tensor-parallel": str(ranks)}
     return LocalOptions(

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.scale import Cell
 from specinfer.model.batch import AttentionRows, Batch
 from specinfer.model.cache.sequence import BLOCK_TOKENS, blocks_for
-from specinfer.model.gpu.attention import Plan, splits_for, tree_attention
+from specinfer.model.gpu.attention import AttentionPlan, splits_for, tree_attention
 from specinfer.model.gpu.description import describe, exact_bucket
 from specinfer.model.gpu.launch import processors
 
@@ -68,7 +68,7 @@ class Workload:
 
     cell: Cell
     batch: Batch
-    plan: Plan
+    plan: AttentionPlan
     dtype: torch.dtype
     device: str
 
@@ -79,7 +79,7 @@ class Workload:
         bucket = exact_bucket(batch, cell.heads.query // cell.heads.kv)
         numbers = torch.from_numpy(describe(batch, bucket)).to(device)
         splits = splits_for(bucket, cell.heads.kv, cell.context + cell.nodes, processors(device))
-        return cls(cell, batch, Plan(bucket, bucket.views(numbers), splits), dtype, device)
+        return cls(cell, batch, AttentionPlan(bucket, bucket.views(numbers), splits), dtype, device)
 
     def buffers(self, seed: int) -> Buffers:
         """Random keys, values and queries."""

@@ -45,7 +45,7 @@ ROOT = 0
 
 
 @dataclass
-class Text:
+class SimulatedRequest:
     """One request."""
 
     name: str
@@ -142,9 +142,9 @@ class World:
             self._step(ran)
         return ran
 
-    def _begin(self) -> Text:
+    def _begin(self) -> SimulatedRequest:
         self._begun += 1
-        return Text(f"r{self._begun}", self._rng.choice(GUESSES))
+        return SimulatedRequest(f"r{self._begun}", self._rng.choice(GUESSES))
 
     def _step(self, ran: Ran) -> None:
         self._machine.turn()
@@ -207,12 +207,12 @@ class World:
             text.lacking = 0
         return tokens_read(lacking)
 
-    def _drafts(self, text: Text, choice: Choice) -> list[tuple[int, TokenTree]]:
+    def _drafts(self, text: SimulatedRequest, choice: Choice) -> list[tuple[int, TokenTree]]:
         return [
             (s, _tree(_guess(text, s), choice.nodes, s)) for s in sorted(choice.speculators) if choice.nodes
         ]
 
-    def _accepted(self, text: Text, tree: TokenTree) -> list[int]:
+    def _accepted(self, text: SimulatedRequest, tree: TokenTree) -> list[int]:
         """A walk: the children of a node are right with the probabilities of their places."""
         kids: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):
@@ -238,7 +238,7 @@ def draft_s(speculator: int, nodes: int) -> float:
     return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
 
 
-def _guess(text: Text, speculator: int) -> float:
+def _guess(text: SimulatedRequest, speculator: int) -> float:
     return text.guess if speculator == 0 else text.guess**2
 
 

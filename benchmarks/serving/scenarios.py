@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.serving.steps import FixedStep, added_ms, slope, spread
-from benchmarks.serving.streams import Order, Outcome
+from benchmarks.serving.streams import Order, StreamOutcome
 from benchmarks.serving.system import GATEWAY, GATEWAY_WITHOUT_STORE, ServingSystem, Setup
 from benchmarks.serving.usage import MemoryWatch, cpu_seconds, resident_mib
 from specinfer.errors import InvalidInputError
@@ -157,7 +157,7 @@ async def soak(setup: Setup, streams: int, new_tokens: int, seconds: float) -> d
 
 async def _watched(
     system: ServingSystem, orders: Sequence[Order], every_s: float
-) -> tuple[list[list[Outcome]], MemoryWatch]:
+) -> tuple[list[list[StreamOutcome]], MemoryWatch]:
     watch = MemoryWatch(system.gateway_pid, every_s)
     task = asyncio.create_task(watch.run())
     try:
@@ -177,9 +177,9 @@ def _median_step_ms(steps: Sequence[FixedStep], batch: int) -> float:
     return 1000 * (gap + statistics.median(step.pass_s for step in found))
 
 
-def _ttft(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _ttft(outcomes: Sequence[StreamOutcome]) -> dict[str, float]:
     return spread([outcome.ttft_s for outcome in outcomes if not outcome.error])
 
 
-def _failed(outcomes: Sequence[Outcome]) -> int:
+def _failed(outcomes: Sequence[StreamOutcome]) -> int:
     return sum(bool(outcome.error) for outcome in outcomes)

@@ -41,7 +41,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StreamOutcome:
     """What became of one request."""
 
     ttft_s: float
@@ -50,14 +50,14 @@ class Outcome:
     error: str = ""
 
 
-async def run_orders(address: str, orders: list[Order]) -> list[list[Outcome]]:
+async def run_orders(address: str, orders: list[Order]) -> list[list[StreamOutcome]]:
     """All orders beside each other; the outcomes of each."""
     return list(await asyncio.gather(*(_order(address, order) for order in orders)))
 
 
-async def _order(address: str, order: Order) -> list[Outcome]:
+async def _order(address: str, order: Order) -> list[StreamOutcome]:
     await asyncio.sleep(order.delay_s)
-    outcomes: list[Outcome] = []
+    outcomes: list[StreamOutcome] = []
     channels = [_channel(address, i) for i in range(-(-order.streams // _STREAMS_PER_CHANNEL))]
     until = time.perf_counter() + order.seconds
     try:
@@ -75,7 +75,7 @@ def _channel(address: str, index: int) -> grpc.aio.Channel:
 
 
 async def _stream(
-    channel: grpc.aio.Channel, order: Order, index: int, until: float, outcomes: list[Outcome]
+    channel: grpc.aio.Channel, order: Order, index: int, until: float, outcomes: list[StreamOutcome]
 ) -> None:
     generate = channel.unary_stream(
         _METHOD, request_serializer=generation_pb2.GenerateRequest.SerializeToString
@@ -90,7 +90,7 @@ async def _request(
     generate: "grpc.aio.UnaryStreamMultiCallable[generation_pb2.GenerateRequest, bytes]",
     order: Order,
     index: int,
-) -> Outcome:
+) -> StreamOutcome:
     started, first, replies = time.perf_counter(), 0.0, 0
     metadata = (("authorization", f"Bearer {order.key}"),) if order.key else ()
     try:
@@ -98,10 +98,10 @@ async def _request(
             first = first or time.perf_counter() - started
             replies += 1
     except grpc.aio.AioRpcError as error:
-        return Outcome(
+        return StreamOutcome(
             first, time.perf_counter() - started, replies, f"{error.code().name}: {error.details()}"
         )
-    return Outcome(first, time.perf_counter() - started, replies)
+    return StreamOutcome(first, time.perf_counter() - started, replies)
 
 
 def _message(order: Order, index: int) -> generation_pb2.GenerateRequest:

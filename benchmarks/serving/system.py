@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.serving.steps import FixedStep, read_steps
-from benchmarks.serving.streams import Order, Outcome
+from benchmarks.serving.streams import Order, StreamOutcome
 from specinfer.cli.local.processes import Child, free_ports, wait_for_port
 from specinfer.cli.local.redis_server import redis_command
 from specinfer.cli.local.system import SERVICE_ENVIRONMENT
@@ -78,7 +78,7 @@ class ServingSystem:
         """What the verifier has seen, from this step on."""
         return read_steps(self._steps, first)
 
-    async def run(self, orders: Sequence[Order]) -> list[list[Outcome]]:
+    async def run(self, orders: Sequence[Order]) -> list[list[StreamOutcome]]:
         """Streams from a process of their own; the outcomes of each order."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.serving.streams", self.address),
@@ -92,7 +92,7 @@ class ServingSystem:
         except asyncio.CancelledError:
             process.kill()
             raise
-        return [[Outcome(**each) for each in outcomes] for outcomes in json.loads(output)]
+        return [[StreamOutcome(**each) for each in outcomes] for outcomes in json.loads(output)]
 
     @property
     def _steps(self) -> Path:

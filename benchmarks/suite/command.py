@@ -12,7 +12,7 @@ from benchmarks.suite.peer import measure_assisted
 from benchmarks.suite.perplexity import Scorer
 from benchmarks.suite.plan import FULL, QUICK, SuitePlan
 from benchmarks.suite.plots import draw_all
-from benchmarks.suite.pools import ASSISTED, DEFAULT, Pool, suite_pools
+from benchmarks.suite.pools import ASSISTED, DEFAULT, SuitePool, suite_pools
 from benchmarks.suite.report import suite_markdown
 from specinfer.cli.about import about_this_run
 from specinfer.cli.local.system import LocalOptions
@@ -94,7 +94,7 @@ def _measured(report: Report) -> set[str]:
     return {run["pool"] for run in report["runs"]}
 
 
-def _measure(report: Report, name: str, pool: Pool, plan: SuitePlan, scorer: Scorer) -> None:
+def _measure(report: Report, name: str, pool: SuitePool, plan: SuitePlan, scorer: Scorer) -> None:
     """Adds a pool to the report."""
     options = LocalOptions(
         model=report["model"],

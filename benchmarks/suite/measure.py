@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.suite.perplexity import Scorer
 from benchmarks.suite.plan import SuitePlan, Turns, runs_of
-from benchmarks.suite.pools import Pool
+from benchmarks.suite.pools import SuitePool
 from specinfer.cli.bench import BenchPlan, take_turns, warm_up
 from specinfer.cli.connection import Connection, describe_verifier
 from specinfer.cli.local.processes import free_ports
@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 
 
 def measure_pool(
-    name: str, pool: Pool, options: LocalOptions, plan: SuitePlan, scorer: Scorer
+    name: str, pool: SuitePool, options: LocalOptions, plan: SuitePlan, scorer: Scorer
 ) -> tuple[list[Entry], list[tuple[int, int]]]:
     """Its runs, and (tokens, microseconds) of its verifier's passes."""
     bench = plan.bench(pool.modes)

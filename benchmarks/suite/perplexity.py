@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specinfer.cli.bench import Turn
-from specinfer.prompts import Prompt
+from specinfer.prompts import PromptRow
 from specinfer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Scorer:
         self._known: dict[Sequences, float] = {}
         """Sum of the log probabilities of the answer's tokens."""
 
-    def perplexity(self, prompts: Sequence[Prompt], turns: Sequence[Turn]) -> float:
+    def perplexity(self, prompts: Sequence[PromptRow], turns: Sequence[Turn]) -> float:
         """Of all answers of one mode, which are those to the prompts in their order."""
         answers = [answer for turn in turns for answer in turn.answers]
         asked = [self.prompt_tokens(prompt) for prompt in prompts]
@@ -48,7 +48,7 @@ class Scorer:
         total = sum(self._known[pair] for pair in pairs)
         return math.exp(-total / sum(len(answer) for _, answer in pairs))
 
-    def prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
+    def prompt_tokens(self, prompt: PromptRow) -> tuple[int, ...]:
         """As the gateway sends them to the model."""
         if not self._chat:
             return tuple(self._tokenizer.encode(prompt.text))

@@ -7,11 +7,11 @@ from typing import Any
 
 from specinfer.cli.bench import BenchPlan, Turn, summarise
 from specinfer.client import acceptance_length
-from specinfer.prompts import Prompt
+from specinfer.prompts import PromptRow
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SuiteSize:
     """How much is measured."""
 
     prompts: int
@@ -19,7 +19,7 @@ class Size:
     batches: tuple[int, ...]
 
 
-QUICK, FULL = Size(10, 48, (1, 4)), Size(40, 128, (1, 4, 16))
+QUICK, FULL = SuiteSize(10, 48, (1, 4)), SuiteSize(40, 128, (1, 4, 16))
 """Quick: ten minutes on two cores with the default model."""
 
 
@@ -27,8 +27,8 @@ QUICK, FULL = Size(10, 48, (1, 4)), Size(40, 128, (1, 4, 16))
 class SuitePlan:
     """What to run in every pool."""
 
-    prompts: tuple[Prompt, ...]
-    size: Size
+    prompts: tuple[PromptRow, ...]
+    size: SuiteSize
     temperature: float
     chat: bool = True
     """Whether prompts are user turns; a base model has no template for them."""

@@ -16,7 +16,7 @@ WINDOW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SuitePool:
     """A local system, and the modes that take turns in it."""
 
     speculators: Mapping[str, Flags]
@@ -25,21 +25,21 @@ class Pool:
     modes: tuple[str, ...] = tuple(MODES)
 
 
-def suite_pools(model: str) -> dict[str, Pool]:
+def suite_pools(model: str) -> dict[str, SuitePool]:
     """Each method alone, all of them together, the usual pool, its sequences, and a windowed cache."""
     alone = methods(model)
     usual = default_speculators(model)
     sequences = {
-        f"sequences, K = {length}": Pool(
+        f"sequences, K = {length}": SuitePool(
             usual, gateway={"sequence-length": str(length)}, modes=("incremental", "sequence")
         )
         for length in SEQUENCE_LENGTHS
     }
-    window = Pool(usual, verifier={"kv-window": str(WINDOW_TOKENS)}, modes=("incremental", "tree"))
+    window = SuitePool(usual, verifier={"kv-window": str(WINDOW_TOKENS)}, modes=("incremental", "tree"))
     return {
-        **{name: Pool({name: flags}) for name, flags in alone.items()},
-        DEFAULT: Pool(usual),
-        MERGED: Pool(alone),
+        **{name: SuitePool({name: flags}) for name, flags in alone.items()},
+        DEFAULT: SuitePool(usual),
+        MERGED: SuitePool(alone),
         **sequences,
         f"windowed cache, {WINDOW_TOKENS} tokens": window,
     }

@@ -1,6 +1,6 @@
 """The speculation dashboard's rows of acceptance and trees."""
 
-from deploy.grafana.dashboard import Row
+from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import SPECULATOR as CHOSEN
 from deploy.grafana.promql import mean, per_second, quantile, ratio, share
@@ -13,7 +13,7 @@ def _nodes(by: str, stage: str = "") -> str:
     return per_second("specinfer_tree_nodes_total", by, ", ".join(filter(None, (CHOSEN, stage))))
 
 
-ACCEPTANCE = Row(
+ACCEPTANCE = PanelRow(
     "Acceptance",
     (
         Panel(
@@ -67,7 +67,7 @@ ACCEPTANCE = Row(
         ),
     ),
 )
-TREES = Row(
+TREES = PanelRow(
     "Trees",
     (
         Panel(

@@ -1,12 +1,12 @@
 """The overview's rows of saturation and errors: how full the system is, and what goes wrong."""
 
-from deploy.grafana.dashboard import MODEL_FILTER, Row
+from deploy.grafana.dashboard import MODEL_FILTER, PanelRow
 from deploy.grafana.panel import Panel, Query
 from deploy.grafana.promql import mean, per_second, selector
 
 _OURS = "and on (job, instance) specinfer_build_info"
 """Prometheus itself and others have process metrics, too."""
-SATURATION = Row(
+SATURATION = PanelRow(
     "Saturation",
     (
         Panel(
@@ -64,7 +64,7 @@ SATURATION = Row(
         ),
     ),
 )
-ERRORS = Row(
+ERRORS = PanelRow(
     "Errors",
     (
         Panel(

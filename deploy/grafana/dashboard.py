@@ -54,7 +54,7 @@ SPECULATOR = Variable(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels under one heading."""
 
     title: str
@@ -69,7 +69,7 @@ class Dashboard:
     title: str
     description: str
     variables: Sequence[Variable]
-    rows: Sequence[Row]
+    rows: Sequence[PanelRow]
 
     def to_json(self) -> dict[str, Any]:
         """The dashboard as Grafana reads it."""

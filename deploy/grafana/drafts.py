@@ -1,12 +1,12 @@
 """The speculation dashboard's rows of drafts and the planner: what is asked for, and what comes."""
 
-from deploy.grafana.dashboard import Row
+from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import SPECULATOR as CHOSEN
 from deploy.grafana.promql import per_second, ratio, share
 
 _BY = "speculator"
-DRAFTS = Row(
+DRAFTS = PanelRow(
     "Drafts",
     (
         Panel(
@@ -97,7 +97,7 @@ DRAFTS = Row(
         ),
     ),
 )
-PLANNER = Row(
+PLANNER = PanelRow(
     "Planner",
     (
         Panel(

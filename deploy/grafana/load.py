@@ -1,6 +1,6 @@
 """The overview's rows of traffic and latency: what clients ask for, and how long they wait."""
 
-from deploy.grafana.dashboard import Row
+from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import per_second, quantile, selector
 
@@ -9,7 +9,7 @@ def _quantiles(histogram: str, *shares: float) -> tuple[Query, ...]:
     return tuple(Query(quantile(share, histogram), f"p{share * 100:.0f}") for share in shares)
 
 
-GLANCE = Row(
+GLANCE = PanelRow(
     "At a glance",
     (
         Panel(
@@ -76,7 +76,7 @@ GLANCE = Row(
         ),
     ),
 )
-TRAFFIC = Row(
+TRAFFIC = PanelRow(
     "Traffic",
     (
         Panel(
@@ -109,7 +109,7 @@ TRAFFIC = Row(
         ),
     ),
 )
-LATENCY = Row(
+LATENCY = PanelRow(
     "Latency",
     (
         Panel(

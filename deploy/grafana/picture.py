@@ -49,7 +49,7 @@ _VARIABLES = re.compile(r"\$(instance|speculator|model)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeRange:
     """What time is shown, in whole seconds since 1970."""
 
     start: int
@@ -85,7 +85,7 @@ def panels_named(titles: Sequence[str]) -> list[Panel]:
     return [known[title] for title in titles]
 
 
-def draw(titles: Sequence[str], prometheus: str, span: Span, target: Path) -> None:
+def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) -> None:
     """Writes the picture; `prometheus` is a URL without path."""
     panels = panels_named(titles)
     lines = -(-len(panels) // _COLUMNS)
@@ -106,7 +106,7 @@ def _shown(lines: Iterator[Line]) -> list[Line]:
     return by_number[:_MOST_LINES]
 
 
-def _lines(panel: Panel, prometheus: str, span: Span) -> Iterator[Line]:
+def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:
     for query in panel.queries:
         text = _VARIABLES.sub(".+", query.expression).replace("$__rate_interval", span.window)
         for series in _query_range(prometheus, text, span):
@@ -125,7 +125,7 @@ def _name(legend: str, labels: Mapping[str, str]) -> str:
     return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 
 
-def _query_range(prometheus: str, expression: str, span: Span) -> list[dict[str, Any]]:
+def _query_range(prometheus: str, expression: str, span: TimeRange) -> list[dict[str, Any]]:
     parameters = {"query": expression, "start": span.start, "end": span.stop, "step": span.step}
     url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
     with urllib.request.urlopen(url, timeout=30) as answer:

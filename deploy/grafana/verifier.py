@@ -1,10 +1,10 @@
 """The dashboard "Verifier": what the large model does, and what its cache holds."""
 
-from deploy.grafana.dashboard import MODEL, VERIFIER, Dashboard, Row
+from deploy.grafana.dashboard import MODEL, VERIFIER, Dashboard, PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query
 from deploy.grafana.promql import INSTANCE, mean, per_second, quantile, selector, share
 
-_PASSES = Row(
+_PASSES = PanelRow(
     "Passes",
     (
         Panel(
@@ -58,7 +58,7 @@ _PASSES = Row(
         ),
     ),
 )
-_VERDICTS = Row(
+_VERDICTS = PanelRow(
     "Verdicts",
     (
         Panel(
@@ -91,7 +91,7 @@ _VERDICTS = Row(
         ),
     ),
 )
-_CACHE = Row(
+_CACHE = PanelRow(
     "KV cache",
     (
         Panel(
@@ -145,7 +145,7 @@ _CACHE = Row(
         ),
     ),
 )
-_PROCESS = Row(
+_PROCESS = PanelRow(
     "Process",
     (
         Panel(

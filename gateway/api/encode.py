@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from gateway.session.token_stream import Piece
+from gateway.session.token_stream import StreamChunk
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2
 
 
-def encode_logprobs(piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
     """Fields of `GenerateReply`, for requests that asked for them."""
     return {
         "logprobs": [row.chosen for row in piece.logprobs],

@@ -5,12 +5,13 @@ from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import VerifierSession
-from gateway.session.totals import PHASES, Named, SpeculatorTotals, Totals
+from gateway.session.totals import PHASES, GatewayTotals, Named
 from gateway.store.leases import GatewayReport
+from specinfer.scheduling.statistics import SpeculatorCounts
 from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import generation_pb2, verifier_pb2
 
-_NOTHING = SpeculatorTotals()
+_NOTHING = SpeculatorCounts()
 
 
 class StatusReporter:
@@ -22,7 +23,7 @@ class StatusReporter:
         sessions: VerifierSessions,
         lease_manager: LeaseManager,
         target: verifier_pb2.DescribeVerifierReply,
-        totals: Totals,
+        totals: GatewayTotals,
     ) -> None:
         """`target` describes the model as it was found at start."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (

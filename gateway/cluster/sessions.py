@@ -9,7 +9,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator
 
 from gateway.cluster.rules import best_session
-from gateway.cluster.verifier_link import VerifierLink, resolve
+from gateway.cluster.verifier_link import VerifierLink
 from gateway.session.session import Shared, VerifierSession
 from gateway.store.leases import LeaseStore, VerifierLease
 from gateway.store.records import Record
@@ -17,6 +17,7 @@ from specinfer.errors import IncompatibleError, SpecInferError, UnavailableError
 from specinfer.log_context import about
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest
+from specinfer.service.channel import resolve
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

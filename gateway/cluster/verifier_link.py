@@ -1,8 +1,5 @@
 """One verifier as the gateway sees it while it does not drive it: its address, and what it says of itself."""
 
-import asyncio
-import logging
-
 import grpc
 
 from gateway.session.verifier import VerifierClient
@@ -10,8 +7,6 @@ from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.service.channel import open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.v1 import verifier_pb2
-
-log = logging.getLogger(__name__)
 
 
 class VerifierLink:
@@ -67,27 +62,3 @@ class VerifierLink:
     async def close(self) -> None:
         """Closes the connection."""
         await self.channel.close()
-
-
-async def resolve(entries: list[str]) -> list[str]:
-    """The addresses that a list of `host:port` and `dns:///name:port` stands for at this moment.
-
-    A name that cannot be resolved stands for none; its verifiers come back when it can.
-    """
-    found: list[str] = []
-    for entry in entries:
-        if not entry.startswith("dns:///"):
-            found.append(entry)
-            continue
-        host, _, port = entry.removeprefix("dns:///").rpartition(":")
-        try:
-            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-        except OSError as error:
-            log.warning("%s cannot be resolved: %s", entry, error)
-            continue
-        found += [_join(str(place[0]), int(place[1])) for *_, place in rows]
-    return list(dict.fromkeys(found))
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

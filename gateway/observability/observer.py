@@ -12,7 +12,7 @@ from gateway.events import Peer
 from gateway.observability.acceptance_watch import AcceptanceWatch
 from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.traces import RequestTraces, StepTrace
-from gateway.session.totals import Named, Totals
+from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
 from specinfer.log_context import about
 from specinfer.planning.feedback import FinishedStep
@@ -30,7 +30,7 @@ class Observer:
 
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
         """`traces`: None without tracing."""
-        self.metrics, self.totals, self._traces = metrics, Totals(), traces
+        self.metrics, self.totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
 
     def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:

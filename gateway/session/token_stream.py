@@ -11,18 +11,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamChunk:
     """The tokens of a request from one position on, as far as they are durable."""
 
     position: int
     tokens: list[int]
-    logprobs: list[TokenLogprobs]
+    logprobs: list[LogprobRow]
     ending: Ending | None
 
 
@@ -35,7 +35,7 @@ class TokenStream:
     local: bool
     """Whether a session of this gateway runs it."""
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[LogprobRow] = field(default_factory=list)
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
@@ -43,7 +43,7 @@ class TokenStream:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def extend(
-        self, start: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], ending: Ending | None
+        self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
         """Adds what has become durable from a position on; what of it is there already is not added twice."""
         known = max(0, len(self.tokens) - start)
@@ -68,7 +68,7 @@ class TokenStream:
                 raise self.failure
             await self._changed.wait()
 
-    async def pieces(self, position: int) -> AsyncIterator[Piece]:
+    async def pieces(self, position: int) -> AsyncIterator[StreamChunk]:
         """The request from a position on; the last piece has the ending.
 
         Raises:
@@ -76,7 +76,7 @@ class TokenStream:
         """
         while True:
             await self.reach(position + 1)
-            piece = Piece(position, self.tokens[position:], self.logprobs[position:], self.ending)
+            piece = StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
             yield piece
             if piece.ending is not None:
                 return

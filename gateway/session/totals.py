@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import StepCounts
+from specinfer.scheduling.statistics import SpeculatorCounts
 
 PHASES = ("draft", "merge", "verify", "commit")
 """Of a step, in order."""
@@ -21,16 +22,7 @@ class Named(NamedTuple):
 
 
 @dataclass(slots=True)
-class SpeculatorTotals:
-    """Of one speculator, whichever session asked it."""
-
-    drafted: int = 0
-    accepted: int = 0
-    wins: int = 0
-
-
-@dataclass(slots=True)
-class Totals:
+class GatewayTotals:
     """Of all sessions, also of those that have ended."""
 
     steps: int = 0
@@ -43,18 +35,19 @@ class Totals:
     accepted: int = 0
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
     """Seconds, in the order of `PHASES`."""
-    speculators: dict[Named, SpeculatorTotals] = field(default_factory=dict)
+    speculators: dict[Named, SpeculatorCounts] = field(default_factory=dict)
+    """Whichever session asked them."""
 
     def add(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
         """Adds a step; `names` are those of the speculators by number."""
         self.steps += 1
         self.trees += len(counts.depths)
         self.drafted += counts.nodes
-        self.accepted += sum(counts.depths)
+        self.accepted += counts.accepted
         for index, (start, stop) in enumerate(pairwise(step.times[1:])):
             self.phases[index] += stop - start
         for number, did in counts.speculators.items():
-            total = self.speculators.setdefault(names[number], SpeculatorTotals())
+            total = self.speculators.setdefault(names[number], SpeculatorCounts())
             total.drafted += did.kept
             total.accepted += did.accepted
             total.wins += did.wins

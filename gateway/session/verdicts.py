@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from specinfer.entry_status import EntryStatus
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.tree import TokenTree
@@ -97,11 +97,11 @@ def _verdict(entry: StepEntry, answer: verifier_pb2.Verdict) -> VerdictEntry:
     )
 
 
-def _logprobs(answer: verifier_pb2.Verdict, top: int) -> tuple[TokenLogprobs, ...]:
+def _logprobs(answer: verifier_pb2.Verdict, top: int) -> tuple[LogprobRow, ...]:
     if not top:
-        return tuple([TokenLogprobs(value) for value in answer.logprobs])
+        return tuple([LogprobRow(value) for value in answer.logprobs])
     tops = [tuple(zip(row.token_ids, row.logprobs, strict=True)) for row in answer.top_logprobs]
-    return tuple([TokenLogprobs(*row) for row in zip(answer.logprobs, tops, strict=True)])
+    return tuple([LogprobRow(*row) for row in zip(answer.logprobs, tops, strict=True)])
 
 
 def _error(message: str) -> VerdictEntry:

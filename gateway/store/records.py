@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress
@@ -25,7 +25,7 @@ class Record:
     """Tells whether another request with this id asks for the same."""
     tokens: list[int] = field(default_factory=list)
     """Generated so far."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[LogprobRow] = field(default_factory=list)
     age_s: float = 0.0
     """Seconds since it came."""
     model: str = ""
@@ -52,7 +52,7 @@ class Glimpse:
     """What is new of a request that another gateway runs."""
 
     tokens: list[int]
-    logprobs: list[TokenLogprobs]
+    logprobs: list[LogprobRow]
     ending: Ending | None
 
 
@@ -98,7 +98,7 @@ def decode_tokens(text: str) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def encode_logprobs(logprobs: Sequence[TokenLogprobs]) -> str:
+def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:
     """Fields of fixed width: `logprobs_width` characters for each token."""
     return "".join(
         [
@@ -114,15 +114,15 @@ def _field(value: float) -> str:
     return f"{value:<{LOGPROB_WIDTH}.9g}"
 
 
-def decode_logprobs(text: str, top: int) -> list[TokenLogprobs]:
+def decode_logprobs(text: str, top: int) -> list[LogprobRow]:
     """What `encode_logprobs` wrote of so many most probable tokens each."""
     words, width = text.split(), 1 + 2 * top
     return [_token_logprobs(words[at : at + width]) for at in range(0, len(words), width)]
 
 
-def _token_logprobs(words: Sequence[str]) -> TokenLogprobs:
+def _token_logprobs(words: Sequence[str]) -> LogprobRow:
     pairs = zip(words[1::2], words[2::2], strict=True)
-    return TokenLogprobs(float(words[0]), tuple((int(token), float(value)) for token, value in pairs))
+    return LogprobRow(float(words[0]), tuple((int(token), float(value)) for token, value in pairs))
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:

@@ -35,7 +35,7 @@ class BenchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """One mode at one batch size."""
 
     mode: str
@@ -86,7 +86,7 @@ class Turn:
         return self.new_tokens / self.seconds
 
 
-async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[Run]:
+async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     """Runs every mode at every batch size; `advance(label)` is called after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
@@ -163,7 +163,7 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
     )
 
 
-def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> Run:
+def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
     """One row of the result; `plain` are the turns of incremental decoding, over the same prompts."""
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
@@ -177,7 +177,7 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
         same = sum(_common_prefix(a, b) for a, b in zip(answers, others, strict=True))
         speedups = [own.rate / other.rate for own, other in zip(turns, plain, strict=True)]
         speedup = new_tokens / seconds * sum(t.seconds for t in plain) / sum(t.new_tokens for t in plain)
-    return Run(
+    return BenchRun(
         mode=mode,
         batch=batch,
         prompts=len(answers),
@@ -227,6 +227,6 @@ def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
     return total
 
 
-def write_runs(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:
+def write_runs(path: Path, runs: Sequence[BenchRun], about: dict[str, Any]) -> None:
     """Writes the result file."""
     path.write_text(json.dumps({"about": about, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")

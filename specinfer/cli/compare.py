@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from specinfer.cli.about import about_this_run
-from specinfer.cli.bench import Advance, BenchClient, BenchPlan, Run, run_bench, write_runs
+from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
 from specinfer.cli.demo import print_demo, run_demo
 from specinfer.cli.local.running import gateway, load_in_process, local_system, pull
@@ -235,14 +235,14 @@ def bench(
         finish_bench(_run_with_bar(where.client(), plan), json_path)
 
 
-def finish_bench(runs: Sequence[Run], json_path: Path | None) -> None:
+def finish_bench(runs: Sequence[BenchRun], json_path: Path | None) -> None:
     """Print the runs, and write them to a file if one is named."""
     print_runs(runs)
     if json_path is not None:
         write_runs(json_path, runs, about_this_run())
 
 
-def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[Run]:
+def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
     """Run the plan behind a progress bar."""
     with progress_bar() as bar:
         total = len(plan.prompts) * len(plan.modes) * len(plan.batches)
@@ -250,7 +250,7 @@ def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[Run]:
         return asyncio.run(_bench(client, plan, lambda label: bar.update(task, advance=1, description=label)))
 
 
-async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[Run]:
+async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     async with client:
         return await run_bench(client, plan, advance)
 
@@ -269,6 +269,6 @@ def demo(
     print_demo(runs)
 
 
-async def _demo(connection: Connection, max_new_tokens: int) -> list[Run]:
+async def _demo(connection: Connection, max_new_tokens: int) -> list[BenchRun]:
     async with connection.client() as client:
         return await run_demo(client, max_new_tokens)

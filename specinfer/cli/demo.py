@@ -2,7 +2,7 @@
 
 import typer
 
-from specinfer.cli.bench import MODES, BenchPlan, Run, Turn, run_bench, summarise
+from specinfer.cli.bench import MODES, BenchPlan, BenchRun, Turn, run_bench, summarise
 from specinfer.cli.show import output, print_runs
 from specinfer.client import Answer, AsyncClient
 
@@ -13,7 +13,7 @@ PROMPTS = (
 )
 
 
-async def run_demo(client: AsyncClient, max_new_tokens: int) -> list[Run]:
+async def run_demo(client: AsyncClient, max_new_tokens: int) -> list[BenchRun]:
     """Streams every prompt in every mode to standard output; returns one row per mode."""
     # every mode is to find the prompts in the verifier's cache, not only the later ones
     await run_bench(client, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
@@ -49,7 +49,7 @@ async def _stream(client: AsyncClient, prompt: str, mode: str, max_new_tokens: i
     return answer
 
 
-def print_demo(runs: list[Run]) -> None:
+def print_demo(runs: list[BenchRun]) -> None:
     """The comparison, and how to read it."""
     output.print()
     print_runs(runs)

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from specinfer.cli.bench import Run
+from specinfer.cli.bench import BenchRun
 from specinfer.client import Answer, Retry, StreamLostError
 from specinfer.v1 import generation_pb2
 
@@ -40,7 +40,7 @@ def progress_bar() -> Iterator[Progress]:
         yield progress
 
 
-def print_runs(runs: Sequence[Run]) -> None:
+def print_runs(runs: Sequence[BenchRun]) -> None:
     """The comparison on standard output: a table if it fits the terminal, else a line or two per run."""
     rows = [_row(run) for run in runs]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -66,7 +66,7 @@ _LEGEND = (
 )
 
 
-def _row(run: Run) -> dict[str, str]:
+def _row(run: BenchRun) -> dict[str, str]:
     speedup = "-" if run.speedup is None else _with_error(f"{run.speedup:.2f}x", run.speedup_error, 2)
     return {
         "mode": run.mode,
@@ -84,7 +84,7 @@ def _with_error(value: str, error: float | None, digits: int) -> str:
     return value if error is None else f"{value} ±{error:.{digits}f}"
 
 
-def win_lines(runs: Sequence[Run]) -> list[str]:
+def win_lines(runs: Sequence[BenchRun]) -> list[str]:
     """Per speculative run, which speculator won how many steps."""
     return [
         f"{run.mode}, batch {run.batch}: of {run.steps} steps "

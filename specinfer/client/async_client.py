@@ -20,7 +20,7 @@ from specinfer.client.errors import CUT_SHORT, Failure
 from specinfer.client.gateways import Gateways, call_metadata, read_addresses
 from specinfer.client.options import RequestOptions, shows_options
 from specinfer.client.request import Prompt, as_request
-from specinfer.client.resume import Call, Item, Patience, Resume, Retry
+from specinfer.client.resume import Item, NextCall, Patience, Resume, Retry
 from specinfer.client.skeleton import SkeletonOfThought
 from specinfer.client.stream import AsyncStream
 from specinfer.client.watching import watch_steps
@@ -262,7 +262,7 @@ class AsyncClient:
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._read(call)
 
-    def _open(self, request: generation_pb2.GenerateRequest, call: Call) -> _ReplyCall:
+    def _open(self, request: generation_pb2.GenerateRequest, call: NextCall) -> _ReplyCall:
         stub = self._gateways.stub(call.address)
         opened: _ReplyCall
         if call.attach_from is None:

@@ -97,7 +97,7 @@ def anything(name: str, value: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class RequestOption:
     """One of them."""
 
     about: str
@@ -110,15 +110,17 @@ class ConstraintOptions(TypedDict, total=False):
     """Ways to say what the text must look like; one of them excludes the others."""
 
     json_schema: Annotated[
-        str | Mapping[str, Any] | None, Option("the text is JSON that this schema describes", anything)
+        str | Mapping[str, Any] | None, RequestOption("the text is JSON that this schema describes", anything)
     ]
     regex: Annotated[
-        str | None, Option("this regular expression (Rust's notation) matches the text", optional(text))
+        str | None,
+        RequestOption("this regular expression (Rust's notation) matches the text", optional(text)),
     ]
     grammar: Annotated[
-        str | None, Option("the text is of this grammar (Lark's notation, rule `start`)", optional(text))
+        str | None,
+        RequestOption("the text is of this grammar (Lark's notation, rule `start`)", optional(text)),
     ]
-    choice: Annotated[Sequence[str] | None, Option("the text is one of these", optional(texts))]
+    choice: Annotated[Sequence[str] | None, RequestOption("the text is one of these", optional(texts))]
 
 
 class RequestOptions(ConstraintOptions, total=False):
@@ -126,53 +128,61 @@ class RequestOptions(ConstraintOptions, total=False):
     what the values mean."""
 
     chat: Annotated[
-        bool, Option("whether a text is a user's turn; else it is continued as it is", flag, True)
+        bool, RequestOption("whether a text is a user's turn; else it is continued as it is", flag, True)
     ]
-    max_new_tokens: Annotated[int, Option("most tokens to generate", whole(-(2**31), 2**31), 128)]
-    temperature: Annotated[float, Option("0 is greedy", number, 0.0)]
-    top_k: Annotated[int, Option("keep the k most probable tokens; 0 keeps all", whole(0, 2**32), 0)]
-    top_p: Annotated[float, Option("keep the most probable tokens up to this mass", number, 1.0)]
-    seed: Annotated[int | None, Option("None: drawn at random by the gateway", optional(whole(0, 2**64)))]
-    speculation: Annotated[str, Option("tree, sequence or off", one_of(SPECULATION), "tree")]
+    max_new_tokens: Annotated[int, RequestOption("most tokens to generate", whole(-(2**31), 2**31), 128)]
+    temperature: Annotated[float, RequestOption("0 is greedy", number, 0.0)]
+    top_k: Annotated[int, RequestOption("keep the k most probable tokens; 0 keeps all", whole(0, 2**32), 0)]
+    top_p: Annotated[float, RequestOption("keep the most probable tokens up to this mass", number, 1.0)]
+    seed: Annotated[
+        int | None, RequestOption("None: drawn at random by the gateway", optional(whole(0, 2**64)))
+    ]
+    speculation: Annotated[str, RequestOption("tree, sequence or off", one_of(SPECULATION), "tree")]
     stop: Annotated[
-        str | Sequence[str], Option("generation ends before this, or any of these", text_or_texts, ())
+        str | Sequence[str], RequestOption("generation ends before this, or any of these", text_or_texts, ())
     ]
-    ignore_eos: Annotated[bool, Option("go on after the model's own end-of-sequence token", flag, False)]
-    logprobs: Annotated[bool, Option("return the log-probability of every token", flag, False)]
+    ignore_eos: Annotated[
+        bool, RequestOption("go on after the model's own end-of-sequence token", flag, False)
+    ]
+    logprobs: Annotated[bool, RequestOption("return the log-probability of every token", flag, False)]
     top_logprobs: Annotated[
-        int, Option("with logprobs: so many of the most probable tokens beside each", whole(0, 2**32), 0)
+        int,
+        RequestOption("with logprobs: so many of the most probable tokens beside each", whole(0, 2**32), 0),
     ]
-    priority: Annotated[int, Option("higher runs first", whole(-(2**31), 2**31), 0)]
-    request_id: Annotated[str, Option("empty: chosen by the client", text, "")]
+    priority: Annotated[int, RequestOption("higher runs first", whole(-(2**31), 2**31), 0)]
+    request_id: Annotated[str, RequestOption("empty: chosen by the client", text, "")]
     deadline_seconds: Annotated[
-        float | None, Option("then it ends with the tokens it has; None: never", optional(number))
+        float | None, RequestOption("then it ends with the tokens it has; None: never", optional(number))
     ]
     logit_bias: Annotated[
         Mapping[int, float] | None,
-        Option("added to logits, by token id, -100 to 100; None: nothing", optional(biases)),
+        RequestOption("added to logits, by token id, -100 to 100; None: nothing", optional(biases)),
     ]
     presence_penalty: Annotated[
-        float, Option("off the logits of tokens that were generated already, -2 to 2", number, 0.0)
+        float, RequestOption("off the logits of tokens that were generated already, -2 to 2", number, 0.0)
     ]
-    frequency_penalty: Annotated[float, Option("the same, for each time that they were", number, 0.0)]
+    frequency_penalty: Annotated[float, RequestOption("the same, for each time that they were", number, 0.0)]
     references: Annotated[
         str | Sequence[str],
-        Option(
+        RequestOption(
             "texts that the answer may copy from: drafters look in them, the model does not",
             text_or_texts,
             (),
         ),
     ]
     typical_epsilon: Annotated[
-        float, Option("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
+        float, RequestOption("threshold of typical acceptance, not lossless; 0: lossless", number, 0.0)
     ]
 
 
 @cache
-def known_options() -> dict[str, Option]:
+def known_options() -> dict[str, RequestOption]:
     """All options by name."""
     hints = get_type_hints(RequestOptions, include_extras=True)
-    return {name: next(m for m in hint.__metadata__ if isinstance(m, Option)) for name, hint in hints.items()}
+    return {
+        name: next(m for m in hint.__metadata__ if isinstance(m, RequestOption))
+        for name, hint in hints.items()
+    }
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NextCall:
     """What to call next."""
 
     address: int
@@ -70,7 +70,7 @@ class Retry:
 
     failure: Failure
     wait_s: float
-    call: Call
+    call: NextCall
     failures: int
     """Since the last new token, this one included."""
 
@@ -100,14 +100,14 @@ class Resume:
         self.ended = False
 
     @property
-    def call(self) -> Call:
+    def call(self) -> NextCall:
         """What to call now.
 
         Until there is a token `Generate` is repeated: it attaches if a gateway has recorded the request, and
         records it if none has.
         """
         attach = self.position > 0 or not self._may_generate
-        return Call(self._address, self.position if attach else None)
+        return NextCall(self._address, self.position if attach else None)
 
     def replied(self, reply: generation_pb2.GenerateReply) -> tuple[Item, ...]:
         """What is new in a reply.

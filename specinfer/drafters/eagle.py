@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldContext:
     """What is held of one request."""
 
     sequence: KVSequence
@@ -55,7 +55,7 @@ class EagleDrafter:
         self._runner, self._shape = runner, shape
         self._description = replace(description, draws=shape.kind is not ProposalKind.POINT)
         self._token_ids = token_ids.to(torch.int32)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldContext] = {}
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
@@ -128,7 +128,7 @@ class EagleDrafter:
         task = growth_task(self._shape, job, held.sequence, delta, limits, offset=held.start + 1)
         return EagleTask(task, states.view(torch.bfloat16))
 
-    def _arrived(self, job: DraftJob) -> _Held | None:
+    def _arrived(self, job: DraftJob) -> _HeldContext | None:
         """What is held, with the hidden states that the job brought."""
         held, came = self._held.get(job.request_id), job.features
         if came is None or not len(came.states):
@@ -140,5 +140,5 @@ class EagleDrafter:
             held.waiting = came
         else:  # the first ones, or some behind a gap
             self.release(job.request_id)
-            held = self._held[job.request_id] = _Held(self._runner.cache.open(), came.start, came)
+            held = self._held[job.request_id] = _HeldContext(self._runner.cache.open(), came.start, came)
         return held

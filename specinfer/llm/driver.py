@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from specinfer.errors import InvalidInputError
 from specinfer.llm.engine import LocalEngine
-from specinfer.llm.outputs import Answer, RequestOutput, metrics_of
+from specinfer.llm.outputs import CompletionBuilder, RequestOutput, metrics_of
 from specinfer.llm.params import SamplingParams
 from specinfer.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class Request:
     """One prompt and its answers."""
 
     output: RequestOutput
-    answers: list[Answer]
+    answers: list[CompletionBuilder]
     error: Exception | None = None
     """A fault that ended it."""
     _taken: list[tuple[int, int]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Driver:
 
     def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self._requests: dict[str, tuple[Request, Answer]] = {}
+        self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
         """By the id of each answer."""
 
     @property
@@ -88,12 +88,12 @@ class Driver:
         if self.engine.pool.reads_references and params.speculation != "off":
             references = [self.tokenizer.encode_part(reference) for reference in params.references]
         eos = self.engine.verifier.runner.config.eos_token_ids
-        answers: list[Answer] = []
+        answers: list[CompletionBuilder] = []
         try:
             for choice in range(params.n):
                 own_id = request_id if params.n == 1 else f"{request_id}-{choice}"
                 state = self.engine.submit(params.request(own_id, tokens, eos, references, choice))
-                answers.append(Answer(state, self.tokenizer, choice))
+                answers.append(CompletionBuilder(state, self.tokenizer, choice))
         except Exception:
             for answer in answers:
                 self.engine.cancel(answer.state.request.request_id)
@@ -127,7 +127,7 @@ class Driver:
             if self._requests.pop(name, None) is not None:
                 self.engine.cancel(name)
 
-    def _end(self, request: Request, answer: Answer) -> None:
+    def _end(self, request: Request, answer: CompletionBuilder) -> None:
         del self._requests[answer.state.request.request_id]
         request.error = answer.end() or request.error
         if request.finished and request.error is None:

@@ -1,8 +1,10 @@
 """Counters of an `LLM`: what `get_metrics` returns."""
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from specinfer.planning.feedback import FinishedStep
+from specinfer.planning.step_counts import count_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,12 @@ class Totals:
         self.pass_seconds += step.pass_s
         self.draft_seconds += sum(draft.total_s for draft in step.draft_times)
         self.step_seconds += step.seconds
-        for outcome in step.outcomes:
-            self.tokens += outcome.accepted + 1
-            self.drafted += outcome.drafted
-            self.accepted += outcome.accepted
-            missing = outcome.accepted - len(self.accepted_by_depth)
-            self.accepted_by_depth += [0] * missing
-            for depth in range(outcome.accepted):
-                self.accepted_by_depth[depth] += 1
+        counts = count_step(step)
+        self.tokens += counts.tokens
+        self.drafted += counts.nodes
+        self.accepted += counts.accepted
+        both = zip_longest(self.accepted_by_depth, counts.positions, fillvalue=0)
+        self.accepted_by_depth = [before + new for before, new in both]
 
     def metrics(self, running: int, waiting: int) -> list[Metric]:
         """All of them, named as vLLM names its own where they mean the same."""

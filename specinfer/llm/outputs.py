@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import SpecInferError
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
@@ -80,7 +80,7 @@ class RequestOutput:
         return all(output.finished for output in self.outputs)
 
 
-class Answer:
+class CompletionBuilder:
     """One answer as it grows: tokens become text, a stop string ends it."""
 
     def __init__(self, state: RequestState, tokenizer: Tokenizer, index: int) -> None:
@@ -110,7 +110,7 @@ class Answer:
         failed = self.state.finish is FinishReason.ERROR
         return SpecInferError(self.state.error) if failed else None
 
-    def _row(self, token: int, row: TokenLogprobs) -> dict[int, Logprob]:
+    def _row(self, token: int, row: LogprobRow) -> dict[int, Logprob]:
         text = self._tokenizer.text_of_token
         found = {token: Logprob(row.chosen, text(token))}
         return found | {other: Logprob(value, text(other)) for other, value in row.top}

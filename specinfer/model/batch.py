@@ -50,7 +50,7 @@ class AttentionRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class PassFeatures:
     """Hidden states of all tokens of a pass, which its executor writes."""
 
     layers: tuple[int, ...]
@@ -74,7 +74,7 @@ class Batch:
     """[R] rows of the pass whose logits are wanted."""
     logit_spans: list[tuple[int, int]]
     """Per segment, its range within `logit_rows`: the last delta token first if wanted, then nodes."""
-    features: "Features | None" = None
+    features: "PassFeatures | None" = None
     """Hidden states that the pass is to write down."""
 
 

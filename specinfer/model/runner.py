@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from specinfer.errors import ExhaustedError, SettingError
-from specinfer.model.batch import Features, Segment, flatten
+from specinfer.model.batch import PassFeatures, Segment, flatten
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence
@@ -147,7 +147,7 @@ class ModelRunner:
         batch = flatten(segments)
         if layers:
             shape = (len(batch.token_ids), len(layers), self.config.hidden_size)
-            batch = replace(batch, features=Features(layers, np.empty(shape, np.float32)))
+            batch = replace(batch, features=PassFeatures(layers, np.empty(shape, np.float32)))
         logits = self._executor.run(batch)
         features = []
         if batch.features is None:

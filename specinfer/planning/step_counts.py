@@ -1,4 +1,4 @@
-"""What speculation did in a step, by speculator. Pure.
+"""What speculation did in a step: the one count that metrics and totals read. Pure.
 
 drafted by A: the-cat-sat, by B: the-cat-ran         proposed  kept  duplicate  accepted  won
 verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1         2      yes
@@ -33,6 +33,9 @@ class SpeculatorStep:
 class StepCounts:
     """What all did."""
 
+    tokens: int = 0
+    """Accepted and bonus tokens of all verified trees."""
+
     speculators: dict[int, SpeculatorStep] = field(default_factory=dict)
     """By number."""
     depths: list[int] = field(default_factory=list)
@@ -41,6 +44,16 @@ class StepCounts:
     """Verified nodes, roots excluded."""
     resyncs: int = 0
     """Requests of which the verifier held something else."""
+
+    @property
+    def accepted(self) -> int:
+        """Accepted nodes."""
+        return sum(self.depths)
+
+    @property
+    def positions(self) -> list[int]:
+        """Accepted nodes by depth; position 0 is the child of the root."""
+        return [sum([depth > at for depth in self.depths]) for at in range(max(self.depths, default=0))]
 
     def of(self, speculator: int) -> SpeculatorStep:
         """The counts of one speculator."""
@@ -57,6 +70,7 @@ def count_step(step: FinishedStep) -> StepCounts:
         for speculator, draft in drafts:
             counts.of(speculator).proposed += len(draft) - 1
     for outcome in step.outcomes:
+        counts.tokens += outcome.accepted + 1
         if outcome.drafted:
             _count(counts, outcome)
     counts.resyncs = sum([verdict.status is EntryStatus.RESYNC for verdict in step.verdicts.values()])

@@ -10,7 +10,7 @@ from specinfer.scheduling.queue import WaitingQueue
 from specinfer.scheduling.request import GenerationRequest, RequestState
 
 
-class Batch:
+class RunningBatch:
     """Running requests by id, in order of admission, and the queue that they come from."""
 
     def __init__(self, room: CacheRoom) -> None:

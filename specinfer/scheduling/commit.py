@@ -14,7 +14,12 @@ def apply_verdict(
     entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
 ) -> Progress | None:
     """Changes the request's state by a verdict; what is new of it, None if nothing. Its state's `finish` says
-    whether it ended."""
+    whether it ended.
+
+    Args:
+        verdict: fits the entry and its tree; whoever takes verdicts from outside checks them
+            (`gateway.session.verdicts`).
+    """
     state = entry.state
     if verdict.status is EntryStatus.RESYNC:
         state.verifier_len = 0
@@ -25,9 +30,6 @@ def apply_verdict(
             return None
     if verdict.status is not EntryStatus.OK:
         return _fail(state, verdict.message, now, verdict.status is EntryStatus.EXHAUSTED)
-    wrong = _contradiction(entry, tree, verdict)
-    if wrong:
-        return _fail(state, wrong, now, retryable=False)
     state.put_off_since = None
     state.verifier_len = verdict.held_len
     return None if tree is None else _accept(state, tree, verdict, now)
@@ -53,14 +55,3 @@ def _accept(state: RequestState, tree: TokenTree, verdict: VerdictEntry, now: fl
 def _fail(state: RequestState, message: str, now: float, retryable: bool) -> Progress:
     state.end(FinishReason.ERROR, now, message, retryable)
     return Progress(state, [], [], state.new_tokens, True)
-
-
-def _contradiction(entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry) -> str:
-    """What of a verdict cannot be for its entry and tree; empty if nothing."""
-    nodes = len(tree) if tree is not None else 1
-    if not all(0 < node < nodes for node in verdict.accepted):
-        return f"the verifier accepted nodes {list(verdict.accepted)} of a tree of {nodes}"
-    held_len = entry.base_len + len(entry.delta) + len(verdict.accepted)
-    if verdict.held_len != held_len:
-        return f"the verifier holds {verdict.held_len} tokens instead of {held_len}"
-    return ""

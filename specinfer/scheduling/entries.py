@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from specinfer.entry_status import EntryStatus
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import TreeOutcome
@@ -50,7 +50,7 @@ class VerdictEntry:
     message: str = ""
     accepted: tuple[int, ...] = ()
     bonus: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[LogprobRow, ...] = ()
     held_len: int = 0
     features_start: int = 0
     """Context position of the first of the features."""
@@ -69,7 +69,7 @@ class Progress:
 
     state: RequestState
     tokens: list[int]
-    logprobs: list[TokenLogprobs]
+    logprobs: list[LogprobRow]
     start: int
     """Generated tokens before these."""
     final: bool

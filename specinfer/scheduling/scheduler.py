@@ -16,7 +16,7 @@ highest priority is never preempted, so that it finishes.
 from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError
-from specinfer.scheduling.batch import Batch
+from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
@@ -31,7 +31,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, budget: NodeBudget) -> None:
         self._limits, self._room = limits, CacheRoom(limits, budget)
-        self._batch = Batch(self._room)
+        self._batch = RunningBatch(self._room)
         self._held = RequestTable()
         self._arrivals = 0
         self._rate = FinishRate()

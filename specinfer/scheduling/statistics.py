@@ -59,7 +59,7 @@ def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
 
 @dataclass(slots=True)
 class SpeculatorCounts:
-    """What one speculator contributed to one request."""
+    """What one speculator contributed to one request, or to all of a gateway."""
 
     drafted: int = 0
     accepted: int = 0

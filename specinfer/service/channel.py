@@ -1,6 +1,7 @@
 """Addresses and channels: where services listen, and connections to them."""
 
 import asyncio
+import logging
 import time
 
 import grpc
@@ -8,6 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specinfer.errors import SettingError, UnavailableError
 from specinfer.service.tls import ClientTls, channel_credentials
+
+log = logging.getLogger(__name__)
 
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
 """Of gRPC's names, those before a host and a port."""
@@ -112,3 +115,27 @@ async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: fl
             pass  # not up yet; the loop ends in UnavailableError
         await asyncio.sleep(0.05)
     raise UnavailableError(f"{name} is not serving after {timeout_s:.0f} s")
+
+
+async def resolve(entries: list[str]) -> list[str]:
+    """The addresses that a list of `host:port` and `dns:///name:port` stands for at this moment.
+
+    A name that cannot be resolved stands for none; its services come back when it can.
+    """
+    found: list[str] = []
+    for entry in entries:
+        if not entry.startswith("dns:///"):
+            found.append(entry)
+            continue
+        host, _, port = entry.removeprefix("dns:///").rpartition(":")
+        try:
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        except OSError as error:
+            log.warning("%s cannot be resolved: %s", entry, error)
+            continue
+        found += [_join(str(place[0]), int(place[1])) for *_, place in rows]
+    return list(dict.fromkeys(found))
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

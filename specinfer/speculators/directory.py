@@ -86,7 +86,7 @@ class SpeculatorDirectory:
         theirs, ours = description.tokenizer_fingerprint, self._policy.tokenizer_fingerprint
         if theirs and theirs != ours:
             raise IncompatibleError(
-                f"the speculators at {service.address} have tokenizer {theirs}, the verifier has {ours}"
+                f"the speculators at {service.address} have tokenizer {theirs}, the target has {ours}"
             )
         self._check_names(service, [each.name for each in description.speculators])
         self._check_features(service.address, description)

@@ -28,7 +28,7 @@ def draft_deadline(step_s: float | None, most_s: float) -> float:
     return min(max(TIMES * step_s, LEAST_S), most_s)
 
 
-class StepTimes:
+class UsualStepTime:
     """What steps usually take without drafting: the median of the latest, so that a pause or a long prompt
     does not count."""
 

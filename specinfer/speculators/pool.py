@@ -19,10 +19,10 @@ from specinfer.scheduling.target_outputs import TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
-from specinfer.speculators.policy import PoolPolicy, StepTimes
+from specinfer.speculators.policy import PoolPolicy, UsualStepTime
 from specinfer.speculators.replicas import SpeculatorReplicas
 from specinfer.speculators.round import DraftRound, Drafts
-from specinfer.speculators.service import Asked, SpeculatorService
+from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2
 
@@ -53,7 +53,7 @@ class SpeculatorPool:
         self._steps = 0
         self._round: DraftRound | None = None
         """The latest."""
-        self._step_times = StepTimes()
+        self._step_times = UsualStepTime()
 
     async def connect(self, strict: bool = True) -> None:
         """Describes every service that answers soon, all at once, and keeps trying the others in the
@@ -172,7 +172,9 @@ class SpeculatorPool:
         self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
         return self._round
 
-    async def _ask(self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
+    async def _ask(
+        self, round_: DraftRound, service: SpeculatorService, asked: Mapping[str, DraftQuery]
+    ) -> None:
         try:
             await round_.ask(service, asked)
         except UnavailableError as error:

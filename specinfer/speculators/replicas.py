@@ -4,10 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.cluster.verifier_link import resolve
 from specinfer.errors import SettingError
 from specinfer.scheduling.entries import StepEntry
-from specinfer.service.channel import check_target, split_address
+from specinfer.service.channel import check_target, resolve, split_address
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2_grpc

@@ -9,7 +9,7 @@ from specinfer.planning.latency import DraftTime, tokens_read
 from specinfer.scheduling.target_outputs import TargetOutputs
 from specinfer.speculators.drafts import TreeShare, add_references, exchange_drafts
 from specinfer.speculators.policy import PoolPolicy
-from specinfer.speculators.service import Asked, SpeculatorService
+from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
 from specinfer.v1 import speculator_pb2
 
@@ -45,7 +45,7 @@ class DraftRound:
         in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in self._trees.items()}
         return Drafts(in_order, list(self._times))
 
-    async def ask(self, service: SpeculatorService, asked: Mapping[str, Asked]) -> None:
+    async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
         """One exchange with one service; adds its trees, and its time, when they arrive.
 
         Raises:
@@ -69,7 +69,7 @@ class DraftRound:
         self._times.append(service.draft_time(reply, read))
 
     def _message(
-        self, service: SpeculatorService, asked: Mapping[str, Asked]
+        self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
         """What a service is sent; by request, the position up to which it has features once it took that."""
         most = _FEATURE_BYTES // len(asked)
@@ -86,7 +86,7 @@ class DraftRound:
     def _take(
         self,
         service: SpeculatorService,
-        asked: Mapping[str, Asked],
+        asked: Mapping[str, DraftQuery],
         reply: speculator_pb2.DraftReply,
         features_until: Mapping[str, int],
     ) -> None:
@@ -104,6 +104,6 @@ class DraftRound:
         service.statistics.count("failed", _drafts(open_))  # not answered
 
 
-def _drafts(asked: Mapping[str, Asked]) -> int:
+def _drafts(asked: Mapping[str, DraftQuery]) -> int:
     """How many drafts are asked for."""
     return sum([len(item.speculators) for item in asked.values()])

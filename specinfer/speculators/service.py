@@ -24,7 +24,7 @@ from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import encode_sampling
 
 
-class Asked(NamedTuple):
+class DraftQuery(NamedTuple):
     """What a service is asked for one request."""
 
     entry: StepEntry
@@ -78,7 +78,7 @@ class SpeculatorService:
     def __post_init__(self) -> None:
         self.faults = DraftFaults(self.address)
 
-    def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, Asked]:
+    def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, DraftQuery]:
         """What this service has to do in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
@@ -93,10 +93,10 @@ class SpeculatorService:
                 continue
             willing = frozenset(self.refusals.willing(entry.request_id, wanted))
             if willing:
-                found[entry.request_id] = Asked(entry, willing)
+                found[entry.request_id] = DraftQuery(entry, willing)
         return found
 
-    def will_draw(self, asked: Iterable[Asked]) -> bool:
+    def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
         """Whether anything may be drawn for any of these; not where it only reads what it lacks."""
         return any(
             entry.state.drawn_for
@@ -127,7 +127,9 @@ class SpeculatorService:
         """How many of the target's predictions it reads per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
-    def encode(self, asked: Asked, relay: TargetOutputs, feature_bytes: int) -> speculator_pb2.DraftEntry:
+    def encode(
+        self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int
+    ) -> speculator_pb2.DraftEntry:
         """The message that asks it, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
@@ -164,7 +166,7 @@ class SpeculatorService:
 
     def accept(
         self,
-        asked: Mapping[str, Asked],
+        asked: Mapping[str, DraftQuery],
         result: speculator_pb2.DraftResult,
         vocab_size: int,
         share: TreeShare,

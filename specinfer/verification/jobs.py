@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specinfer.constraints.constraint import Constraint
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, check_tree, most_depth
 from specinfer.tree.topology import depths
@@ -55,7 +55,7 @@ class VerifyOutcome:
     status: EntryStatus
     message: str = ""
     verdict: Verdict | None = None
-    logprobs: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[LogprobRow] = ()
     held_len: int = 0
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES

@@ -6,23 +6,23 @@ tell the same of a token whatever was asked for, and at the node that emitted it
 
 import torch
 
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Verdict
 
 
-def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[TokenLogprobs]:
+def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
     """Those of the accepted tokens and of the bonus token, by the logits [N, V] of a tree's nodes."""
     nodes = [0, *verdict.accepted]
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
     logp = rows[nodes].log_softmax(-1)
     chosen = logp[torch.arange(len(nodes)), tokens].tolist()
     if not top:
-        return [TokenLogprobs(value) for value in chosen]
+        return [LogprobRow(value) for value in chosen]
     ids = most_probable(logp, top)
     lists = [
         list(zip(row, values, strict=True))
         for row, values in zip(ids.tolist(), logp.gather(1, ids).tolist(), strict=True)
     ]
-    return [TokenLogprobs(value, best) for value, best in zip(chosen, lists, strict=True)]
+    return [LogprobRow(value, best) for value, best in zip(chosen, lists, strict=True)]

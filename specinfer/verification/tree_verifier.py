@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specinfer.errors import ConstraintError, FaultError, SpecInferError, UnavailableError
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.model.sampling.choices import Chooser
 from specinfer.model.sampling.most_probable import most_probable
 from specinfer.sampling import Sampling
@@ -24,7 +24,7 @@ class Verification:
     """What a pass says about a job; no verdict if it had no tree."""
 
     verdict: Verdict | None = None
-    logprobs: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[LogprobRow] = ()
     top_k: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
     """The bonus token completes what the constraint asks for."""

@@ -27,7 +27,7 @@ _LEAST_OUTPUT = 32
 """Tokens of it that are left for the output, at least."""
 
 
-class Text(NamedTuple):
+class Continuations(NamedTuple):
     """Continuations by the model."""
 
     token_ids: torch.Tensor
@@ -36,7 +36,7 @@ class Text(NamedTuple):
     """[R] flat positions at which the model says an output token."""
 
     @classmethod
-    def of(cls, corpus: Sequence[Continuation], tokens: int) -> "Text":
+    def of(cls, corpus: Sequence[Continuation], tokens: int) -> "Continuations":
         """Continuations spread over the corpus, about so many tokens. None where all prompts are long."""
         fitting = [item for item in corpus if len(item.prompt) <= LENGTH - _LEAST_OUTPUT]
         chosen = fitting[:: max(1, len(fitting) * LENGTH // tokens)][: max(1, tokens // LENGTH)]
@@ -51,7 +51,7 @@ class Text(NamedTuple):
         return cls(torch.tensor(padded), torch.tensor(rows))
 
 
-class Verdict(NamedTuple):
+class PredictionComparison(NamedTuple):
     """How a model's predictions compare with those of the whole model."""
 
     divergence: float
@@ -67,17 +67,17 @@ class Whole:
         self._p, self._first = logits.softmax(-1), logits.argmax(-1)
         self._entropy = -(self._p * logits.log_softmax(-1)).sum(-1).mean()
 
-    def compare(self, logits: torch.Tensor) -> Verdict:
+    def compare(self, logits: torch.Tensor) -> PredictionComparison:
         """With what another says there: logits [R, V]."""
         cross_entropy = logits.logsumexp(-1).mean() - self._p.flatten() @ logits.flatten() / len(logits)
         same = (logits.argmax(-1) == self._first).float().mean()
-        return Verdict(float(cross_entropy - self._entropy), float(same))
+        return PredictionComparison(float(cross_entropy - self._entropy), float(same))
 
 
-class Reader:
+class AblatedModel:
     """A model that reads a text, all of its layers or some."""
 
-    def __init__(self, model: Transformer, text: Text) -> None:
+    def __init__(self, model: Transformer, text: Continuations) -> None:
         self._model, self._rows = model, text.rows.to(model.device)
         batch, length = text.token_ids.shape
         positions = torch.arange(length, device=model.device).repeat(batch)
@@ -105,11 +105,13 @@ class Removal(NamedTuple):
     """A layer that was taken out."""
 
     layer: int
-    verdict: Verdict
+    verdict: PredictionComparison
     """Of what was left then."""
 
 
-def remove_layers(reader: Reader, whole: Whole, keep: int, tick: Callable[[], None]) -> Iterator[Removal]:
+def remove_layers(
+    reader: AblatedModel, whole: Whole, keep: int, tick: Callable[[], None]
+) -> Iterator[Removal]:
     """One layer after another until so many are left: each time that without which the divergence is least.
 
     All that are left are measured anew each time, since layers stand in for each other. `tick` is called
@@ -128,7 +130,7 @@ def measurements(layers: int, keep: int) -> int:
 
 
 @torch.inference_mode()
-def _least(reader: Reader, whole: Whole, kept: Sequence[int], tick: Callable[[], None]) -> Removal:
+def _least(reader: AblatedModel, whole: Whole, kept: Sequence[int], tick: Callable[[], None]) -> Removal:
     """What of these layers to take out."""
     found, x = [], reader.start
     for place, layer in enumerate(kept):
@@ -148,11 +150,13 @@ class PartEffects(NamedTuple):
 
 
 @torch.inference_mode()
-def part_effects(weights: Weights, text: Text, make: Callable[[Surgery], Transformer]) -> list[PartEffects]:
+def part_effects(
+    weights: Weights, text: Continuations, make: Callable[[Surgery], Transformer]
+) -> list[PartEffects]:
     """Of every layer of the model of these weights, which `make` makes."""
     watch = _Watch()
     model = make(watch)
-    reader = Reader(model, text)
+    reader = AblatedModel(model, text)
     reader.through(reader.start, range(reader.layers))
     rows, effects = text.rows.to(model.device), []
     for layer in range(reader.layers):

@@ -36,7 +36,7 @@ S = TypeVar("S", bound=FeatureStudent)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrainingOptions:
     """What every such command is asked for."""
 
     corpus: Sequence[Path]
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader(Generic[S]):
+class TrainingMethod(Generic[S]):
     """What a command trains."""
 
     method: str
@@ -72,7 +72,7 @@ class Reader(Generic[S]):
 class FeatureTraining:
     """One run of such a command."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TrainingOptions) -> None:
         """Checks what is asked for.
 
         Raises:
@@ -89,7 +89,7 @@ class FeatureTraining:
             most = self.config.vocab_size
             raise SettingError("vocabulary", asked.vocabulary, f"must be {LABEL_WIDTH} to {most}")
 
-    def run(self, reader: Reader[S]) -> None:
+    def run(self, reader: TrainingMethod[S]) -> None:
         """Trains and saves a reader.
 
         Raises:
@@ -108,7 +108,7 @@ class FeatureTraining:
             reader.save(student, token_ids, self._record(reader, len(token_ids), seen, success))
 
     def _record(
-        self, reader: Reader[S], vocabulary: int, seen: int, success: Sequence[Success]
+        self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: Sequence[Success]
     ) -> dict[str, Any]:
         """How it was trained, without paths: they mean nothing elsewhere."""
         asked, options = self._asked, self._asked.options
@@ -121,7 +121,7 @@ class FeatureTraining:
             "success_held_out": [found.to_json() for found in success],
         }
 
-    def _prepare(self, reader: Reader[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
+    def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
         """What is trained on, what is held out of the first corpus, and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
         runner = ModelRunner.load(self.directory, options)

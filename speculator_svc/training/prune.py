@@ -29,10 +29,10 @@ from specinfer.model.weights.prune import (
 from speculator_svc.training.corpus import read_corpora
 from speculator_svc.training.distil import console, progress_bar
 from speculator_svc.training.effects import (
-    Reader,
+    AblatedModel,
+    Continuations,
+    PredictionComparison,
     Removal,
-    Text,
-    Verdict,
     Whole,
     measurements,
     part_effects,
@@ -86,31 +86,31 @@ class Pruned(NamedTuple):
     cuts: list[LayerCut]
     removed: list[Removal]
     """Layers, in the order in which they went."""
-    verdict: Verdict
+    verdict: PredictionComparison
     """Of what is left, with the whole model."""
 
 
 class Pruning:
     """A model, and the text on which effects are measured."""
 
-    def __init__(self, weights: Tensors, config: ModelConfig, text: Text, device: str) -> None:
+    def __init__(self, weights: Tensors, config: ModelConfig, text: Continuations, device: str) -> None:
         self._weights, self._config, self._text, self._device = weights, config, text, device
 
     @torch.inference_mode()
     def run(self, size: Size) -> Pruned:
         """Measures and cuts, and shows how far it is."""
-        reader = Reader(self._make(self._weights, self._config), self._text)
+        reader = AblatedModel(self._make(self._weights, self._config), self._text)
         whole = Whole(reader.logits(reader.start, range(reader.layers)))
         removed = self._layers(reader, whole, size.layers)
         gone = {removal.layer for removal in removed}
         cuts = whole_layers(self._config, [n for n in range(self._config.layers) if n not in gone])
         cuts = self._parts(cuts, size)
         tensors, config = self._cut(cuts)
-        reader = Reader(self._make(tensors, config), self._text)
+        reader = AblatedModel(self._make(tensors, config), self._text)
         verdict = whole.compare(reader.logits(reader.start, range(reader.layers)))
         return Pruned(config, tensors, cuts, removed, verdict)
 
-    def _layers(self, reader: Reader, whole: Whole, keep: int) -> list[Removal]:
+    def _layers(self, reader: AblatedModel, whole: Whole, keep: int) -> list[Removal]:
         removed: list[Removal] = []
         if keep == reader.layers:
             return removed
@@ -175,7 +175,7 @@ def prune(
     config = load_config(directory)
     check_prunable(config)
     size = Size.checked(config, layers, kv_heads, neurons)
-    text = Text.of([item for part in read_corpora(corpus)[0] for item in part], tokens)
+    text = Continuations.of([item for part in read_corpora(corpus)[0] for item in part], tokens)
     if not len(text.rows):
         raise SettingError("corpus", str(corpus[0]), "has no continuation of a short prompt")
     with _result(out) as work:  # before the measuring, which takes minutes

@@ -17,7 +17,7 @@ from specinfer.model.weights.heads_checkpoint import BlockwiseSource, HeadsSourc
 from speculator_svc.training.distil import DistilOptions
 from speculator_svc.training.eagle_student import EagleStudent, starting_tensors
 from speculator_svc.training.feature_students import HeadsStudent, starting_heads
-from speculator_svc.training.feature_training import Asked, FeatureTraining, Reader
+from speculator_svc.training.feature_training import FeatureTraining, TrainingMethod, TrainingOptions
 from speculator_svc.training.run import (
     BatchSeed,
     Checkpoint,
@@ -56,13 +56,13 @@ def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
         overwrite: Overwrite = False,
     ) -> None:
         options = DistilOptions(minutes, learning_rate, seed=seed)
-        asked = Asked(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
+        asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
         _train(kind, heads, asked)
 
     return train
 
 
-def _train(kind: type[HeadsSource], count: int, asked: Asked) -> None:
+def _train(kind: type[HeadsSource], count: int, asked: TrainingOptions) -> None:
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
 
@@ -73,7 +73,7 @@ def _train(kind: type[HeadsSource], count: int, asked: Asked) -> None:
     def save(student: HeadsStudent, token_ids: torch.Tensor, trained: Mapping[str, Any]) -> None:
         save_heads(asked.out, kind(student.tensors(), token_ids, count), directory, asked.model, trained)
 
-    training.run(Reader(kind.algorithm, f"--heads {count}", (config.layers,), count, make, save))
+    training.run(TrainingMethod(kind.algorithm, f"--heads {count}", (config.layers,), count, make, save))
 
 
 train_medusa, train_blockwise = command_for(MedusaSource), command_for(BlockwiseSource)
@@ -106,7 +106,7 @@ def train_eagle(
     SIGINT (Ctrl-C) and SIGTERM save the state in --work; the same command goes on from there.
     """
     options = DistilOptions(minutes, learning_rate, seed=seed)
-    asked = Asked(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
+    asked = TrainingOptions(corpus, out, work, model, vocabulary, options, threads, device, overwrite)
     training = FeatureTraining(asked)
     directory, config = training.directory, training.config
     base = load_eagle(start, directory) if start is not None else None
@@ -122,7 +122,7 @@ def train_eagle(
     flags = f"--layers {','.join(map(str, own))} --steps {steps}" + (
         f" --start {start.name}" if start else ""
     )
-    training.run(Reader("eagle", flags, own, steps, make, save, base.token_ids if base else None))
+    training.run(TrainingMethod("eagle", flags, own, steps, make, save, base.token_ids if base else None))
 
 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.dashboard import PANELS
-from deploy.grafana.picture import Span, draw
+from deploy.grafana.picture import TimeRange, draw
 from tests.deploy.expressions import (
     OF_PROMETHEUS,
     PROMETHEUS,
@@ -181,7 +181,7 @@ async def _evaluate(directory: Path) -> Evaluation:
 
 def _drawn(prometheus: Prometheus, path: Path) -> bytes:
     now = round(time.time())
-    draw(PANELS, f"http://127.0.0.1:{prometheus.port}", Span(now - 20, now), path)
+    draw(PANELS, f"http://127.0.0.1:{prometheus.port}", TimeRange(now - 20, now), path)
     return path.read_bytes()
 
 

@@ -20,7 +20,7 @@ NEW_TOKENS = (8, 32, 16, 32, 12, 24)
 """Per prompt: requests end one by one, and vLLM moves its last row to where one ended."""
 PROPOSER = {
     "method": "custom_class",
-    "model": "specinfer.integrations.vllm.SpeculatorPool",
+    "model": "specinfer.integrations.vllm.SpeculatorProposer",
     "num_speculative_tokens": 4,
 }
 

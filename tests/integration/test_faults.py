@@ -9,7 +9,6 @@ import pytest
 
 import gateway.store.requests
 import specinfer.step
-from gateway.observability.metrics.requests import RequestMetrics
 from gateway.session.token_stream import TokenStream
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.limits import CacheRoom
@@ -125,7 +124,7 @@ async def test_what_operators_are_told_of_a_request_cannot_end_it(
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(RequestMetrics, "progress", raises)
+    monkeypatch.setattr(RequestCounters, "progress", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         session = system.loop
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)

@@ -78,7 +78,7 @@ def test_local_systems_serve_metrics_only_where_they_should(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway of `up`; and whatever the user sets a port for."""
-    from specinfer.cli.local.system import system as local
+    from specinfer.cli.local import system as local
 
     seen: dict[str, dict[str, str]] = {}
 

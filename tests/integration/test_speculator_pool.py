@@ -163,7 +163,7 @@ async def test_a_service_that_does_not_fit_stays_out_until_it_is_replaced(
             assert firsts(await draft(pool, [step_entry("r", PROMPT)])) == {0: 1}
     lines = [r.getMessage() for r in caplog.records if "stays out" in r.getMessage()]
     assert len(lines) == 1
-    assert "tokenizer theirs, the verifier has ours" in lines[0]
+    assert "tokenizer theirs, the target has ours" in lines[0]
 
 
 async def test_a_speculator_of_malformed_trees_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from gateway.store.records import (
 from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
-from specinfer.logprobs import TokenLogprobs
+from specinfer.logprobs import LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
@@ -61,8 +61,8 @@ class Pair:
         return state.request.request_id
 
 
-def rows(*values: float) -> list[TokenLogprobs]:
-    return [TokenLogprobs(value) for value in values]
+def rows(*values: float) -> list[LogprobRow]:
+    return [LogprobRow(value) for value in values]
 
 
 def ones(state: RequestState) -> dict[str, int]:
@@ -102,7 +102,7 @@ async def test_tokens_accumulate_and_a_repeated_append_does_not_double_them(redi
 
 
 async def test_what_is_new_of_a_request_with_tops_begins_at_its_own_width(redis_url: str) -> None:
-    tops = [TokenLogprobs(-0.5, ((5, -0.5), (7, -1.5))), TokenLogprobs(-2.5, ((8, -0.25), (6, -2.5)))]
+    tops = [LogprobRow(-0.5, ((5, -0.5), (7, -1.5))), LogprobRow(-2.5, ((8, -0.25), (6, -2.5)))]
     async with connected(redis_url) as connection:
         stores, state = Pair(connection), state_of([5, 6], logprobs=True, top_logprobs=2)
         name = await stores.begin(state)
@@ -143,8 +143,8 @@ async def test_content_and_logprobs_come_back_as_they_were() -> None:
     back = decode_logprobs(encode_logprobs(rows(*values)), 0)
     assert [row.chosen for row in back] == pytest.approx(values, rel=1e-8)
     with_tops = [
-        TokenLogprobs(-0.5, ((9_999_999, -0.25), (0, -1.5))),
-        TokenLogprobs(-2.0, ((3, -0.0), (1, -3.0))),
+        LogprobRow(-0.5, ((9_999_999, -0.25), (0, -1.5))),
+        LogprobRow(-2.0, ((3, -0.0), (1, -3.0))),
     ]
     text = encode_logprobs(with_tops)
     assert decode_logprobs(text, 2) == with_tops

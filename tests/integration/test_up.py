@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from specinfer.cli.local import system as local
 from specinfer.cli.local.processes import Child, check_listen_address, free_ports
 from specinfer.cli.local.system import LocalOptions, LocalSystem
-from specinfer.cli.local.system import system as local
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings

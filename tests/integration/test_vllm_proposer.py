@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specinfer.drafters import DraftJob
+from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.errors import IncompatibleError, MalformedTreeError, SettingError
-from specinfer.integrations.vllm import SpeculatorPool
+from specinfer.integrations.vllm import SpeculatorProposer
 from specinfer.tree import TokenTree
 from speculator_svc.clients import own_id
 from tests.support.oracle import chain
@@ -72,7 +72,7 @@ def vllm_config(tokenizer: Path, rank: int = 0) -> Any:
 class Engine:
     """vLLM's side: rows of tokens, and as many drafted tokens accepted as are right."""
 
-    def __init__(self, pool: SpeculatorPool) -> None:
+    def __init__(self, pool: SpeculatorProposer) -> None:
         self._pool = pool
 
     async def propose(
@@ -103,10 +103,10 @@ def agreed(path: Sequence[int], last: int) -> int:
 @asynccontextmanager
 async def engine_with(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path, addresses: str, rank: int = 0, **settings: str
-) -> AsyncIterator[tuple[Engine, SpeculatorPool]]:
+) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
     monkeypatch.setenv("SPECINFER_VLLM_SPECULATORS", addresses)
     monkeypatch.setenv("SPECINFER_VLLM_DRAFT_DEADLINE_MS", settings.get("deadline_ms", "5000"))
-    pool = await asyncio.to_thread(SpeculatorPool, vllm_config(tokenizer, rank))
+    pool = await asyncio.to_thread(SpeculatorProposer, vllm_config(tokenizer, rank))
     try:
         yield Engine(pool), pool
     finally:
@@ -117,7 +117,7 @@ async def engine_with(
 @asynccontextmanager
 async def serving(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Path, *drafters: ScriptedDrafter, **settings: str
-) -> AsyncIterator[tuple[Engine, SpeculatorPool]]:
+) -> AsyncIterator[tuple[Engine, SpeculatorProposer]]:
     """An engine whose drafters are in services of their own."""
     async with AsyncExitStack() as stack:
         services = [
@@ -169,7 +169,7 @@ async def test_nothing_is_proposed_beyond_the_longest_context(
 
 
 async def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
-    monkeypatch.setattr("specinfer.speculators.engine_service.CONTEXT_CHUNK", 10)
+    monkeypatch.setattr("specinfer.speculators.service.CONTEXT_CHUNK", 10)
     async with serving(monkeypatch, tokenizer, right()) as (engine, pool):
         row = [1] * 25
         lengths = []
@@ -231,7 +231,7 @@ async def test_a_service_that_dies_costs_only_drafts_until_it_is_back(
             assert await engine.propose([[20], [21]]) == [told(20, WIDTH), told(21, WIDTH)]
         assert await engine.propose([[20, 6], [21, 11]]) == [[], []]
         assert await engine.propose([[20, 6, 33]]) == [[]]
-        assert pool.outcomes["lost"] >= 1
+        assert pool.outcomes["missed"] >= 1
         async with speculator_service({"a": right()}, instance_id="two", listen=address):
             paths: list[list[int]] = [[]]
             while not paths[0]:  # the test's own time limit ends this
@@ -287,6 +287,38 @@ async def test_another_tokenizer_is_refused_at_the_start(
         with pytest.raises(IncompatibleError, match=f"have tokenizer {theirs}, the target has {ours}"):
             async with engine_with(monkeypatch, tokenizer, address):
                 pass
+    assert "specinfer-speculators" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_service_that_reads_hidden_states_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    drafter = ScriptedDrafter(right().script)
+    drafter.description = DrafterDescription(feature_layers=(1,), feature_size=8)
+    async with speculator_service({"a": drafter}) as (address, _):
+        with pytest.raises(IncompatibleError, match="read hidden states after layers"):
+            async with engine_with(monkeypatch, tokenizer, address):
+                pass
+
+
+async def test_a_late_answer_for_a_request_that_ended_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Path
+) -> None:
+    goes_on, late = threading.Event(), right()
+    script = late.script
+
+    def waits(job: DraftJob) -> Any:
+        goes_on.wait(30)
+        return script(job)
+
+    late.script = waits
+    async with serving(monkeypatch, tokenizer, late, deadline_ms="50") as (engine, pool):
+        await engine.propose([[20]])
+        for row in ([21], [21, 11], [21, 11, 58], [21, 11, 58, 38]):
+            await engine.propose([row])
+        goes_on.set()
+        await until(lambda: pool.outcomes["stale"] == 1)
+        assert not pool._speculators.pool.services[0].held
 
 
 async def test_a_fault_of_ours_costs_drafts_and_is_counted(
@@ -320,4 +352,4 @@ def test_bad_settings_are_named(
     for name, value in variables.items():
         monkeypatch.setenv(f"SPECINFER_VLLM_{name}", value)
     with pytest.raises(SettingError, match=message):
-        SpeculatorPool(vllm_config(tokenizer))
+        SpeculatorProposer(vllm_config(tokenizer))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specinfer.speculators.service import Asked, SpeculatorService
+from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.v1 import speculator_pb2
 
 _CALL = 4
@@ -15,7 +15,7 @@ def forget_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the entry that the gateway encodes as its fourth, the service holds one token less."""
     encode, calls = SpeculatorService.encode, 0
 
-    def believing(service: SpeculatorService, asked: Asked, *more: Any) -> speculator_pb2.DraftEntry:
+    def believing(service: SpeculatorService, asked: DraftQuery, *more: Any) -> speculator_pb2.DraftEntry:
         nonlocal calls
         calls += 1
         if calls == _CALL:

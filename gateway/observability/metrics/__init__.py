@@ -5,7 +5,7 @@ docs/operations.md says what each means and what a bad value looks like.
 
 from prometheus_client import CollectorRegistry
 
-from gateway.observability.metrics.requests import RequestMetrics as RequestMetrics
+from gateway.observability.metrics.requests import RequestCounters as RequestCounters
 from gateway.observability.metrics.steps import StepMetrics as StepMetrics
 from gateway.observability.metrics.system import SystemMetrics as SystemMetrics
 from gateway.observability.metrics.system import SystemView as SystemView
@@ -16,7 +16,7 @@ class GatewayMetrics:
     """All of them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = RequestMetrics(registry)
+        self.requests = RequestCounters(registry)
         self.steps = StepMetrics(registry)
         self.system = SystemMetrics(registry)
         declare_build_info(registry)

@@ -16,7 +16,7 @@ _CODES = (
 """Status codes with which requests are refused; they are there from the start, so that rates begin at 0."""
 
 
-class RequestMetrics:
+class RequestCounters:
     """Counts requests and their tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

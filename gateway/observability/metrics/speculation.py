@@ -84,8 +84,8 @@ class SpeculationMetrics:
             self._count_speculator(names[number], did)
         for depth, trees in Tally(counts.depths).items():
             self._depth.observe(depth, times=trees)
-        for position in range(max(counts.depths, default=0)):
-            self._positions.add(sum([depth > position for depth in counts.depths]), str(position))
+        for position, accepted in enumerate(counts.positions):
+            self._positions.add(accepted, str(position))
         if counts.resyncs:
             self._resyncs.add(counts.resyncs, VERIFIER)
 

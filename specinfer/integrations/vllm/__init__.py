@@ -1,9 +1,9 @@
 """Our speculator services as a proposer of vLLM 0.32 (docs/vllm.md), which loads it by its class path:
 
 speculative_config={"method": "custom_class", "num_speculative_tokens": 4,
-                    "model": "specinfer.integrations.vllm.SpeculatorPool"}
+                    "model": "specinfer.integrations.vllm.SpeculatorProposer"}
 """
 
-from specinfer.integrations.vllm.proposer import SpeculatorPool
+from specinfer.integrations.vllm.proposer import SpeculatorProposer
 
-__all__ = ["SpeculatorPool"]
+__all__ = ["SpeculatorProposer"]

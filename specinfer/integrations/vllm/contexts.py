@@ -11,7 +11,10 @@ from itertools import count
 
 import numpy as np
 
-from specinfer.speculators.engine_service import Drafts
+from specinfer.sampling import GREEDY
+from specinfer.scheduling.entries import StepEntry
+from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.token_tree import Int32
 
 _TAIL = 8
@@ -25,16 +28,42 @@ class Context:
     request_id: str
     tokens: Int32
     """[T] as they were in its latest step."""
-    drafts: Drafts = field(default_factory=list)
-    """What speculators said about it in its latest step."""
+    state: RequestState | None = None
+    """As speculator services are asked for it; None before its first step."""
+    drafts: list[tuple[int, TokenTree]] = field(default_factory=list)
+    """(speculator, tree) of its latest step."""
     path: list[int] = field(default_factory=list)
     """What was proposed to vLLM then."""
     unseen: int = 0
     """Steps since then."""
 
+    def grow(self, tokens: Int32) -> list[int]:
+        """Takes over the tokens of its row, and returns the new ones."""
+        new: list[int] = tokens[len(self.tokens) :].tolist()
+        if self.state is None:
+            # vLLM does not say how it samples, nor how long it goes on: greedy drafts of one more token
+            request = GenerationRequest(self.request_id, tuple(new), 1, GREEDY)
+            self.state = RequestState.new(request, 0.0, 0, drawn_for=False)
+        else:
+            self.state.tokens += new
+        self.tokens = tokens
+        return new
+
+    def entry(self, nodes: int, depth: int) -> StepEntry:
+        """Its part of a step: one branch of so many nodes at most after its tokens."""
+        assert self.state is not None, "a context has grown before it is drafted for"
+        limits = TreeLimits(nodes, depth, 1)
+        last = len(self.state.tokens) - 1
+        return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
+
+    def end(self) -> None:
+        """It did not come back: answers for it that are still to come are stale."""
+        if self.state is not None:
+            self.state.finish = FinishReason.CANCELLED
+
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """One row of vLLM's batch."""
 
     tokens: Int32
@@ -43,7 +72,7 @@ class Row:
     """How many of them came in this step."""
 
 
-class Contexts:
+class ContextTable:
     """The requests of the latest steps.
 
     Args:
@@ -57,7 +86,7 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._contexts)
 
-    def match(self, rows: Sequence[Row]) -> list[Context]:
+    def match(self, rows: Sequence[BatchRow]) -> list[Context]:
         """The context of each row, made where there is none; its tokens are those of the step before."""
         found = self._by_length(rows)
         taken = set(map(id, found))
@@ -74,10 +103,12 @@ class Contexts:
     def ended(self) -> list[str]:
         """Requests that did not come back; they are known no more."""
         gone = [context for context in self._contexts if context.unseen > self._patience]
+        for context in gone:
+            context.end()
         self._contexts = [context for context in self._contexts if context.unseen <= self._patience]
         return [context.request_id for context in gone]
 
-    def _by_length(self, rows: Iterable[Row]) -> list[Context | None]:
+    def _by_length(self, rows: Iterable[BatchRow]) -> list[Context | None]:
         places: dict[tuple[int, bytes], list[Context]] = {}
         for context in self._contexts:
             places.setdefault(_key(context.tokens), []).append(context)
@@ -100,7 +131,7 @@ def _key(tokens: Int32) -> tuple[int, bytes]:
     return len(tokens), tokens[-_TAIL:].tobytes()
 
 
-def _take(candidates: list[Context], row: Row) -> Context | None:
+def _take(candidates: list[Context], row: BatchRow) -> Context | None:
     """Takes the first of the candidates that the row begins with."""
     for place, context in enumerate(candidates):
         if _begins_with(row.tokens, context.tokens):

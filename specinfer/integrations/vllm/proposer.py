@@ -9,35 +9,33 @@ by which vLLM samples, and sent without a distribution; so vLLM's rejection is e
 An exception in `propose` would end the engine: a fault of ours costs drafts, is logged and counted.
 """
 
+import asyncio
 import atexit
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 
-from specinfer.integrations.vllm.contexts import Context, Contexts, Row
+from specinfer.errors import SpecInferError
+from specinfer.integrations.vllm.contexts import BatchRow, Context, ContextTable
 from specinfer.integrations.vllm.settings import VllmSettings
 from specinfer.planning.calibration import Calibration
 from specinfer.service.channel import open_channel
 from specinfer.service.threads import LoopThread
-from specinfer.speculators.engine_pool import Pool, Target
-from specinfer.speculators.engine_service import Drafts, Question
-from specinfer.speculators.policy import StepTimes, draft_deadline
+from specinfer.speculators.policy import PoolPolicy
+from specinfer.speculators.pool import SpeculatorPool
 from specinfer.tokenizer import vocabulary_fingerprint
-from specinfer.tree import TreeLimits, merge_trees
+from specinfer.tree import TokenTree, merge_trees
 from specinfer.tree.path import best_path
 from specinfer.tree.token_tree import Int32
 
 log = logging.getLogger(__name__)
 
-_MOST_DEADLINE_S = 5.0
-"""Most that a deadline in proportion may be, as in the gateway."""
 
-
-class SpeculatorPool:
+class SpeculatorProposer:
     """Proposes for vLLM what speculator services draft."""
 
     def __init__(self, vllm_config: Any) -> None:
@@ -54,10 +52,12 @@ class SpeculatorPool:
         parallel = vllm_config.parallel_config
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._longest = int(vllm_config.model_config.max_model_len)
-        self._contexts = Contexts(patience=2 * int(parallel.pipeline_parallel_size))
-        self._calibration, self._step_times = Calibration(), StepTimes()
+        self._contexts = ContextTable(patience=2 * int(parallel.pipeline_parallel_size))
+        self._calibration = Calibration()
         self.counters: Counter[str] = Counter()
         """rounds, requests, tokens proposed and accepted, faults; `outcomes` are those of the services."""
+        self.client = ""
+        """By what name the services know us."""
         # vLLM takes the drafts of the first rank of a tensor-parallel group and gives them to all
         self._asks = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
         if self._asks:
@@ -85,7 +85,7 @@ class SpeculatorPool:
         if not self._asks:
             return proposed
         rows = {
-            place: Row(token_ids_cpu[place, : num_tokens_no_spec[place]].astype(np.int32), len(new))
+            place: BatchRow(token_ids_cpu[place, : num_tokens_no_spec[place]].astype(np.int32), len(new))
             for place, new in enumerate(sampled_token_ids)
             if len(new)
         }
@@ -99,71 +99,77 @@ class SpeculatorPool:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """What became of drafts and rounds, all services together (see `SpeculatorService`)."""
-        return self._pool.outcomes if self._asks else Counter()
-
-    @property
-    def client(self) -> str:
-        """By what name the services know us."""
-        return self._pool.client
+        """Drafts by outcome (see `DraftStatistics`), requests that were resynced, and messages that were
+        missed: late, lost, or not sent because a service was away or busy; all services together."""
+        found: Counter[str] = Counter()
+        for service in self._speculators.pool.services if self._asks else ():
+            found.update(service.statistics.outcomes)
+            found.update(resync=service.statistics.resyncs, missed=service.counters.missed)
+        return found
 
     def close(self) -> None:
         """Ends the connections."""
         if self._asks:
-            self._asks = False
+            outcomes, self._asks = self.outcomes, False
             atexit.unregister(self.close)
-            self._thread.call(self._pool.close())
+            self._thread.call(self._speculators.close())
             self._thread.stop()
-            log.info("proposals: %s; drafts: %s", dict(self.counters), dict(self._pool.outcomes))
+            log.info("proposals: %s; drafts: %s", dict(self.counters), dict(outcomes))
 
     def _connect(self, model_config: Any) -> None:
-        target = Target(int(model_config.get_vocab_size()), tokenizer_fingerprint(model_config))
+        policy = PoolPolicy(
+            self._settings.draft_deadline_ms / 1000,
+            int(model_config.get_vocab_size()),
+            tokenizer_fingerprint(model_config),
+            trust_draws=False,  # vLLM takes no distribution with a draft: speculators may only send points
+        )
+        self.client = policy.client
         self._thread = LoopThread("specinfer-speculators")
-        self._pool = self._thread.call(_connected(self._settings, target))
+        try:
+            self._speculators = self._thread.call(_connected(self._settings, policy))
+        except SpecInferError:
+            self._thread.stop()
+            raise
         atexit.register(self.close)
 
-    def _propose(self, rows: list[Row]) -> list[list[int]]:
-        self._step_times.begins(time.perf_counter())
+    def _propose(self, rows: list[BatchRow]) -> list[list[int]]:
         contexts = self._contexts.match(rows)
         for context, row in zip(contexts, rows, strict=True):
-            self.counters["requests"] += not len(context.tokens)
-            self._learn(context, row.tokens)
-            context.tokens = row.tokens
-        drafts = self._thread.call(self._ask(contexts, self._contexts.ended()))
+            self.counters["requests"] += context.state is None
+            self._learn(context, context.grow(row.tokens))
+        drafts = self._thread.call(self._draft(contexts, self._contexts.ended()))
         for context in contexts:
             context.drafts = drafts.get(context.request_id, [])
             context.path = self._path(context.drafts, self._room(context.tokens))
         self.counters["rounds"] += 1
         self.counters["proposed"] += sum(len(context.path) for context in contexts)
-        self._step_times.drafted(time.perf_counter())
         return [context.path for context in contexts]
 
-    def _learn(self, context: Context, tokens: Int32) -> None:
+    def _learn(self, context: Context, came: list[int]) -> None:
         """Compares the latest drafts with what came."""
-        came = tokens[len(context.tokens) :].tolist()
         for number, tree in context.drafts:
             self._calibration.observe(number, tree, came)
         right = [drafted == token for drafted, token in zip(context.path, came, strict=False)]
         self.counters["accepted"] += right.index(False) if False in right else len(right)
 
-    async def _ask(self, contexts: Sequence[Context], ended: list[str]) -> dict[str, Drafts]:
-        self._pool.release(ended)
-        questions = [
-            Question(context.request_id, context.tokens, TreeLimits(self._most, room, 1))
+    async def _draft(
+        self, contexts: Sequence[Context], ended: list[str]
+    ) -> dict[str, list[tuple[int, TokenTree]]]:
+        """Trees of all speculators that are there, by request."""
+        self._speculators.release(ended)
+        entries = [
+            context.entry(self._most, room)
             for context in contexts
             if (room := self._room(context.tokens)) > 0
         ]
-        return await self._pool.draft(questions, self._deadline())
-
-    def _deadline(self) -> float:
-        fixed = self._settings.draft_deadline_ms / 1000
-        return fixed or draft_deadline(self._step_times.usual_s, _MOST_DEADLINE_S)
+        pool = self._speculators.pool
+        return (await pool.draft(entries, frozenset(range(len(pool.names))))).trees
 
     def _room(self, tokens: Int32) -> int:
         """Most tokens that may be proposed after these."""
         return min(self._most, self._longest - len(tokens) - 1)
 
-    def _path(self, drafts: Drafts, most: int) -> list[int]:
+    def _path(self, drafts: Sequence[tuple[int, TokenTree]], most: int) -> list[int]:
         if not drafts:
             return []
         merged = merge_trees([(number, self._calibration.correct(number, tree)) for number, tree in drafts])
@@ -182,7 +188,44 @@ def tokenizer_fingerprint(model_config: Any) -> str:
     return vocabulary_fingerprint(tokenizer.get_vocab())
 
 
-async def _connected(settings: VllmSettings, target: Target) -> Pool:
-    pool = Pool.of(settings.addresses, target, lambda address: open_channel(address, settings.tls))
-    await pool.connect()
-    return pool
+class _Speculators:
+    """The pool with its channels, and the releases that nobody waits for."""
+
+    def __init__(self, settings: VllmSettings, policy: PoolPolicy) -> None:
+        self._settings = settings
+        self._channels: list[grpc.aio.Channel] = []
+        self._releases: set[asyncio.Task[None]] = set()
+        self.pool = SpeculatorPool(settings.addresses, self._open_channel, policy)
+
+    def _open_channel(self, address: str) -> grpc.aio.Channel:
+        channel = open_channel(address, self._settings.tls)
+        self._channels.append(channel)
+        return channel
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Begins to let the services forget requests."""
+        if request_ids:
+            task = asyncio.get_running_loop().create_task(self.pool.release(request_ids))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def close(self) -> None:
+        """Ends background work and connections."""
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        await self.pool.close()
+        for service in self.pool.services:
+            service.stream.reset()
+        for channel in self._channels:
+            await channel.close()
+
+
+async def _connected(settings: VllmSettings, policy: PoolPolicy) -> _Speculators:
+    speculators = _Speculators(settings, policy)
+    try:
+        await speculators.pool.connect()
+    except SpecInferError:
+        await speculators.close()
+        raise
+    return speculators

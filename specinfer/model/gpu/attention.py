@@ -53,7 +53,7 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """A pass's description on the device, as its sections, and how its requests are split."""
 
     bucket: Bucket
@@ -66,7 +66,7 @@ def tree_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     cache: tuple[torch.Tensor, torch.Tensor],
-    plan: Plan,
+    plan: AttentionPlan,
     out: torch.Tensor,
 ) -> torch.Tensor:
     """Attention of every row of a pass over its own request; stores its keys and values.

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from specinfer.model.batch import Batch, Features
+from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots, blocks_for
 from specinfer.model.drafting.task import GrowthShape, GrowthTask
-from specinfer.model.gpu.attention import Plan, splits_for, tree_attention
+from specinfer.model.gpu.attention import AttentionPlan, splits_for, tree_attention
 from specinfer.model.gpu.choice import choose
 from specinfer.model.gpu.decoder import DeviceTransformer
 from specinfer.model.gpu.description import Bucket, describe, exact_bucket
@@ -131,10 +131,12 @@ class DeviceExecutor:
         sections: Mapping[str, torch.Tensor],
         longest: int,
         out: torch.Tensor,
-        features: Features | None = None,
+        features: PassFeatures | None = None,
     ) -> torch.Tensor:
         """[logits of the bucket, V] float32. `out`: [rows, H, D], what attention writes in every layer."""
-        plan = Plan(bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors))
+        plan = AttentionPlan(
+            bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors)
+        )
 
         def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             cache = self._keys[layer], self._values[layer]

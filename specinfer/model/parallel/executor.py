@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specinfer.errors import SettingError
-from specinfer.model.batch import Batch, Features
+from specinfer.model.batch import Batch, PassFeatures
 from specinfer.model.cache.sequence import BLOCK_TOKENS, Slots
 from specinfer.model.executor import TorchExecutor
 from specinfer.model.parallel.layout import check_layout
@@ -121,7 +121,7 @@ class ParallelExecutor:
         executor = self._stage.executor
         match command:
             case ("pass", batch, layers, parts):
-                features = Features(layers, _NO_STATES) if layers else None
+                features = PassFeatures(layers, _NO_STATES) if layers else None
                 self._stage.run(replace(batch, features=features), parts)
             case ("move", source, target):
                 executor.move(source, target)

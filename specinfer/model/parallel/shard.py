@@ -15,7 +15,7 @@ import torch
 from specinfer.model.parallel.layout import Place
 from specinfer.model.weights.config import ModelConfig
 from specinfer.model.weights.families import EMBEDDING, POSITIONS
-from specinfer.model.weights.files import Span, read_part
+from specinfer.model.weights.files import TensorSlice, read_part
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _HEAD = "lm_head.weight"
@@ -59,7 +59,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
 
     def _rows(self, name: str, which: range, size: int = 1) -> torch.Tensor:
         """Rows of things of `size` rows each."""
-        return read_part(self._weights, name, Span(0, which.start * size, which.stop * size))
+        return read_part(self._weights, name, TensorSlice(0, which.start * size, which.stop * size))
 
     def _ending(self, name: str, module: str, kind: str) -> torch.Tensor:
         """Of a projection whose inputs are divided: its columns, and its bias once."""
@@ -71,7 +71,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
             inputs, size = self._place.share(config.intermediate_size), 1
         else:
             inputs = self._place.share(config.heads)
-        return read_part(self._weights, name, Span(1, inputs.start * size, inputs.stop * size))
+        return read_part(self._weights, name, TensorSlice(1, inputs.start * size, inputs.stop * size))
 
     def __contains__(self, name: object) -> bool:
         found = _LAYER.fullmatch(str(name))

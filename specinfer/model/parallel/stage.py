@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from specinfer.model.batch import AttentionRows, Batch, Features
+from specinfer.model.batch import AttentionRows, Batch, PassFeatures
 from specinfer.model.cache.sequence import Slots, blocks_for
 from specinfer.model.parallel.microbatches import StageCost, cut, stage_features
 from specinfer.model.parallel.ranks import Ranks
@@ -120,9 +120,9 @@ class Stage:
         layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
         shape = (len(batch.token_ids), len(layers), self._config.hidden_size)
         local = tuple(layer - self._layers.start for layer in layers)
-        return replace(batch, features=Features(local, np.empty(shape, np.float32)))
+        return replace(batch, features=PassFeatures(local, np.empty(shape, np.float32)))
 
-    def _bring_together(self, wanted: Features, own: Features | None) -> None:
+    def _bring_together(self, wanted: PassFeatures, own: PassFeatures | None) -> None:
         """Rank 0 gets the hidden states of all stages."""
         first = self.ranks.gather(None if self._place.tensor else own)
         parts = [part.states for part in first if part is not None]

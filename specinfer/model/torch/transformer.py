@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from specinfer.model.batch import Features
+from specinfer.model.batch import PassFeatures
 from specinfer.model.torch.layer import Attend, Layer
 from specinfer.model.torch.linear import Linear
 from specinfer.model.torch.parts import Parts, Weights
@@ -24,7 +24,7 @@ LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, At
 """(hidden states [T, hidden], angles of the positions, attention) -> [T, hidden] behind one layer."""
 
 
-def _keep(features: Features | None, layers: int, x: torch.Tensor) -> None:
+def _keep(features: PassFeatures | None, layers: int, x: torch.Tensor) -> None:
     """Writes down the hidden states [T, hidden] after so many layers, if they are asked for."""
     if features is not None and layers in features.layers:
         features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
@@ -79,7 +79,7 @@ class Transformer:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         attend: Attend,
-        features: Features | None = None,
+        features: PassFeatures | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, hidden] before the final norm; writes down those asked for."""
         return self.through(self.embed(token_ids, positions), positions, attend, features)
@@ -90,7 +90,7 @@ class Transformer:
         return x if self._positions is None else x + self._positions[positions]
 
     def through(
-        self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: Features | None = None
+        self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: PassFeatures | None = None
     ) -> torch.Tensor:
         """Hidden states [T, hidden] behind all layers, of those before the first one."""
         angles = self.angles(positions)

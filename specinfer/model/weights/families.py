@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
+from specinfer.model.weights.files import SafetensorsWeights, TensorSlice, read_part
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
 _OPT_UNUSED_POSITIONS = 2
@@ -50,7 +50,7 @@ class _Told(Mapping[str, torch.Tensor]):
         tensor = self._weights[source]
         return pick(tensor) if pick else tensor
 
-    def part(self, name: str, span: Span) -> torch.Tensor:
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """See `read_part`."""
         source, pick = self._sources[name]
         if pick is None:

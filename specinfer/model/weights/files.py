@@ -16,7 +16,7 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.quantise import Blocks
 
 
-class Span(NamedTuple):
+class TensorSlice(NamedTuple):
     """A part of a tensor: `start` to `stop` of its first or second dimension."""
 
     dim: int
@@ -33,11 +33,11 @@ class Span(NamedTuple):
 class Divisible(Protocol):
     """Weights of which a part can be read without the rest."""
 
-    def part(self, name: str, span: Span) -> torch.Tensor:
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """That part of the tensor."""
 
 
-def read_part(weights: Mapping[str, torch.Tensor], name: str, span: Span) -> torch.Tensor:
+def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice) -> torch.Tensor:
     """A part of a tensor: read alone where the weights can do that, else cut out of the whole."""
     if isinstance(weights, Divisible):
         return weights.part(name, span)
@@ -55,7 +55,7 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
 
-    def part(self, name: str, span: Span) -> torch.Tensor:
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """See `read_part`."""
         with safe_open(self._files[name], framework="pt") as file:
             stored = file.get_slice(name)

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from benchmarks.figure11 import mixed
 from benchmarks.figures.latency import INCREMENTAL, SEQUENCE, TREE, Turns
 from benchmarks.figures.report import latency_report, plot_latency, plot_sequences, sequences_report
-from benchmarks.figures.sequences import Comparison, Measured, accepted_of_sequences, accepted_of_tree, paths
+from benchmarks.figures.sequences import (
+    Comparison,
+    MeasuredSteps,
+    accepted_of_sequences,
+    accepted_of_tree,
+    paths,
+)
 from specinfer.drafters import DrafterDescription
 from specinfer.drafters.ssm import SsmDrafter
 from specinfer.model.drafting.task import GrowthShape
@@ -18,7 +24,11 @@ from specinfer.tree import ExpansionVector, TreeBuilder, TreeLimits
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 ABOUT = {"command": "c", "commit": "1", "time": "t", "cores": 2, "cpu": "x"}
-PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("a", (60, 2, 71, 33))]
+PROMPTS = [
+    EvaluationPrompt("a", (5, 17, 3)),
+    EvaluationPrompt("b", (41, 9)),
+    EvaluationPrompt("a", (60, 2, 71, 33)),
+]
 
 
 def test_sequences_of_a_tree_are_its_paths_to_the_leaves() -> None:
@@ -50,7 +60,7 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
         runner = runner_of(target)
         shape = GrowthShape(ExpansionVector((2, 2, 1)))
         drafter = SsmDrafter(runner_of(model), DrafterDescription("ssm", 97), shape)
-        found = Measured()
+        found = MeasuredSteps()
         Comparison(runner, drafter, TreeLimits(10, 3)).run(PROMPTS, 4, found)
         assert found.sequence_rows == 4 * 3 * 4 * 4, (
             "four leaves of a root and three nodes, by request and step"
@@ -65,7 +75,9 @@ def test_a_tree_and_its_sequences_bring_the_same_and_leave_the_cache_empty() -> 
 
 def test_the_figures_of_a_batch_follow_from_its_times() -> None:
     """Batch 2, two steps that brought eight tokens: a request waits a step for two of its own."""
-    measured = Measured([0.01, 0.03], [0.02, 0.03], [0.004, 0.004], tokens=8, tree_rows=44, sequence_rows=64)
+    measured = MeasuredSteps(
+        [0.01, 0.03], [0.02, 0.03], [0.004, 0.004], tokens=8, tree_rows=44, sequence_rows=64
+    )
     report = measured.report(2)
     assert report["tree_ms"] == pytest.approx(1000 * 0.04 / 4)
     assert report["sequences_ms"] == pytest.approx(1000 * 0.05 / 4)
@@ -93,7 +105,7 @@ def test_reports_and_plots_have_every_batch_beside_the_paper(tmp_path: Path) -> 
     assert "| ms per token of a request | batch 1 | batch 16 |" in lines
     assert "| tree | 15.0 [10.0, 20.0] | 15.0 [10.0, 20.0] |" in lines
     assert "| tree over sequence | 1.2x to 1.5x | 1.00x to 1.00x |" in lines
-    one = Measured([0.01], [0.02], [0.001], tokens=4, tree_rows=11, sequence_rows=16).report(1)
+    one = MeasuredSteps([0.01], [0.02], [0.001], tokens=4, tree_rows=11, sequence_rows=16).report(1)
     eleven = {"about": ABOUT, "model": "m", "shapes": {"<2,2,1>": {"1": one, "4": one}}}
     lines = sequences_report(eleven, "p.png").splitlines()
     assert "| sequences / tree, passes | 2.00x ± 0.00 | 2.00x ± 0.00 |" in lines

@@ -20,8 +20,8 @@ from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.check import WrongKernelError, check_kernels, error_of, exact
 from benchmarks.gpu.report import TABLES, markdown
 from benchmarks.gpu.run import Run, StoppedError, stopped_after
-from benchmarks.gpu.scale import FULL, TINY, Cell, Heads
-from benchmarks.gpu.section import Context, Rows, Section
+from benchmarks.gpu.scale import FULL, TINY, Cell, HeadShape
+from benchmarks.gpu.section import Rows, Section, SectionContext
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shapes import RandomWeights
 from benchmarks.gpu.timers import Call, HostTimer
@@ -63,12 +63,12 @@ class MadeUpTimer:
         return self._seconds.pop(0) if self._seconds else 1.0
 
 
-def context(timer: MadeUpTimer, **fields: Any) -> Context:
-    made = Context(DEVICE, timer, TINY, Budget(600), lambda _: None, {})
+def context(timer: MadeUpTimer, **fields: Any) -> SectionContext:
+    made = SectionContext(DEVICE, timer, TINY, Budget(600), lambda _: None, {})
     return replace(made, **fields)
 
 
-def section(name: str, measure: Callable[[Context, Rows], None], **fields: Any) -> Section:
+def section(name: str, measure: Callable[[SectionContext, Rows], None], **fields: Any) -> Section:
     return Section(name, lambda: measure, 60, **fields)
 
 
@@ -81,7 +81,7 @@ def run_of(out: Path, timer: MadeUpTimer, seconds: float = 600.0) -> Run:
 
 def test_least_bytes_of_a_launch() -> None:
     """2 requests, 10 + 3 positions, one KV head of 4 dimensions, two query heads, 2 bytes a number."""
-    cell = Cell(Heads(2, 1, 4), batch=2, context=10, nodes=3)
+    cell = Cell(HeadShape(2, 1, 4), batch=2, context=10, nodes=3)
     context_bytes, rows = 2 * 10 * 2 * 4 * 2, 2 * 3
     nodes = rows * 2 * 4 * 2 * 2  # keys and values, read and written
     queries = rows * 2 * 4 * 2 * 2  # queries read, results written
@@ -175,7 +175,7 @@ def test_the_check_finds_a_wrong_kernel_and_an_unwritten_element(monkeypatch: py
 def test_libraries_attend_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uncompiled, which is the same function of flex_attention."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    workload = Workload.of(Cell(Heads(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
+    workload = Workload.of(Cell(HeadShape(4, 2, 16), 2, 37, 6), torch.float32, DEVICE)
     b = workload.buffers(seed=4)
     found: Any = libraries.LIBRARIES[name](workload)(b)()
     assert error_of(found, exact(workload, b)) < 1e-5
@@ -199,7 +199,7 @@ def test_a_library_that_fails_or_errs_is_named_and_not_timed() -> None:
 
 
 def test_trees_of_a_pass_differ_and_blocks_lie_mixed_up() -> None:
-    batch = pass_of(Cell(Heads(4, 2, 16), 2, 37, 12), seed=0)
+    batch = pass_of(Cell(HeadShape(4, 2, 16), 2, 37, 12), seed=0)
     first, second = batch.rows
     relative = [[[p - 37 for p in path] for path in rows.extra] for rows in (first, second)]
     assert relative[0] != relative[1]
@@ -275,7 +275,7 @@ def test_what_cannot_be_imported_or_lacks_a_device_is_left_out_by_name(tmp_path:
     def lacking() -> Any:
         raise ModuleNotFoundError("No module named 'redis'")
 
-    def broken(made: Context, rows: Rows) -> None:
+    def broken(made: SectionContext, rows: Rows) -> None:
         rows.append({"bytes_per_s": 5e11})
         raise ValueError("odd")
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_imported_or_lacks_a_device_is_left_out_by_name(tmp_path:
 
 
 def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path) -> None:
-    def wrong(made: Context, rows: Rows) -> None:
+    def wrong(made: SectionContext, rows: Rows) -> None:
         raise WrongKernelError("tree attention: error 1")
 
     run = run_of(tmp_path / "gpu", MadeUpTimer())
@@ -307,7 +307,7 @@ def test_nothing_is_timed_after_a_wrong_kernel(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_keeps_what_it_has(tmp_path: Path) -> None:
-    def one(made: Context, rows: Rows) -> None:
+    def one(made: SectionContext, rows: Rows) -> None:
         rows.append({"bytes_per_s": 1e12})
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.acceptance import KINDS
-from benchmarks.drafts.decoding import Decoding, Plan, Result
+from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.end_to_end import TURNS, Measured, Tally, part_of
 from benchmarks.drafts.plots import plot_distribution, plot_latency
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from benchmarks.drafts.report import SHAPES, WIDTHS, markdown
 from benchmarks.drafts.success import guesses, success
 from benchmarks.load import Load, generate_all, sustained
@@ -27,7 +27,11 @@ from specinfer.v1 import generation_pb2
 from tests.support.tiny_models import reference_logits, runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)
-PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("b", (60, 2, 71, 33))]
+PROMPTS = [
+    EvaluationPrompt("a", (5, 17, 3)),
+    EvaluationPrompt("b", (41, 9)),
+    EvaluationPrompt("b", (60, 2, 71, 33)),
+]
 
 
 def twin(*widths: int) -> SsmDrafter:
@@ -39,7 +43,7 @@ def twin(*widths: int) -> SsmDrafter:
 def test_a_perfect_drafter_succeeds_always_and_fills_every_step() -> None:
     runner = runner_of(MODEL)
     assert success(runner, twin(), PROMPTS, 0.0, 6) == {"a": [100.0] * 5, "b": [100.0] * 5}
-    plan = Plan(nodes=20, depth=3, temperature=0, new_tokens=12)
+    plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=12)
     result = Decoding(runner, [twin(2, 1, 1)], plan).run(PROMPTS)
     assert result.tokens_per_step() == 4
     assert result.tokens_per_step("b") == 4
@@ -49,7 +53,7 @@ def test_a_perfect_drafter_succeeds_always_and_fills_every_step() -> None:
 
 
 def test_without_a_right_guess_a_step_brings_one_token() -> None:
-    plan = Plan(nodes=4, depth=3, temperature=0, new_tokens=5, batch=2, calibrated=True)
+    plan = DecodingPlan(nodes=4, depth=3, temperature=0, new_tokens=5, batch=2, calibrated=True)
     result = Decoding(runner_of(MODEL), [NgramDrafter(4, 4)], plan).run(PROMPTS)
     assert result.per_prompt == [("a", 5, 5), ("b", 5, 5), ("b", 5, 5)]
 
@@ -59,7 +63,7 @@ def test_answers_are_followed_to_where_the_target_ends_them() -> None:
     end = next(i for i, token in enumerate(output) if i and token not in output[:i])
     ending = tiny_transformers("llama", seed=3, eos_token_id=output[end])
     for drafter in (NgramDrafter(4, 4), twin(2, 1, 1)):
-        plan = Plan(nodes=20, depth=3, temperature=0, new_tokens=6)
+        plan = DecodingPlan(nodes=20, depth=3, temperature=0, new_tokens=6)
         ((_, _, tokens),) = Decoding(runner_of(ending), [drafter], plan).run(PROMPTS[:1]).per_prompt
         assert tokens == end + 1
     assert len(guesses(runner_of(ending), twin(), PROMPTS[:1], 0.0, 6)["a"]) == end + 1
@@ -191,7 +195,7 @@ async def test_a_load_tells_when_its_batch_is_no_longer_full() -> None:
 
 
 def test_every_turn_has_all_sources_and_enough_prompts() -> None:
-    prompts = [Prompt(source, (i,)) for source in "abc" for i in range(10)]
+    prompts = [EvaluationPrompt(source, (i,)) for source in "abc" for i in range(10)]
     parts = [part_of(prompts, turn, 1) for turn in range(TURNS)]
     assert sorted(map(repr, (p for part in parts for p in part))) == sorted(map(repr, prompts)), (
         "each prompt once"

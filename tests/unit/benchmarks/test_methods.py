@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.drafts.decoding import Decoding, Plan, Result
+from benchmarks.drafts.decoding import Decoding, DecodingPlan, Result
 from benchmarks.drafts.methods_report import methods_markdown
-from benchmarks.drafts.prompts import Prompt
+from benchmarks.drafts.prompts import EvaluationPrompt
 from benchmarks.methods import by_depth, compare
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.model.batch import Segment
@@ -17,7 +17,11 @@ from specinfer.tree import TokenTree
 from tests.support.tiny_models import runner_of, tiny_transformers
 
 MODEL = tiny_transformers("llama", seed=3)
-PROMPTS = [Prompt("a", (5, 17, 3)), Prompt("b", (41, 9)), Prompt("b", (60, 2, 71, 33))]
+PROMPTS = [
+    EvaluationPrompt("a", (5, 17, 3)),
+    EvaluationPrompt("b", (41, 9)),
+    EvaluationPrompt("b", (60, 2, 71, 33)),
+]
 
 
 class Reader:
@@ -44,7 +48,7 @@ class Reader:
 
 def test_every_reader_gets_the_hidden_states_of_its_layers() -> None:
     readers = [Reader((1,)), Reader((0, 2)), Reader(())]
-    Decoding(runner_of(MODEL), readers, Plan(4, 3, 0.0, 6, batch=3)).run(PROMPTS)  # type: ignore[arg-type]
+    Decoding(runner_of(MODEL), readers, DecodingPlan(4, 3, 0.0, 6, batch=3)).run(PROMPTS)  # type: ignore[arg-type]
     assert not any(states for _, states in readers[2].ended)
     for reader, layers in ((readers[0], (1,)), (readers[1], (0, 2))):
         for context, states in reader.ended:

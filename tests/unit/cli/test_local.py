@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from specinfer.cli.local import system as local
 from specinfer.cli.local.processes import check_http
 from specinfer.cli.local.system import LocalOptions, LocalSystem, _arguments
-from specinfer.cli.local.system import system as local
 from specinfer.drafters.pools import default_speculators, read_speculators
 from specinfer.errors import InvalidInputError
 

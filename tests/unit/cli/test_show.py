@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from specinfer.cli import demo, show
-from specinfer.cli.bench import Run, Turn, summarise
+from specinfer.cli.bench import BenchRun, Turn, summarise
 from specinfer.cli.show import answer_line, planner_words, print_runs, status_table
 from specinfer.client import Answer, AsyncClient, FinishReason, SpeculationStats, SpeculatorStats, Summary
 from specinfer.v1 import generation_pb2
@@ -23,7 +23,7 @@ def test_an_answer_says_who_won_its_steps() -> None:
     assert answer_line(answer) == "25 tokens in 10 steps, 2.50 tokens/step, ngram won 3, ssm won 6, length"
 
 
-def runs() -> list[Run]:
+def runs() -> list[BenchRun]:
     answer = Answer(token_ids=[1] * 10)
     plain = [Turn([answer], 1.0), Turn([answer], 1.25)]
     fast = [Turn([answer], 0.5), Turn([answer], 0.6)]

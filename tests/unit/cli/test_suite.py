@@ -16,21 +16,21 @@ from benchmarks.suite import command as under_test
 from benchmarks.suite.command import suite
 from benchmarks.suite.perplexity import Scorer
 from benchmarks.suite.plan import QUICK, SuitePlan, runs_of
-from benchmarks.suite.pools import MERGED, UNTRAINED, Pool, methods, suite_pools
-from specinfer.cli.bench import Run, Turn
+from benchmarks.suite.pools import MERGED, UNTRAINED, SuitePool, methods, suite_pools
+from specinfer.cli.bench import BenchRun, Turn
 from specinfer.cli.compare import compare, differences, read_runs
 from specinfer.client import Answer, SpeculationStats, Summary
 from specinfer.errors import InvalidInputError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.prompts import Prompt, read_prompts_by_source
+from specinfer.prompts import PromptRow, read_prompts_by_source
 from tests.chaos.model_directory import write_model
 
 
-def run(mode: str, batch: int, rate: float = 100.0, error: float | None = 2.0) -> Run:
+def run(mode: str, batch: int, rate: float = 100.0, error: float | None = 2.0) -> BenchRun:
     times = {"p50": 1.0, "p90": 2.0, "p99": 3.0}
-    return Run(
+    return BenchRun(
         *(
             mode,
             batch,
@@ -75,7 +75,7 @@ class Machine:
         self.measured: list[str] = []
         self._fails_at = fails_at
 
-    def measure(self, name: str, pool: Pool, _: Any, plan: SuitePlan, scorer: Any) -> tuple[Any, Any]:
+    def measure(self, name: str, pool: SuitePool, _: Any, plan: SuitePlan, scorer: Any) -> tuple[Any, Any]:
         if name == self._fails_at:
             self._fails_at = ""
             raise UnavailableError("the machine was switched off")
@@ -147,7 +147,7 @@ def test_perplexity_is_that_of_the_answers_behind_the_prompts_as_they_are_sent(
 ) -> None:
     directory = write_model(tmp_path / "model")
     scorer = Scorer(directory, "float32", "auto", chat=not raw)
-    prompts = [Prompt("hm?"), Prompt("why is it so?")]
+    prompts = [PromptRow("hm?"), PromptRow("why is it so?")]
     answers = [[40, 41, 42], [50, 51]]
     asked = ["hm?", "why is it so?"] if raw else ["u:hm?;a:", "u:why is it so?;a:"]
     model, total = AutoModelForCausalLM.from_pretrained(directory), 0.0
@@ -199,7 +199,7 @@ def turn(tokens: Sequence[int], steps: int, seconds: float = 1.0) -> Turn:
 
 
 def test_runs_are_told_by_source_where_a_turn_is_one_prompt() -> None:
-    plan = SuitePlan((Prompt("x", "a"), Prompt("y", "b"), Prompt("z", "a")), QUICK, 0.0)
+    plan = SuitePlan((PromptRow("x", "a"), PromptRow("y", "b"), PromptRow("z", "a")), QUICK, 0.0)
     turns = {
         "incremental": [turn([1, 2, 3, 4], 4, 4.0)] * 3,
         "tree": [turn([1, 2, 3, 4], 2, 2.0), turn([1, 2, 3, 4], 4, 4.0), turn([1, 2, 3, 4], 1, 1.0)],

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from benchmarks.suite import measure as under_test
-from benchmarks.suite.plan import Size, SuitePlan
+from benchmarks.suite.plan import SuitePlan, SuiteSize
 from specinfer.cli.local.processes import free_ports
-from specinfer.prompts import Prompt
+from specinfer.prompts import PromptRow
 
 
 async def test_memory_and_dropped_tokens_are_told_for_each_batch_size(
@@ -33,7 +33,7 @@ async def test_memory_and_dropped_tokens_are_told_for_each_batch_size(
     monkeypatch.setattr(under_test, "take_turns", take_turns)
     here, gone = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=2**22 + 1)
     system: Any = SimpleNamespace(address="127.0.0.1:1", children={"here": here, "gone": gone})
-    plan = SuitePlan((Prompt("a"),), Size(1, 4, (1, 4)), 0.0).bench(("tree",))
+    plan = SuitePlan((PromptRow("a"),), SuiteSize(1, 4, (1, 4)), 0.0).bench(("tree",))
     try:
         batches = await under_test._all_batches(system, port, plan, lambda _: None)
     finally:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.session.verdicts import sound_verdicts
 from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, InvalidInputError, NotFoundError
 from specinfer.sampling import GREEDY, Sampling
@@ -15,6 +16,7 @@ from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.v1 import verifier_pb2
 
 LIMITS = SchedulerLimits(max_batch=3, prefill_chunk=4, kv_capacity_tokens=400)
 TOKENS = 50
@@ -292,8 +294,9 @@ def test_verdicts_that_contradict_the_entry_end_one_request() -> None:
     s = scheduler()
     s.submit(request("a", prompt=1), 0.0)
     (entry,) = s.plan(0.0)
-    wrong = VerdictEntry(EntryStatus.OK, bonus=5, held_len=7)
-    (progress,) = s.commit([entry], {"a": TokenTree.root_only(1)}, {"a": wrong}, 0.0)
+    trees = {"a": TokenTree.root_only(1)}
+    wrong = verifier_pb2.Verdict(request_id="a", status=1, bonus_token_id=5, held_len=7)
+    (progress,) = s.commit([entry], trees, sound_verdicts([entry], trees, [wrong], TOKENS), 0.0)
     assert (progress.state.finish, progress.final) == (FinishReason.ERROR, True)
     assert progress.state.error == "the verifier holds 7 tokens instead of 1"
     assert not progress.state.retryable

@@ -136,15 +136,6 @@ def test_an_error_ends_one_request() -> None:
     assert s.running == 1
 
 
-def test_a_verdict_that_cannot_be_fails_one_request() -> None:
-    s = scheduler()
-    s.submit(request("a"), 0.0)
-    (entry,) = s.plan(0.0)
-    (only,) = s.commit([entry], {"a": example_tree()}, {"a": answer(entry, CAT, accepted=(9,))}, 0.0)
-    assert (only.state.finish, only.final) == (FinishReason.ERROR, True)
-    assert "accepted nodes [9] of a tree of 5" in only.state.error
-
-
 def test_a_full_verifier_is_tried_again_but_not_for_ever() -> None:
     s = scheduler()
     state = s.submit(request("a"), 0.0)

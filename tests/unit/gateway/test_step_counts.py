@@ -41,6 +41,7 @@ def test_a_step_sums_its_trees_and_leaves_plain_decoding_out() -> None:
     times = StepTimes(0, 0, 0, 0, 0, 0)
     counts = count_step(FinishedStep(PLAIN, [], drafts, trees, verdicts, [], 0.0, times, outcomes))
     assert (counts.nodes, counts.depths, counts.resyncs) == (6, [2, 1], 1)
+    assert (counts.tokens, counts.accepted, counts.positions) == (3 + 1 + 2, 3, [2, 1])
     assert counts.speculators == {
         0: SpeculatorStep(drafts=2, proposed=4, kept=4, duplicate=1, accepted=3, wins=2),
         1: SpeculatorStep(drafts=1, proposed=2, kept=2, duplicate=1, accepted=1),

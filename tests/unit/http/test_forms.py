@@ -11,7 +11,7 @@ from http_svc.errors import ApiError, api_error, invalid_body
 from http_svc.responses import (
     CHAT,
     COMPLETION,
-    Shape,
+    ResponseShape,
     TextOffsets,
     chat_logprobs,
     completion_logprobs,
@@ -102,12 +102,12 @@ def test_usage_counts_a_prompt_once_and_its_choices_together() -> None:
 
 
 def test_the_two_forms() -> None:
-    whole = Shape(CHAT, "id", "m", 1).whole(ANSWERS[:1], 1)
+    whole = ResponseShape(CHAT, "id", "m", 1).whole(ANSWERS[:1], 1)
     assert (whole["id"], whole["object"], whole["created"], whole["model"]) == (
         *("chatcmpl-id", "chat.completion", 1, "m"),
     )
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "ab", "refusal": None}
-    shape = Shape(COMPLETION, "id", "m", 1, usage_comes=True)
+    shape = ResponseShape(COMPLETION, "id", "m", 1, usage_comes=True)
     assert shape.whole(ANSWERS[:1], 1)["choices"][0] == {
         "index": 0,
         "text": "ab",

@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from specinfer.integrations.vllm.contexts import Context, Contexts, Row
+from specinfer.integrations.vllm.contexts import BatchRow, Context, ContextTable
 
 
-def row(*tokens: int, new: int = 1) -> Row:
-    return Row(np.array(tokens, np.int32), new)
+def row(*tokens: int, new: int = 1) -> BatchRow:
+    return BatchRow(np.array(tokens, np.int32), new)
 
 
-def step(contexts: Contexts, *rows: Row) -> list[Context]:
+def step(contexts: ContextTable, *rows: BatchRow) -> list[Context]:
     """What the proposer does with a step's rows."""
     found = contexts.match(rows)
     for context, each in zip(found, rows, strict=True):
-        context.tokens = each.tokens
+        context.grow(each.tokens)
     return found
 
 
 def test_rows_that_move_keep_their_requests() -> None:
-    contexts = Contexts(patience=2)
+    contexts = ContextTable(patience=2)
     a, b = step(contexts, row(1, 2), row(1, 3))
     assert step(contexts, row(1, 3, 9, 8, new=2), row(1, 2, 7)) == [b, a]
     c, again_a, again_b = step(contexts, row(4, 5), row(1, 2, 7, 7), row(1, 3, 9, 8, 0))
@@ -29,20 +29,20 @@ def test_rows_that_move_keep_their_requests() -> None:
 
 def test_a_request_that_begins_like_another_keeps_its_own() -> None:
     """The shorter one's context is a beginning of the longer one's row."""
-    contexts = Contexts(patience=2)
+    contexts = ContextTable(patience=2)
     longer, shorter = step(contexts, row(1, 2, 3, 4), row(1, 2))
     assert step(contexts, row(1, 2, 9), row(1, 2, 3, 4, 5)) == [shorter, longer]
 
 
 def test_what_is_new_in_a_step_tells_requests_apart() -> None:
     """What the shorter one gained is what the longer one had."""
-    contexts = Contexts(patience=2)
+    contexts = ContextTable(patience=2)
     longer, shorter = step(contexts, row(1, 2, 3), row(1, 2))
     assert step(contexts, row(1, 2, 3, 4, new=2), row(1, 2, 3, 5)) == [shorter, longer]
 
 
 def test_rows_of_the_same_tokens_get_a_request_each() -> None:
-    contexts = Contexts(patience=2)
+    contexts = ContextTable(patience=2)
     both = step(contexts, row(1, 2), row(1, 2))
     assert both[0] is not both[1]
     after = step(contexts, row(1, 2, 5), row(1, 2, 6))
@@ -50,7 +50,7 @@ def test_rows_of_the_same_tokens_get_a_request_each() -> None:
 
 
 def test_a_row_that_was_away_for_steps_is_found_by_its_beginning() -> None:
-    contexts = Contexts(patience=4)
+    contexts = ContextTable(patience=4)
     _, a = step(contexts, row(1, 2), row(1, 2, 3))
     step(contexts, row(6, 6))
     (again,) = step(contexts, row(1, 2, 3, 4, 5, 6, new=1))
@@ -58,7 +58,7 @@ def test_a_row_that_was_away_for_steps_is_found_by_its_beginning() -> None:
 
 
 def test_requests_that_do_not_come_back_have_ended() -> None:
-    contexts = Contexts(patience=1)
+    contexts = ContextTable(patience=1)
     a, b = step(contexts, row(1, 2), row(3, 4))
     assert contexts.ended() == []
     step(contexts, row(3, 4, 5))
@@ -74,7 +74,7 @@ def test_requests_that_do_not_come_back_have_ended() -> None:
 def test_a_random_batch_is_followed_without_a_mistake(seed: int) -> None:
     """Prompts that share beginnings, 1 to 5 tokens a step, rows shuffled, some end, others come."""
     rng = np.random.default_rng(seed)
-    contexts, alive, known = Contexts(patience=0), dict[int, list[int]](), dict[int, Context]()
+    contexts, alive, known = ContextTable(patience=0), dict[int, list[int]](), dict[int, Context]()
     for number in range(300):
         for name in list(alive):
             if rng.random() < 0.05:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from specinfer.errors import SettingError
-from specinfer.model.batch import AttentionRows, Batch, Features
+from specinfer.model.batch import AttentionRows, Batch, PassFeatures
 from specinfer.model.parallel.layout import Layout, Place, check_layout
 from specinfer.model.parallel.memory import Memory, largest_memory, rank_memory
 from specinfer.model.parallel.microbatches import StageCost, cut, micro_batches, stage_features
@@ -19,7 +19,7 @@ from specinfer.model.parallel.shard import ShardedWeights
 from specinfer.model.torch.transformer import Transformer
 from specinfer.model.weights.config import ModelConfig, from_transformers
 from specinfer.model.weights.families import in_llama_names
-from specinfer.model.weights.files import SafetensorsWeights, Span, read_part
+from specinfer.model.weights.files import SafetensorsWeights, TensorSlice, read_part
 from tests.support.tiny_models import tiny_transformers
 
 LLAMA = from_transformers(tiny_transformers("llama", vocab_size=96).config)
@@ -69,7 +69,7 @@ class Watched(Mapping[str, torch.Tensor]):
         self.whole.append(name)
         return self._weights[name]
 
-    def part(self, name: str, span: Span) -> torch.Tensor:
+    def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         return self._weights[name].narrow(span.dim, span.start, span.stop - span.start)
 
     def __iter__(self) -> Iterator[str]:
@@ -109,7 +109,7 @@ def test_parts_of_a_file_are_parts_of_its_tensors(tmp_path: Path) -> None:
     tensor = torch.arange(24.0).view(4, 6)
     save_file({"x": tensor}, tmp_path / "model.safetensors")
     weights = SafetensorsWeights(tmp_path)
-    for span in (Span(0, 1, 3), Span(1, 2, 6), Span(0, 0, 0)):
+    for span in (TensorSlice(0, 1, 3), TensorSlice(1, 2, 6), TensorSlice(0, 0, 0)):
         assert torch.equal(read_part(weights, "x", span), read_part({"x": tensor}, "x", span))
 
 
@@ -132,7 +132,7 @@ def test_a_cut_pass_is_the_same_pass() -> None:
     ]
     states = np.zeros((7, 1, 2), np.float32)
     batch = Batch(
-        [*range(10, 17)], [*range(7)], [*range(20, 27)], rows, [2, 3, 5, 6], [], Features((1,), states)
+        [*range(10, 17)], [*range(7)], [*range(20, 27)], rows, [2, 3, 5, 6], [], PassFeatures((1,), states)
     )
     pieces = cut(batch, 3)
     assert [piece.token_ids for piece in pieces] == [[10, 11], [12, 13], [14, 15, 16]]

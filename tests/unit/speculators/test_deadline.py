@@ -2,7 +2,7 @@
 
 import pytest
 
-from specinfer.speculators.policy import LEAST_S, TIMES, PoolPolicy, StepTimes, draft_deadline
+from specinfer.speculators.policy import LEAST_S, TIMES, PoolPolicy, UsualStepTime, draft_deadline
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_a_fixed_deadline_stays() -> None:
 
 
 def test_drafting_and_pauses_do_not_count() -> None:
-    times, now = StepTimes(), 0.0
+    times, now = UsualStepTime(), 0.0
     assert times.usual_s is None
     for step in range(20):
         times.begins(now)

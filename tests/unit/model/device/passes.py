@@ -8,7 +8,7 @@ import torch
 from specinfer.model.batch import Batch, Segment, flatten
 from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots
-from specinfer.model.gpu.attention import Plan
+from specinfer.model.gpu.attention import AttentionPlan
 from specinfer.model.gpu.description import Bucket, describe
 from specinfer.model.gpu.launch import interpreted
 
@@ -57,10 +57,10 @@ def ragged_pass(seed: int, kinds: Sequence[int] = (0, 1, 2), longest: int = 150)
     )
 
 
-def planned(batch: Batch, bucket: Bucket, splits: int, window: int = 0) -> Plan:
+def planned(batch: Batch, bucket: Bucket, splits: int, window: int = 0) -> AttentionPlan:
     """The pass as the device gets it."""
     numbers = torch.from_numpy(describe(batch, bucket, window)).to(DEVICE)
-    return Plan(bucket, bucket.views(numbers), splits)
+    return AttentionPlan(bucket, bucket.views(numbers), splits)
 
 
 def exact_attention(
