@@ -9,6 +9,7 @@ import pytest
 
 import gateway.store.requests
 import specinfer.step
+from gateway.observability.metrics.requests import RequestCounters
 from gateway.session.token_stream import TokenStream
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.limits import CacheRoom
