@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.acceptance_watch import AcceptanceWatch
-from gateway.session.totals import Named, SpeculationMetrics
+from gateway.observability.metrics.speculation import SpeculationMetrics
+from gateway.session.totals import Named
 from specinfer.planning.collapse import WINDOW, AcceptanceTrend
 from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 
