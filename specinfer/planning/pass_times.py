@@ -99,7 +99,7 @@ class PassTimes:
         if index == len(self._keys) or self._keys[index] != key:
             self._keys.insert(index, key)
             self._places.insert(index, place)
-            self._corrections.insert(index, Recent())
+            self._corrections.insert(index, Recent(outer=3))
         seen = self._corrections[index]
         if len(seen) >= _KNOWN:
             self._errors.append(error - seen.value)

@@ -10,11 +10,14 @@ _FEW = 8
 
 
 class Recent:
-    """The middle of the last values: their mean without the upper and the lower third."""
+    """The middle of the last values: their mean without the highest and the lowest."""
 
-    __slots__ = ("_latest", "_ordered", "value")
+    __slots__ = ("_latest", "_ordered", "_outer", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, outer: int = 6) -> None:
+        """What part of the values is left out at both ends: a sixth is near what things take on average, a
+        third follows a change only when most values show it."""
+        self._outer = outer
         self._latest = deque[float]()
         self._ordered: list[float] = []
         self.value = 0.0
@@ -30,6 +33,8 @@ class Recent:
             del ordered[bisect_left(ordered, latest.popleft())]
         latest.append(value)
         insort(ordered, value)
-        third = len(ordered) // 3
-        middle = ordered[third:-third] if len(ordered) >= _FEW else ordered[third : third + 1]
-        self.value = sum(middle) / len(middle)
+        if len(ordered) < _FEW:
+            self.value = ordered[len(ordered) // 3]
+            return
+        left_out = len(ordered) // self._outer
+        self.value = sum(ordered[left_out:-left_out]) / (len(ordered) - 2 * left_out)

@@ -19,11 +19,17 @@ _TIMES = 3
 """Steps after which a choice is measured."""
 _HOPE = 1.25
 """How much faster than expected a choice may turn out that was not measured."""
+_FIRST_TREES, _FIRST_STEPS, _FIRST_HOPE = 16, 8, 2.0
+"""Trees, and steps with them, before anything is believed of trees; how much faster they may be until
+then."""
+_DOUBT = 4
+"""Probes of trees beside plain decoding after which they take half the share: until then, however little they
+promise, as what was measured in one moment may have been disturbed; after many they are hopeless."""
 _CREDIT = 10.0
 """Plain steps that trials may cost at first."""
 _CREDIT_SHARE = 0.007
 """Of the time, by which the credit grows while something promising has to wait for it."""
-_SHARE, _NEARNESS, _LEAST_SHARE = 0.02, 6.0, 0.004
+_SHARE, _NEARNESS, _LEAST_SHARE = 0.02, 6.0, 0.003
 """Of the time, for probes of one kind that promises as much as the best; times that power of how near it is;
 at least."""
 _TREES, _PLAIN = 8, 2
@@ -55,12 +61,16 @@ class Trials:
         self._times = Counter[tuple[int, SpeculatorSet, int]]()
         self._left_out_s: defaultdict[str, float] = defaultdict(float)
         self._credit_s: float | None = None
+        self._trees = self._tree_steps = self._probes = 0
+        """Trees measured so far, the steps that had them, and probes of them beside plain decoding."""
         self._kind, self._steps = "", 0
         """Of the probe that goes on, and how many steps it still takes."""
 
     def count(self, batch: int, asked: SpeculatorSet, nodes: int) -> None:
         """This was done, and measured."""
         self._times[_size(batch), asked, nodes] += 1
+        self._trees += batch * bool(asked)
+        self._tree_steps += bool(asked)
 
     def pick(
         self, batch: int, plain: Option, trees: Sequence[Option], pool: SpeculatorSet, behind_s: float
@@ -74,6 +84,8 @@ class Trials:
         best = max([o for o in trees if self._measured(batch, o)], key=lambda o: o.speed, default=plain)
         if best.speed <= _MARGIN * plain.speed:
             best = plain
+        else:
+            self._probes = 0
         behind_s = 0.0 if best.asked else behind_s
         trial = self._trial(batch, best, [plain, *trees], behind_s)
         if trial is not None:
@@ -86,17 +98,27 @@ class Trials:
             cost = max(_cost(option, best), _LEAST * best.seconds)
             reading_s = behind_s * bool(option.asked)
             steps = min(max(round(reading_s / cost), 1), -(-_TREES // batch)) if option.asked else _PLAIN
-            nearness = min(option.speed / best.speed, 1.0) ** _NEARNESS
-            share = max(_SHARE * nearness, _LEAST_SHARE)
-            if share * self._left_out_s[kind] >= steps * cost + reading_s:
+            beside = bool(option.asked) and not best.asked
+            if self._share(option, best) * self._left_out_s[kind] >= steps * cost + reading_s:
                 self._left_out_s[kind], self._kind, self._steps = 0.0, kind, steps - 1
+                self._probes += beside
                 return option, kind
         self._steps = 0
         return best, "fastest" if best.asked else "plain is faster"
 
+    def _share(self, option: Option, best: Option) -> float:
+        """Of the time, for probes of this."""
+        nearness = min(option.speed / best.speed, 1.0)
+        share: float = _SHARE * nearness**_NEARNESS
+        if option.asked and not best.asked:
+            share = max(share, _SHARE * nearness) if self._probes < _DOUBT else share
+            share /= 1 + self._probes / _DOUBT
+        return max(share, _LEAST_SHARE)
+
     def _trial(self, batch: int, best: Option, options: Sequence[Option], behind_s: float) -> Option | None:
         """The most promising of what was hardly measured, if it may be as fast as the best."""
-        hoped = [o for o in options if not self._measured(batch, o) and _HOPE * o.speed > best.speed]
+        hope = _FIRST_HOPE if self._young else _HOPE
+        hoped = [o for o in options if not self._measured(batch, o) and hope * o.speed > best.speed]
         trial = max(hoped, key=lambda option: option.speed, default=None)
         if trial is None:
             return None
@@ -109,8 +131,13 @@ class Trials:
         self._credit_s -= cost
         return trial
 
+    @property
+    def _young(self) -> bool:
+        return self._trees < _FIRST_TREES or self._tree_steps < _FIRST_STEPS
+
     def _measured(self, batch: int, option: Option) -> bool:
-        return self._times[_size(batch), option.asked, option.nodes] >= _TIMES
+        young = bool(option.asked) and self._young
+        return not young and self._times[_size(batch), option.asked, option.nodes] >= _TIMES
 
 
 def _neglected(

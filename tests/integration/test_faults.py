@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-import gateway.session.loop
 import gateway.store.requests
+import specinfer.step
 from gateway.observability.metrics.requests import RequestCounters
 from gateway.session.token_stream import TokenStream
 from specinfer.planning.planner import PLAIN, Planner
@@ -23,14 +23,14 @@ PROMPT = [5, 17, 3, 88, 41]
 
 def _poisoned(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """From now on a function of the loop raises in every step that holds the request "poison"."""
-    original = getattr(gateway.session.loop, where)
+    original = getattr(specinfer.step, where)
 
     def raises(entries: Any, *rest: Any) -> Any:
         if any(entry.request_id == "poison" for entry in entries):
             raise IndexError("a fault of ours")
         return original(entries, *rest)
 
-    monkeypatch.setattr(gateway.session.loop, where, raises)
+    monkeypatch.setattr(specinfer.step, where, raises)
 
 
 async def test_a_fault_in_a_step_ends_only_the_request_that_causes_it(
@@ -62,7 +62,7 @@ async def test_a_fault_in_what_is_planned_costs_drafts_and_no_request(
         texts = await asyncio.gather(*(system.tokens([3 + i, 5]) for i in range(3)))
         assert texts == [greedy([3 + i, 5], 16) for i in range(3)]
         assert system.loop is session, "it goes on"
-        assert session.choice == PLAIN
+        assert session.machine.choice == PLAIN
     told = [record for record in caplog.records if "decode plainly" in record.getMessage()]
     assert len(told) == 1, "not a line for every step"
 
@@ -159,6 +159,6 @@ async def test_a_fault_in_what_is_learnt_costs_no_request(
     def raises(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(gateway.session.loop, "learn", raises)
+    monkeypatch.setattr(specinfer.step, "learn", raises)
     async with running_system(redis_url, {"a": ScriptedDrafter(first(2))}) as system:
         assert await system.tokens(PROMPT) == greedy(PROMPT, 16)

@@ -148,7 +148,7 @@ async def test_a_cache_that_overflows_preempts_and_changes_nothing(redis_url: st
             system.generate(p, max_new_tokens=60, temperature=t, seed=1) for p in prompts for t in (0, 1)
         ]
         answers = await asyncio.gather(*requests)
-        preempted = system.loop._metrics.preemptions._value.get()
+        preempted = system.gateway.observer.metrics.steps.preemptions._value.get()
     assert preempted > 0
     tokens = [[t for r in replies for t in r.token_ids] for replies in answers]
     assert tokens[::2] == [greedy(prompt, 60) for prompt in prompts]

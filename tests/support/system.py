@@ -314,7 +314,7 @@ async def another_gateway(
     registry = registry or CollectorRegistry()
     async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
         server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
-        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.api.servicer, server.grpc)
+        generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:
             # of its own: gRPC shares connections, and one that failed at this port before would fail this one

@@ -376,7 +376,7 @@ def test_every_choice_says_why() -> None:
     choices, _ = simulate(planner, 1000, 1, {0: 4}, {0: 1.0}, node_ms=0.1)
     reasons = [choice.reason for choice in choices]
     assert reasons[0] == "first trees"
-    assert usual(choices).reason == "fastest"
+    assert reasons.count("fastest") > 0.8 * len(reasons)
     assert 2 <= reasons.count("probe plain") <= 60
     best = choices[-1]
     assert best.speed > best.plain_speed > 0
