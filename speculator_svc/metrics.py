@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
+from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
 
 

@@ -10,9 +10,9 @@ import grpc
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
-from specinfer.log_context import about
+from specinfer.log_lines import about
+from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from specinfer.entry_status import EntryStatus
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
+from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import (
     COUNTS,
     TO_SECONDS_S,

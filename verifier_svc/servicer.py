@@ -8,10 +8,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, InvalidInputError, SpecInferError
-from specinfer.log_context import about
-from specinfer.logprobs import LogprobRow
+from specinfer.log_lines import about
+from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.serving.steps import FixedStep
-from specinfer.entry_status import EntryStatus
 from specinfer.hub import resolve_model
+from specinfer.outcomes import EntryStatus
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.settings import ServiceSettings
 from specinfer.tokenizer import Tokenizer

@@ -5,6 +5,7 @@ a few at once.
 """
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -225,3 +226,14 @@ class RequestDecoder:
 def _check_number(field: str, items: Sequence[object], most: int) -> None:
     if len(items) > most:
         raise InvalidInputError(field, len(items), f"at most {most}")
+
+
+def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
+    """What two messages of one request id share if they ask for the same.
+
+    The id is not part of it, and what the gateway draws for a request, such as its seed, is not either.
+    """
+    content = generation_pb2.GenerateRequest()
+    content.CopyFrom(message)
+    content.ClearField("request_id")
+    return hashlib.sha256(caller.name.encode() + content.SerializeToString(deterministic=True)).hexdigest()

@@ -1,8 +1,9 @@
-"""Log-probabilities of a piece of a stream, as clients are told them."""
+"""Fields of replies to clients: log-probabilities of a piece of a stream, and why it ended."""
 
 from typing import Any
 
 from gateway.session.token_stream import StreamChunk
+from specinfer.outcomes import FinishReason
 from specinfer.tokenizer import Tokenizer
 from specinfer.v1 import common_pb2
 
@@ -22,3 +23,8 @@ def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
             if row.top
         ],
     }
+
+
+def encode_finish(reason: FinishReason) -> str:
+    """Name of a finish reason on the wire, which messages take for its number."""
+    return f"FINISH_REASON_{reason.name}"

@@ -24,7 +24,7 @@ from specinfer.errors import (
     SpecInferError,
     UnavailableError,
 )
-from specinfer.log_context import about
+from specinfer.log_lines import about
 from specinfer.scheduling.request import GenerationRequest
 
 log = logging.getLogger(__name__)

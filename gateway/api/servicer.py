@@ -7,15 +7,14 @@ from typing import Any, TypeAlias
 import grpc
 
 from gateway.api.callers import Callers
-from gateway.api.decode import RequestDecoder
-from gateway.api.encode import encode_logprobs
-from gateway.api.idempotency import idempotency_key_of
+from gateway.api.decode import RequestDecoder, idempotency_key_of
+from gateway.api.encode import encode_finish, encode_logprobs
 from gateway.api.request_service import RequestService
 from gateway.api.status import StatusReporter
 from gateway.api.watch.replies import WatchReplies
 from gateway.session.token_stream import TokenStream
 from specinfer.errors import SpecInferError
-from specinfer.log_context import REQUEST_ID
+from specinfer.log_lines import REQUEST_ID
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.text import TextStream
 from specinfer.service.tracing import HEADER
@@ -156,7 +155,7 @@ def _traceparent(context: Context) -> str:
 
 def _summary(ending: Ending) -> generation_pb2.Summary:
     return generation_pb2.Summary(
-        finish_reason=int(ending.finish),  # type: ignore[arg-type]  # the enums share their numbers
+        finish_reason=encode_finish(ending.finish),
         prompt_tokens=ending.prompt_tokens,
         new_tokens=ending.new_tokens,
         stats=_stats(ending),

@@ -18,7 +18,7 @@ from gateway.events import Events
 from gateway.settings import GatewaySettings
 from gateway.store.leases import GatewayReport, LeaseStore, Renewal
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
 from specinfer.service.outage import Outage
 
 log = logging.getLogger(__name__)

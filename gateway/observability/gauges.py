@@ -8,7 +8,7 @@ from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
 from gateway.observability.metrics import GatewayMetrics, SystemView
 from gateway.observability.observer import named
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,12 @@ from gateway.observability.metrics import GatewayMetrics
 from gateway.observability.traces import RequestTraces, StepTrace
 from gateway.session.totals import GatewayTotals, Named
 from specinfer.errors import FaultError
-from specinfer.log_context import about
+from specinfer.log_lines import about
+from specinfer.outcomes import FinishReason
 from specinfer.planning.feedback import FinishedStep
 from specinfer.planning.step_counts import count_step
 from specinfer.scheduling.entries import Progress, StepEntry
-from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.stream import WireMeter
 from specinfer.speculators.pool import SpeculatorPool
 

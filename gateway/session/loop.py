@@ -17,9 +17,9 @@ from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
 from gateway.session.step_recorder import NO_RECORDER, StepRecorder
 from gateway.session.verifier import VerifierClient
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.entries import Progress

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import LogprobRow
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.request import GenerationRequest
 

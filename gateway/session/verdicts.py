@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from specinfer.entry_status import EntryStatus
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.tree import TokenTree

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gateway.store.keys import LOGPROB_WIDTH, TOKEN_WIDTH, logprobs_width
 from specinfer.constraints.constraint import Constraint, ConstraintKind
 from specinfer.errors import FaultError, InvalidInputError
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.ending import Ending
 from specinfer.scheduling.entries import Progress

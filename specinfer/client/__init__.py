@@ -2,7 +2,6 @@
 
 from specinfer.client.answer import (
     Answer,
-    FinishReason,
     SpeculationStats,
     SpeculatorStats,
     Summary,
@@ -20,6 +19,7 @@ from specinfer.client.resume import Patience, Piece, Retry
 from specinfer.client.stream import AsyncStream
 from specinfer.client.sync_client import Client, Stream
 from specinfer.errors import InvalidInputError, SpecInferError, UnavailableError
+from specinfer.outcomes import FinishReason
 from specinfer.service.tls import ClientTls
 
 __all__ = [

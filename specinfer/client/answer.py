@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
+from specinfer.outcomes import FinishReason
 from specinfer.v1 import generation_pb2
 
 
@@ -49,19 +49,6 @@ def read_logprobs(reply: generation_pb2.GenerateReply) -> tuple[TokenLogprobs, .
     if not tops:
         return tuple([TokenLogprobs(token) for token in chosen])
     return tuple(map(TokenLogprobs, chosen, tops))
-
-
-class FinishReason(StrEnum):
-    """Why generation ended, in the words of the contract."""
-
-    UNSPECIFIED = "unspecified"
-    LENGTH = "length"
-    STOP_TOKEN = "stop_token"
-    STOP_STRING = "stop_string"
-    CANCELLED = "cancelled"
-    ERROR = "error"
-    DEADLINE = "deadline"
-    CONSTRAINT = "constraint"
 
 
 _REASONS = {

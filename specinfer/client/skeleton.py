@@ -20,11 +20,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from specinfer.client.answer import Answer, FinishReason, Summary, add_up
+from specinfer.client.answer import Answer, Summary, add_up
 from specinfer.client.options import known_options
 from specinfer.client.resume import Item, Piece
 from specinfer.client.stream import AsyncStream
 from specinfer.errors import InvalidInputError
+from specinfer.outcomes import FinishReason
 from specinfer.v1 import common_pb2, generation_pb2
 
 FEWEST, MOST = 2, 10

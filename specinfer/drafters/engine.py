@@ -11,9 +11,9 @@ from dataclasses import replace
 from specinfer.drafters import Drafter, DrafterDescription, DraftJob, TargetTopK
 from specinfer.drafters.contexts import Contexts
 from specinfer.drafters.entries import Draft, DraftEntry, DraftOutcome, check_entry
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import FaultError, IncompatibleError, InvalidInputError, SpecInferError
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import draft_seed
 from specinfer.tree import TokenTree, most_depth
 

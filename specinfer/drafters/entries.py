@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from specinfer.drafters import DrafterDescription, TargetTopK
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError, SpecInferError
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 

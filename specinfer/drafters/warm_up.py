@@ -6,7 +6,7 @@ import time
 
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TreeLimits
 

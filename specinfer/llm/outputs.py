@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specinfer.errors import SpecInferError
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.scheduling.entries import Progress
-from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
 from specinfer.scheduling.text import TextStream
 from specinfer.tokenizer import Tokenizer

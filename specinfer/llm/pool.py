@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet, tokens_read
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry, VerdictEntry

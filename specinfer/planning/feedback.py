@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.acceptance import Outcomes
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.latency import DraftTime

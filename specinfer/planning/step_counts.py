@@ -7,7 +7,7 @@ verified:     the-+-cat-+-sat, accepted: cat, sat    A   2       2       1      
 
 from dataclasses import dataclass, field
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep
 from specinfer.scheduling.statistics import TreeOutcome
 

@@ -1,8 +1,8 @@
 """What the verifier's answer makes of a request. Pure."""
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
-from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.request import RequestState
 from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0

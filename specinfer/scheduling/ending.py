@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specinfer.errors import SpecInferError, UnavailableError
-from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.outcomes import FinishReason
+from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
 
 _NEVER_S = -1.0

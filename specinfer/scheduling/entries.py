@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from specinfer.entry_status import EntryStatus
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.scheduling.limits import CacheRoom, SchedulerLimits, fair_shares, split_budget
 from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.scheduling.statistics import TreeOutcome

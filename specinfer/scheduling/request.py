@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import InvalidInputError
+from specinfer.outcomes import FinishReason
 from specinfer.sampling import Sampling, request_seed
 from specinfer.scheduling.statistics import RequestSpeculation
 from specinfer.tree import TokenMatcher
@@ -25,18 +26,6 @@ class Speculation(IntEnum):
     TREE = 1
     SEQUENCE = 2
     OFF = 3
-
-
-class FinishReason(IntEnum):
-    """Why generation ended; the numbers are those of the wire."""
-
-    LENGTH = 1
-    STOP_TOKEN = 2
-    STOP_STRING = 3
-    CANCELLED = 4
-    ERROR = 5
-    DEADLINE = 6
-    CONSTRAINT = 7
 
 
 @dataclass(frozen=True, slots=True)

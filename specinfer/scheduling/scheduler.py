@@ -16,12 +16,13 @@ highest priority is never preempted, so that it finishes.
 from collections.abc import Mapping, Sequence
 
 from specinfer.errors import ExhaustedError
+from specinfer.outcomes import FinishReason
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry, plan_entries, unplannable
 from specinfer.scheduling.limits import CacheRoom, NodeBudget, SchedulerLimits
 from specinfer.scheduling.queue import FinishRate
-from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
 from specinfer.tree import TokenTree
 

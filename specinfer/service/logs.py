@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from specinfer.errors import SpecInferError
-from specinfer.log_context import REQUEST_ID, TRACE_ID
+from specinfer.log_lines import REQUEST_ID, TRACE_ID
 
 ExceptionInfo: TypeAlias = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

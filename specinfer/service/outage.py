@@ -4,7 +4,7 @@ every five seconds, and how long it is left alone."""
 import logging
 from dataclasses import dataclass
 
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from specinfer.errors import MalformedTreeError
-from specinfer.log_pace import LogPace
+from specinfer.log_lines import LogPace
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.matcher import Matcher
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import ExhaustedError, FaultError, SpecInferError, UnavailableError
-from specinfer.log_context import about
+from specinfer.log_lines import about
 from specinfer.model.batch import Segment
 from specinfer.model.cache.sequence import KVSequence
 from specinfer.model.runner import ModelRunner
+from specinfer.outcomes import EntryStatus
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Target
 from specinfer.verification.adjustments import RequestAdjustment, adjustment_of

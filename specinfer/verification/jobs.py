@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specinfer.constraints.constraint import Constraint
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import InvalidInputError
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import EntryStatus, LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, check_tree, most_depth
 from specinfer.tree.topology import depths

@@ -6,8 +6,8 @@ tell the same of a token whatever was asked for, and at the node that emitted it
 
 import torch
 
-from specinfer.logprobs import LogprobRow
 from specinfer.model.sampling.most_probable import most_probable
+from specinfer.outcomes import LogprobRow
 from specinfer.tree import TokenTree
 from specinfer.verification.acceptance import Verdict
 

@@ -12,12 +12,12 @@ import torch
 
 from specinfer.drafters import Drafter, DrafterOptions, DraftJob, make_drafter
 from specinfer.drafters.pools import TRAINED
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import SettingError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.model.batch import Segment
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
+from specinfer.outcomes import EntryStatus
 from specinfer.prompts import read_prompts
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tokenizer import Tokenizer

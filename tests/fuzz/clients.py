@@ -5,7 +5,7 @@ from random import Random
 
 from specinfer.drafters import Drafter, DraftJob
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.v1 import speculator_pb2, verifier_pb2

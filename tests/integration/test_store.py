@@ -26,10 +26,10 @@ from gateway.store.records import (
 from gateway.store.requests import RequestStore, Written
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import AlreadyExistsError, ExhaustedError, NotFoundError, UnavailableError
-from specinfer.logprobs import LogprobRow
+from specinfer.outcomes import FinishReason, LogprobRow
 from specinfer.sampling import Sampling
 from specinfer.scheduling.entries import Progress
-from specinfer.scheduling.request import FinishReason, GenerationRequest, RequestState
+from specinfer.scheduling.request import GenerationRequest, RequestState
 
 ALICE = Caller("alice", max_concurrent=2, tokens_per_minute=5)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from gateway.api.encode import encode_finish
 from gateway.api.planner_state import planner_state
 from gateway.api.watch.watches import Seen
 from gateway.session.totals import PHASES
@@ -60,7 +61,7 @@ def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> 
         request_id=item.request_id,
         step=None if step is None else _step(item, step, seen.names, texts, text),
         dropped=dropped,
-        finish_reason=int(finish) if finish is not None else 0,  # type: ignore[arg-type]  # same numbers
+        finish_reason=encode_finish(finish) if finish is not None else None,
     )
 
 

@@ -5,8 +5,9 @@ from functools import cache
 import grpc
 from prometheus_client import CollectorRegistry, Counter
 
+from specinfer.outcomes import FinishReason
 from specinfer.scheduling.entries import Progress
-from specinfer.scheduling.request import FinishReason, RequestState
+from specinfer.scheduling.request import RequestState
 from specinfer.service.metrics import TO_MINUTES_S, StepCounter, StepHistogram
 
 _CODES = (
@@ -66,7 +67,7 @@ class RequestCounters:
             TO_MINUTES_S,
             registry,
         )
-        for reason in FinishReason:
+        for reason in set(FinishReason) - {FinishReason.UNSPECIFIED}:
             self._success(reason.name.lower())
         for code in _CODES:
             self._refused(code)

@@ -6,10 +6,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from specinfer.client import Answer, make_request
-from specinfer.client.answer import FinishReason, SpeculationStats, SpeculatorStats, Summary
+from specinfer.client.answer import SpeculationStats, SpeculatorStats, Summary
 from specinfer.errors import InvalidInputError
 from specinfer.llm import AsyncLLM, RequestOutput, SamplingParams
 from specinfer.llm.driver import DEFAULT_PARAMS, Prompt, TextDelta
+from specinfer.outcomes import FinishReason
 from specinfer.scheduling.request import Speculation
 from specinfer.v1 import generation_pb2
 from specinfer.wire.constraint_codec import decode_constraint

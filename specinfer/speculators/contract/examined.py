@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import MalformedTreeError, SpecInferError, UnavailableError
+from specinfer.outcomes import EntryStatus
 from specinfer.service.stream import MessageStream
 from specinfer.speculators.drafts import (
     CALL_S,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import FinishedStep, StepTimes, learn
 from specinfer.planning.latency import DraftTime

@@ -1,6 +1,6 @@
 """What a step did by speculator, on the small tree of the docs."""
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
 from specinfer.planning.planner import PLAIN
 from specinfer.planning.step_counts import SpeculatorStep, count_step

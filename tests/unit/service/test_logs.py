@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from specinfer.errors import FaultError, InvalidInputError, MalformedTreeError, SettingError, SpecInferError
-from specinfer.log_context import REQUEST_ID, about, in_trace
+from specinfer.log_lines import REQUEST_ID, about, in_trace
 from specinfer.service.channel import open_channel
 from specinfer.service.logs import DiscreetFormatter, make_formatter, set_up_logs
 from specinfer.service.server import ServiceServer

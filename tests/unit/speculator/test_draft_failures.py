@@ -9,9 +9,9 @@ from specinfer.drafters import DraftJob
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.drafters.ngram import NgramDrafter
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import SpecInferError
-from specinfer.log_pace import LOG_EVERY_S
+from specinfer.log_lines import LOG_EVERY_S
+from specinfer.outcomes import EntryStatus
 from specinfer.service.channel import open_channel
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import TokenTree

@@ -10,9 +10,9 @@ from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.engine import SpeculatorEngine, combined
 from specinfer.drafters.entries import DraftEntry
 from specinfer.drafters.ssm import SsmDrafter
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import IncompatibleError
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 from tests.support.oracle import chain

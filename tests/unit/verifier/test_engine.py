@@ -9,8 +9,8 @@ from scipy import stats
 
 from specinfer.drafters import DrafterDescription, DraftJob
 from specinfer.drafters.ssm import SsmDrafter
-from specinfer.entry_status import EntryStatus
 from specinfer.model.drafting.task import GrowthShape
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling, draft_seed
 from specinfer.tree import ProposalKind, TokenTree, TreeLimits, merge_trees
 from specinfer.verification.engine import VerifierEngine

@@ -9,11 +9,11 @@ import pytest
 import specinfer.verification.engine
 import specinfer.verification.target
 import specinfer.verification.tree_verifier
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import UnavailableError
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.offload import stream
 from specinfer.model.offload.stores import DiskStore
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.adjustments import RequestAdjustment

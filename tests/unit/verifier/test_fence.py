@@ -1,6 +1,6 @@
 """The latest lease drives the verifier: lower numbers are refused, a higher one begins with nothing held."""
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY
 from specinfer.tree import TokenTree
 from specinfer.verification.engine import VerifierEngine

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from gateway.api.encode import encode_finish
+from specinfer.client.answer import read_summary
 from specinfer.constraints.constraint import Constraint, ConstraintKind
-from specinfer.entry_status import EntryStatus
 from specinfer.errors import AlreadyExistsError, MalformedTreeError, SettingError, SpecInferError
+from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.sampling import Sampling
 from specinfer.scheduling import request as gateway_request
 from specinfer.tree import ProposalKind, TokenTree, merge_trees
@@ -78,12 +80,18 @@ def test_sampling_survives_and_unset_is_not_greedy() -> None:
         (ProposalKind, tree_pb2.ProposalKind, "PROPOSAL_KIND_"),
         (EntryStatus, common_pb2.EntryStatus, "ENTRY_STATUS_"),
         (gateway_request.Speculation, generation_pb2.Speculation, "SPECULATION_"),
-        (gateway_request.FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
     ],
 )
 def test_enums_share_their_numbers(ours, theirs, prefix: str) -> None:  # type: ignore[no-untyped-def]
     for member in ours:
         assert theirs.Value(prefix + member.name) == member.value
+
+
+def test_finish_reasons_share_their_words() -> None:
+    assert {encode_finish(reason) for reason in FinishReason} == set(generation_pb2.FinishReason.keys())
+    for reason in FinishReason:
+        summary = generation_pb2.Summary(finish_reason=encode_finish(reason))  # type: ignore[arg-type]
+        assert read_summary(summary).finish_reason is reason
 
 
 def test_errors_map_to_the_most_specific_status() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from specinfer.entry_status import EntryStatus
+from specinfer.outcomes import EntryStatus
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.tree.token_tree import distribution

@@ -1,0 +1,45 @@
+"""Log lines: which request and trace they are about, and how often a repeated one is written.
+
+Request and trace are set where a call or a step begins; a line about another request than that says so by `about`.
+What happens again and again is logged the first time, then every five seconds.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
+
+
+def about(request_id: str, trace_id: str = "") -> dict[str, str]:
+    """What a log line is about, as its `extra`."""
+    return {"request_id": request_id, "trace_id": trace_id}
+
+
+@contextmanager
+def in_trace(trace_id: str) -> Iterator[None]:
+    """Lines that are written inside belong to a trace."""
+    token = TRACE_ID.set(trace_id)
+    try:
+        yield
+    finally:
+        TRACE_ID.reset(token)
+
+
+LOG_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class LogPace:
+    """Lets the first line through, then one every `LOG_EVERY_S` seconds."""
+
+    _last: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether a line may be written at this time."""
+        if self._last is not None and now - self._last < LOG_EVERY_S:
+            return False
+        self._last = now
+        return True

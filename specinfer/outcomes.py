@@ -1,0 +1,40 @@
+"""What becomes of an entry of a batch, of a request and of a token: one word for it on both sides of the wire."""
+
+from collections.abc import Sequence
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+
+class EntryStatus(IntEnum):
+    """Outcome of one entry of a batch; the numbers are those of `specinfer.v1.EntryStatus`."""
+
+    OK = 1
+    """Served."""
+    RESYNC = 2
+    """The service does not hold exactly base_len tokens."""
+    ERROR = 3
+    """The entry is wrong or failed; it must not be sent again as it is."""
+    EXHAUSTED = 4
+    """Not now: no room, something is being prepared, or a fault that is not its own. It may come again."""
+
+
+class FinishReason(StrEnum):
+    """Why generation ended, in the words of `specinfer.v1.FinishReason`."""
+
+    UNSPECIFIED = "unspecified"
+    """A reason that this version does not know; no request ends with it."""
+    LENGTH = "length"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    DEADLINE = "deadline"
+    CONSTRAINT = "constraint"
+
+
+class LogprobRow(NamedTuple):
+    """Log-probabilities at the place of one generated token, as the verifier returns them."""
+
+    chosen: float
+    top: Sequence[tuple[int, float]] = ()
+    """(Token, its log-probability) of the most probable ones, most probable first, if asked for."""
