@@ -166,13 +166,13 @@ def measure_tensor_parallel(context: SectionContext, rows: Rows) -> None:
             if context.budget.left <= 0:
                 return
             context.say(f"tensor parallel: starting {ranks} ranks")
-            with LocalSystem(_options(context, target, ranks)) as system:
+            with LocalSystem(_parallel_options(context, target, ranks)) as system:
                 found: Rows = []
                 asyncio.run(measure_steps(system.address, context, found.append, _PLAIN))
                 rows.extend(row | {"ranks": ranks, "executor": "torch"} for row in found)
 
 
-def _options(context: SectionContext, target: Path, ranks: int) -> LocalOptions:
+def _parallel_options(context: SectionContext, target: Path, ranks: int) -> LocalOptions:
     scale = context.scale
     verifier = {"device": context.device, "executor": "torch", "tensor-parallel": str(ranks)}
     return LocalOptions(

@@ -1,4 +1,8 @@
-"""Message streams between services, and the bytes that they carry."""
+"""Long-lived bidirectional streams, used as request and reply, and the bytes that they carry.
+
+A stream opens when first used and again after any failure. A round trip on an open stream costs half of a unary call
+(docs/findings.md#streams).
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable

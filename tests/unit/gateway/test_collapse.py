@@ -72,7 +72,7 @@ def test_a_collapse_is_a_metric_and_a_line_for_its_speculator_alone(caplog: pyte
     def steps(count: int, *accepted: int) -> None:
         for _ in range(count):
             did = {n: SpeculatorStep(drafts=4, accepted=each) for n, each in enumerate(accepted)}
-            watch.count(StepCounts(did), names)
+            watch.count(StepCounts(speculators=did), names)
 
     steps(300, 2, 2)
     assert (shown(), caplog.records) == ([0, 0], [])
