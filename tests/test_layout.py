@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models", "deploy", "benchmarks")
+PRODUCT = (
+    "specinfer",
+    "gateway",
+    "verifier_svc",
+    "speculator_svc",
+    "http_svc",
+    "models",
+    "deploy",
+    "benchmarks",
+)
 GENERATED = ROOT / "specinfer" / "v1"
 MOST_FILES_IN_A_FOLDER = 15
 """Beside `__init__.py`; drafters are one method per file, however many methods there are."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specinfer.scheduling.target_outputs import FeatureRelay, WantedFeatures
-from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.v1 import verifier_pb2
 
 HIDDEN = 2
 ALL = 2**20
@@ -57,8 +57,7 @@ def test_a_message_has_a_bound_and_the_rest_comes_later() -> None:
     it.arrived("a", 0, 0, states(0, 9, (1,)))
     start, data = it.take("a", 0, (1,), 4 * it.bytes_of((1,)) + 3)
     assert (start, data) == (0, states(0, 4, (1,)))
-    entry = speculator_pb2.DraftEntry(features_start=start, target_features=data)
-    assert it.until(entry, (1,)) == 4
+    assert it.until(start, data, (1,)) == 4
     assert it.take("a", 4, (1,), ALL) == (4, states(4, 9, (1,)))
 
 
