@@ -63,10 +63,10 @@ bench-acceptance: $(STAMP)  ## Drafts and what they bring -> benchmarks/results/
 bench-figures: $(STAMP)  ## Figures 7 and 11 of the paper -> benchmarks/results/figure-*.{json,md,png} (PROMPTS=FILE)
 	$(BIN)/specinfer models pull smollm2-135m
 	$(BIN)/specinfer models widen smollm2-135m --factor 16
-	$(BIN)/python -m benchmarks.figure7 --prompts $(PROMPTS)
-	$(BIN)/python -m benchmarks.figure11 --prompts $(PROMPTS)
-	$(BIN)/python -m benchmarks.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened
-	$(BIN)/python -m benchmarks.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
+	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS)
+	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS)
+	$(BIN)/python -m benchmarks.figures.figure7 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-7-widened
+	$(BIN)/python -m benchmarks.figures.figure11 --prompts $(PROMPTS) --model smollm2-135m-widened-16 --out benchmarks/results/figure-11-widened
 
 bench-gpu:  ## On a GPU, in 8 minutes: kernels, passes, steps -> benchmarks/results/gpu.{json,md} (GPU_PYTHON=...)
 	"$(or $(GPU_PYTHON),python3)" -m benchmarks.gpu

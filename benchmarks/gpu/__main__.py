@@ -67,9 +67,8 @@ def _run(options: argparse.Namespace, device: str) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # which triton reads when it is imported
     import torch
 
-    from benchmarks.gpu.budget import Budget
     from benchmarks.gpu.run import Run, stopped_after
-    from benchmarks.gpu.scale import FULL, TINY
+    from benchmarks.gpu.scale import FULL, TINY, Budget
     from benchmarks.gpu.sections import SECTIONS
     from benchmarks.gpu.timers import GpuTimer, HostTimer
     from benchmarks.publish import RESULTS

@@ -1,20 +1,25 @@
 """Steps of the verifier's engine in this process: pass, acceptance, compaction; no gateway, no wire."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.gpu.passes import random_tree
+from benchmarks.gpu.passes import random_tree, read_context
 from benchmarks.gpu.scale import AIM_NODES, ModelShape
 from benchmarks.gpu.section import Rows, SectionContext
 from benchmarks.gpu.shapes import random_runner
 from benchmarks.synthetic.histogram import mark, measured
 from benchmarks.synthetic.rule import RULE_NAME, synthetic_rules
+from specinfer.model.cache.kv_cache import KVSequence
+from specinfer.model.drafting.expansion import GrowthShape, GrowthTask, ReferenceGrowth
+from specinfer.model.runner import ModelRunner
 from specinfer.sampling import GREEDY
-from specinfer.tree import TokenTree, TreeBuilder
+from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits, VerifyJob
 
@@ -110,3 +115,55 @@ def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int) ->
 def share_beside(device_s: float | None, step_s: float) -> float | None:
     """Of a step, what is not the device's pass: 1 - pass / step."""
     return None if device_s is None else 1 - device_s / step_s
+
+
+DEPTH = 8
+_CALLS = 256
+"""Context tokens for which there must be room: each timed call adds one."""
+Grow = Callable[[Sequence[GrowthTask]], list[TokenTree]]
+
+
+def measure_drafting(context: SectionContext, rows: Rows) -> None:
+    """Per batch: seconds of a greedy best-first tree per request, either way."""
+    scale, shape = context.scale, GrowthShape()
+    limits = TreeLimits(tree_nodes(context) - 1, DEPTH)
+    context.say(f"drafting: {scale.drafter.name}, loading and capturing")
+    room = max(scale.batches) * (scale.context + _CALLS + 2 * shape.scored_nodes(limits))
+    runner = random_runner(scale.drafter, scale.dtype, context.device, scale.positions, room)
+    for batch in scale.batches:
+        if context.budget.left <= 0:
+            return
+        context.say(f"drafting: {scale.drafter.name}, batch {batch}")
+        sequences = [read_context(runner, scale.context, seed) for seed in range(batch)]
+        seconds = {
+            name: context.timer.waited(partial(_grow, runner, sequences, limits, shape, grow))
+            for name, grow in _ways(runner, shape).items()
+        }
+        rows.append(
+            {"shape": scale.drafter.name, "batch": batch, "nodes": limits.nodes, "depth": DEPTH} | seconds
+        )
+        for sequence in sequences:
+            runner.cache.release(sequence)
+
+
+def _ways(runner: ModelRunner, shape: GrowthShape) -> dict[str, Grow]:
+    token_ids = torch.arange(runner.config.vocab_size, dtype=torch.int32)
+    reference = ReferenceGrowth(runner.forward, shape, token_ids)
+
+    def by_level(tasks: Sequence[GrowthTask]) -> list[TokenTree]:
+        try:
+            return reference.grow(tasks)
+        finally:
+            for task in tasks:
+                runner.cache.commit(task.sequence, ())
+
+    return {"captured_s": lambda tasks: runner.grow(tasks, shape, token_ids), "by_level_s": by_level}
+
+
+def _grow(
+    runner: ModelRunner, sequences: Sequence[KVSequence], limits: TreeLimits, shape: GrowthShape, grow: Grow
+) -> None:
+    for sequence in sequences:
+        runner.cache.reserve(sequence, 1 + shape.scored_nodes(limits))
+    trees = grow([GrowthTask(sequence, [1], limits, GREEDY) for sequence in sequences])
+    assert all(len(tree) > 1 for tree in trees)

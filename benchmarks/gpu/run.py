@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.report import markdown
-from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.scale import Budget, Scale
 from benchmarks.gpu.section import Rows, Section, SectionContext
 from benchmarks.gpu.timers import Timer
 from benchmarks.publish import write

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.gpu.budget import Budget
-from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.scale import Budget, Scale
 from benchmarks.gpu.timers import Timer
 
 Rows = list[dict[str, Any]]

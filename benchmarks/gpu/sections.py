@@ -34,13 +34,13 @@ def _engine() -> Measure:
 
 
 def _drafting() -> Measure:
-    from benchmarks.gpu.drafting import measure_drafting
+    from benchmarks.gpu.engine import measure_drafting
 
     return measure_drafting
 
 
 def _tensor_parallel() -> Measure:
-    from benchmarks.gpu.tensor_parallel import measure_tensor_parallel
+    from benchmarks.gpu.services import measure_tensor_parallel
 
     return measure_tensor_parallel
 

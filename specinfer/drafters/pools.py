@@ -24,7 +24,7 @@ TRAINED: dict[str, Mapping[str, str]] = {
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
 """Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
-for one: tokens a step on training prompts are in docs/findings/2026-11-24.md."""
+for one."""
 
 
 def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:

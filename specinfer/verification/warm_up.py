@@ -2,6 +2,8 @@
 the gateway chooses by what passes take."""
 
 import time
+from collections.abc import Callable
+from itertools import product
 
 from specinfer.sampling import GREEDY, Sampling
 from specinfer.tree import TokenTree, TreeBuilder
@@ -11,24 +13,24 @@ from specinfer.verification.jobs import VerifyJob
 _NAME = "warm-up"
 _ROUNDS = 3
 _SLOW_S = 0.5
-"""Where a step takes so long, as with weights that are read in every pass, one is enough."""
+"""Where a step takes so long, as with weights that are read in every pass, two are enough."""
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _SIZES = (0, 2, 4, 8)
 """Nodes of trees."""
 
 
-def warm_up(engine: VerifierEngine) -> None:
+def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_counter) -> None:
     """Verifies trees of several sizes, greedy and sampled, behind a prompt that fills no block of the cache,
     so that nothing of it stays."""
     limits = engine.limits
     most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
-    for sampling in (GREEDY, _SAMPLED) * _ROUNDS:
-        for nodes in _SIZES:
-            started = time.perf_counter()
-            engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
-            engine.release([_NAME])
-            if time.perf_counter() - started > _SLOW_S:
-                return
+    steps = product((GREEDY, _SAMPLED) * _ROUNDS, _SIZES)
+    for number, (sampling, nodes) in enumerate(steps):
+        started = clock()
+        engine.verify([VerifyJob(_NAME, 0, [0], _chain(min(nodes, most)), sampling, prompt_len=1)])
+        engine.release([_NAME])
+        if number and clock() - started > _SLOW_S:
+            return
 
 
 def _chain(nodes: int) -> TokenTree:

@@ -70,7 +70,7 @@ class DiskStore:
     """Layers in a file without a name, which is gone when the process is, however it ends.
 
     Read past the page cache where the file system can: a model that is larger than memory would only push
-    out of it what others need, and direct reads are the faster ones (docs/findings/2026-11-24.md).
+    out of it what others need, and direct reads are the faster ones.
     """
 
     def __init__(self, directory: Path) -> None:

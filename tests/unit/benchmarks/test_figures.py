@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.drafts.prompts import EvaluationPrompt
-from benchmarks.figure11 import mixed
+from benchmarks.figures.figure11 import mixed
 from benchmarks.figures.latency import INCREMENTAL, SEQUENCE, TREE, Turns
 from benchmarks.figures.report import latency_report, plot_latency, plot_sequences, sequences_report
 from benchmarks.figures.sequences import (

@@ -14,13 +14,11 @@ import torch
 
 from benchmarks.gpu import check, libraries
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.aims import aims
 from benchmarks.gpu.attention import measure_attention, measure_bandwidth
-from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.check import WrongKernelError, check_kernels, error_of, exact
-from benchmarks.gpu.report import TABLES, markdown
+from benchmarks.gpu.report import TABLES, aims, markdown
 from benchmarks.gpu.run import Run, StoppedError, stopped_after
-from benchmarks.gpu.scale import FULL, TINY, Cell, HeadShape
+from benchmarks.gpu.scale import FULL, TINY, Budget, Cell, HeadShape
 from benchmarks.gpu.section import Rows, Section, SectionContext
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.shapes import RandomWeights

@@ -30,7 +30,7 @@ LIMITS = [EngineLimits(), EngineLimits(max_nodes=2), EngineLimits(max_context_le
 def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits) -> None:
     engine = Watched(runner_of(MODEL), limits=limits)
     engine.asked, engine.answered = [], []
-    warm_up(engine)
+    warm_up(engine, clock=lambda: 0.0)
     assert {outcome.status for outcome in engine.answered} == {EntryStatus.OK}
     assert any(job.tree is not None and len(job.tree) > 1 for job in engine.asked)
     assert {job.sampling.greedy for job in engine.asked} == {True, False}
@@ -39,3 +39,10 @@ def test_trees_are_verified_ahead_and_nothing_of_them_stays(limits: EngineLimits
     assert engine.held_requests == 0
     assert cache.free_tokens == cache.capacity_tokens
     assert cache.shared_tokens == 0
+
+
+def test_where_a_step_takes_a_second_few_are_run() -> None:
+    engine, looks = Watched(runner_of(MODEL)), iter(range(100))
+    engine.asked, engine.answered = [], []
+    warm_up(engine, clock=lambda: float(next(looks)))
+    assert len(engine.asked) == 2

@@ -1,8 +1,8 @@
 """The learned planner beside the measured one, through the real services.
 
-    python -m benchmarks.planners record --prompts train.jsonl --out steps.jsonl
+    python -m benchmarks.planning.planners record --prompts train.jsonl --out steps.jsonl
     specinfer train scheduler --recording steps.jsonl --out scheduler.json
-    python -m benchmarks.planners compare --prompts eval.jsonl --planner-weights scheduler.json
+    python -m benchmarks.planning.planners compare --prompts eval.jsonl --planner-weights scheduler.json
 
 `record` lets all speculators draft whole trees in every step, which tells what any choice would have brought.
 `compare` runs a system of each planner; plain decoding, the measured planner and the learned one take turns

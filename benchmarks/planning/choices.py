@@ -1,6 +1,6 @@
 """The planner against constant choices, through the real services, on prompts that taught nothing.
 
-    python -m benchmarks.planner_choices --prompts eval.jsonl [--batches 1,4] [--turns 6]
+    python -m benchmarks.planning.choices --prompts eval.jsonl [--batches 1,4] [--turns 6]
 
 Runs a system with the planner and one for each constant number of nodes (`--no-adaptive --tree-nodes N`);
 they and plain decoding take turns over the same prompts. A mode is compared with plain decoding, and the
