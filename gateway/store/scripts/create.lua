@@ -1,16 +1,16 @@
--- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, digest, most unfinished of the
+-- Records a new request. ARGV: prefix, id, owner ('' for none), edge, caller, content, idempotency key, most unfinished of the
 -- caller, its most tokens per minute, seconds to live, most requests without an owner,
 -- seconds until its deadline ('' for none). Returns 'created', 'same',
 -- 'other', 'concurrent', 'rate' or 'full'.
-local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
+local prefix, id, owner, edge, caller, content, idempotency_key = unpack(ARGV, 1, 7)
 local most_open, most_tokens, ttl, most_unowned, seconds = unpack(ARGV, 8, 12)
 most_open, most_tokens = tonumber(most_open), tonumber(most_tokens)
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 local key = prefix .. 'request:' .. id
-local known = redis.call('HGET', key, 'digest')
+local known = redis.call('HGET', key, 'idempotency_key')
 if known then
-  return known == digest and 'same' or 'other'
+  return known == idempotency_key and 'same' or 'other'
 end
 if most_open > 0 and redis.call('SCARD', prefix .. 'open:' .. caller) >= most_open then
   return 'concurrent'
@@ -27,7 +27,8 @@ end
 if owner == '' and redis.call('ZCARD', prefix .. 'unowned') >= tonumber(most_unowned) then
   return 'full'
 end
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
+redis.call('HSET', key, 'idempotency_key', idempotency_key,
+  'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', now, 'state', 'open',
   'adoption', 1)
 if seconds ~= '' then

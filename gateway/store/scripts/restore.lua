@@ -1,8 +1,8 @@
 -- Writes a request again that Redis has lost, as its owner has it in memory. ARGV: prefix, id, owner, edge, caller,
--- content, digest, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption,
+-- content, idempotency key, seconds since it came, model, drawn ('0', '1'), tokens, logprobs, seconds to live, adoption,
 -- seconds from its coming to its deadline ('' for none).
 -- Returns 'ok', also where it is there with these tokens, or 'fenced' if it is there by a later adoption: a former owner may have been the first to write it.
-local prefix, id, owner, edge, caller, content, digest = unpack(ARGV, 1, 7)
+local prefix, id, owner, edge, caller, content, idempotency_key = unpack(ARGV, 1, 7)
 local age, model, drawn, tokens, logprobs, ttl = tonumber(ARGV[8]), unpack(ARGV, 9, 12)
 ttl = tonumber(ARGV[13])
 local adoption = tonumber(ARGV[14])
@@ -21,7 +21,8 @@ if known then
   redis.call('DEL', prefix .. 'tokens:' .. id, prefix .. 'logprobs:' .. id)
 end
 local now = tonumber(redis.call('TIME')[1])
-redis.call('HSET', key, 'digest', digest, 'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
+redis.call('HSET', key, 'idempotency_key', idempotency_key,
+  'content', content, 'caller', caller, 'owner', owner, 'reader:' .. edge, '1',
   'created', tostring(now - age), 'state', 'open', 'model', model, 'drawn', drawn,
   'adoption', adoption)
 if ARGV[15] ~= '' then

@@ -134,7 +134,7 @@ def test_the_defaults_that_are_shown_are_those_that_are_sent() -> None:
 def test_the_package_exports_what_its_users_name() -> None:
     import specinfer.client
 
-    for name in specinfer._OF_THE_CLIENT:
+    for name in specinfer._CLIENT.split():
         assert getattr(specinfer, name) is getattr(specinfer.client, name)
         assert name in dir(specinfer)
         assert name in specinfer.client.__all__

@@ -3,7 +3,7 @@
 import numpy as np
 
 from specinfer.scheduling.target_outputs import FeatureRelay, WantedFeatures
-from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.v1 import verifier_pb2
 
 HIDDEN = 2
 ALL = 2**20

@@ -23,10 +23,10 @@ def test_each_service_gets_as_many_as_it_reads() -> None:
     found = {k: it.take("a", k) for k in (3, 2, 0)}
     assert found[0] is None
     assert found[3] is not None
-    assert found[3].top_k.tolist() == [[1, 2, 3], [11, 12, 13]]
+    assert found[3].top_k.ravel().tolist() == [1, 2, 3, 11, 12, 13]
     assert found[2] is not None
-    assert found[2].tree is TREE
-    assert found[2].top_k.tolist() == [[1, 2], [11, 12]]
+    assert found[2].tree.parents.tolist() == [-1, 0]
+    assert (found[2].tree.token_ids.tolist(), found[2].top_k.ravel().tolist()) == ([5, 6], [1, 2, 11, 12])
 
 
 def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
@@ -37,7 +37,7 @@ def test_the_latest_step_of_each_request_is_kept_until_it_ends() -> None:
     (newest, other) = it.take("a", 1), it.take("b", 1)
     assert newest is not None
     assert other is not None
-    assert (newest.top_k.tolist(), other.top_k.tolist()) == ([[7]], [[3], [4]])
+    assert (newest.top_k.ravel().tolist(), other.top_k.ravel().tolist()) == ([7], [3, 4])
     it.forget(["a"])
     assert it.take("a", 1) is None
     it.want([2])
