@@ -99,13 +99,19 @@ class LLM:
             [{"messages": own, "tools": tools} for own in each], sampling_params, use_tqdm=use_tqdm
         )
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Iterator[TextDelta]:
         """Answer one prompt, text as it comes; leaving the loop ends the request.
+
+        Args:
+            request_id: its name in logs; with speculators that draw, part of its random stream.
 
         Raises:
             InvalidInputError: naming the field and value that cannot be served, at once.
         """
-        (request,) = self._submit([partial(self._driver.submit, prompt, sampling_params or DEFAULT_PARAMS)])
+        params = sampling_params or DEFAULT_PARAMS
+        (request,) = self._submit([partial(self._driver.submit, prompt, params, request_id)])
         return self._stream(request)
 
     @property
