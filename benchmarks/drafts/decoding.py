@@ -155,6 +155,8 @@ class Decoding:
 
     def _draft(self, requests: Sequence[_Request]) -> tuple[list[TokenTree], list[list[TokenTree]]]:
         """The merged and cut tree of every request, and what each drafter said."""
+        if not self._drafters:
+            return [TokenTree.root_only(r.context[-1]) for r in requests], [[] for _ in requests]
         limits = TreeLimits(self._plan.nodes, self._plan.depth)
         found = []
         seen = not any(drafter.description.draws for drafter in self._drafters)

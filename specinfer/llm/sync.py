@@ -18,6 +18,7 @@ from specinfer.llm.engine import LocalEngine
 from specinfer.llm.metrics import Metric
 from specinfer.llm.outputs import RequestOutput
 from specinfer.llm.params import SamplingParams
+from specinfer.model.runner import ModelRunner
 from specinfer.tokenizer import Tokenizer
 
 
@@ -113,6 +114,11 @@ class LLM:
         params = sampling_params or DEFAULT_PARAMS
         (request,) = self._submit([partial(self._driver.submit, prompt, params, request_id)])
         return self._stream(request)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The loaded model and its cache, for measurements beside it; idle between calls."""
+        return self._driver.engine.verifier.runner
 
     @property
     def speculators(self) -> list[str]:
