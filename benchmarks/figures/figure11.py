@@ -21,7 +21,7 @@ from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
 from specinfer.tree import TreeLimits
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BATCHES = "1,2,4,8,16"
 DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}

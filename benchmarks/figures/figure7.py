@@ -16,7 +16,7 @@ from specinfer.cli.about import about_this_run
 from specinfer.cli.show import console
 from specinfer.hub import DEFAULT_MODEL
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BATCHES = "1,2,4,8,16"
 
 

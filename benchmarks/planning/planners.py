@@ -32,7 +32,7 @@ from specinfer.cli.show import console
 from specinfer.client import AsyncClient
 from specinfer.v1 import generation_pb2
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NODES = 16
 """Of a recorded tree."""
 OFF, TREE = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_TREE

@@ -29,12 +29,18 @@ from tests.support.system import ScriptedDrafter, System, running_system, until
 
 PROMPT = [5, 17, 3, 88, 41, 9, 60]
 SERVICES = {"gateway": "gateway", "verifier_svc": "verifier", "speculator_svc": "speculator"}
+LOGGERS = {
+    "gateway": ("gateway.",),
+    "verifier_svc": ("verifier_svc.", "specinfer.verification."),
+    "speculator_svc": ("speculator_svc.", "specinfer.drafters."),
+}
+"""Of the code that only the process of a service runs."""
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, house: str) -> list[dict[str, Any]]:
     """What the process of a service would have written."""
     formatter = make_formatter(SERVICES[house], "json")
-    return [json.loads(formatter.format(r)) for r in caplog.records if r.name.split(".")[0] == house]
+    return [json.loads(formatter.format(r)) for r in caplog.records if r.name.startswith(LOGGERS[house])]
 
 
 async def test_one_request_is_followed_through_the_logs_of_all_services(

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """There is one in a process: what is imported here is imported for everybody."""
 FORK_SERVER.set_forkserver_preload(
