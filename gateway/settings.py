@@ -114,6 +114,15 @@ class GatewaySettings(SecuritySettings):
         description="File to which a line is appended for every step, without text and tokens, for "
         "`specinfer train scheduler`.",
     )
+    max_calls: int = Field(
+        4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
+    )
+    trace_ratio: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
+    )
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     def check(self) -> None:

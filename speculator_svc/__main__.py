@@ -28,7 +28,7 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
         torch.set_num_threads(settings.threads)
     options = settings.drafter_options()
     drafters = [make_drafter(name, options) for name in settings.drafters]
-    return SpeculatorEngine(drafters, settings.max_nodes, settings.idle_seconds)
+    return SpeculatorEngine(drafters)
 
 
 def describe(

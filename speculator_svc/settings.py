@@ -30,14 +30,9 @@ class SpeculatorSettings(ServiceSettings):
         "ngram", description=f"Drafting method: {', '.join(DRAFTERS)}; or several, as in ngram+ssm."
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's default.")
-    max_nodes: int = Field(128, ge=1, description="Most nodes in one tree, root excluded.")
-    idle_seconds: float = Field(300.0, gt=0, description="A request not heard of for this long is forgotten.")
 
     model: str = Field(
         DEFAULT_MODEL, description="ssm: model, as for the verifier; recycling, retrieval: whose tokens."
-    )
-    layers: int = Field(
-        _DEFAULTS.layers, ge=0, description="ssm: keep only so many layers, the first; 0 keeps all."
     )
     dtype: str = Field(_DEFAULTS.dtype, description="ssm: numeric type: float32, bfloat16 or float16.")
     device: str = Field(_DEFAULTS.device, description="ssm: torch device.")
@@ -48,13 +43,6 @@ class SpeculatorSettings(ServiceSettings):
         "while loading, the device executor int8 and fp8; auto takes w8a8 where the native kernels multiply "
         "bytes.",
     )
-    executor: str = Field(
-        _DEFAULTS.executor,
-        description="ssm: what runs passes: native (compiled CPU kernels), torch, generic (any causal model "
-        "of transformers), or auto, the first of them that can; or device (fused kernels for a GPU; not yet "
-        "run on one).",
-    )
-    attention: str = Field(_DEFAULTS.attention, description="ssm: attention backend of the torch executor.")
     kv_tokens: int = Field(_DEFAULTS.kv_tokens, ge=16, description="ssm: context tokens the KV cache holds.")
     expansion: str = Field(
         _DEFAULTS.expansion,
@@ -79,40 +67,11 @@ class SpeculatorSettings(ServiceSettings):
         "then gives the text of plain decoding), with_replacement or without_replacement (drawn). "
         "custom: anything but point lets the function draw.",
     )
-    q_support: int = Field(
-        _DEFAULTS.q_support, ge=1, description="ssm: tokens kept of the draft distribution."
-    )
-    ngram_max: int = Field(_DEFAULTS.ngram_max, ge=1, description="ngram: longest match tried.")
-    ngram_min: int = Field(_DEFAULTS.ngram_min, ge=1, description="ngram: shortest match tried.")
-    ngram_branches: int = Field(
-        _DEFAULTS.ngram_branches, ge=1, description="ngram: most matches that become branches."
-    )
     suffix_learn: bool = Field(
         _DEFAULTS.suffix_learn, description="suffix: also draft from finished requests."
     )
-    lookahead_window: int = Field(
-        _DEFAULTS.lookahead_window,
-        ge=1,
-        le=32,
-        description="lookahead: future positions that are guessed (W).",
-    )
-    lookahead_ngram: int = Field(
-        _DEFAULTS.lookahead_ngram, ge=2, le=8, description="lookahead: tokens of an n-gram (N)."
-    )
-    lookahead_candidates: int = Field(
-        _DEFAULTS.lookahead_candidates,
-        ge=1,
-        le=32,
-        description="lookahead: n-grams kept for each first token, and proposed (G).",
-    )
-    lookahead_share: bool = Field(
-        _DEFAULTS.lookahead_share, description="lookahead: all requests share their n-grams."
-    )
     datastore: str = Field(
         _DEFAULTS.datastore, description="retrieval: files of text or JSONL, separated by colons."
-    )
-    retrieval_min: int = Field(
-        _DEFAULTS.retrieval_min, ge=1, le=16, description="retrieval: shortest match tried."
     )
     function: str = Field(_DEFAULTS.function, description="custom: the function that drafts, module:name.")
 
@@ -137,5 +96,5 @@ class SpeculatorSettings(ServiceSettings):
 
     def drafter_options(self) -> DrafterOptions:
         """The part that concerns the drafter."""
-        names = DrafterOptions.__dataclass_fields__
+        names = DrafterOptions.__dataclass_fields__.keys() & type(self).model_fields.keys()
         return DrafterOptions(**{name: getattr(self, name) for name in names})

@@ -42,11 +42,9 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
         dtype=settings.dtype,
         device=settings.device,
         executor=settings.executor,
-        attention=settings.attention,
         kv_tokens=settings.kv_tokens,
         weights=settings.weights,
         kv_window=settings.kv_window,
-        kv_sinks=settings.kv_sinks,
         offload=settings.offload,
         offload_directory=settings.offload_directory,
     )
@@ -76,7 +74,6 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tok
         max_nodes=settings.max_nodes,
         max_step_tokens=settings.max_step_tokens,
         max_context_len=min(settings.max_context_len or longest, longest),
-        idle_seconds=settings.idle_seconds,
     )
     return VerifierEngine(runner, settings.acceptance, limits, compiler=_compiler(tokenizer, runner))
 

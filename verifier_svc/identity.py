@@ -36,7 +36,7 @@ class Identity:
 
 def _model(settings: VerifierSettings, directory: Path, text: str) -> str:
     """Sinks only matter to a windowed cache."""
-    window = (settings.kv_window, settings.kv_sinks) if settings.kv_window else ()
+    window = (settings.kv_window,) if settings.kv_window else ()
     parts = (
         weights_fingerprint(directory, settings.weights),
         settings.dtype,

@@ -37,7 +37,6 @@ class VerifierSettings(ServiceSettings):
         "transformers), or auto, the first of them that can; or device (fused kernels for a GPU; not yet run "
         "on one).",
     )
-    attention: str = Field("reference", description="Attention backend of the torch executor.")
     offload: str = Field(
         "none",
         description="Where the decoder layers of a model larger than the device lie: host (pinned memory, "
@@ -69,13 +68,9 @@ class VerifierSettings(ServiceSettings):
         ge=0,
         description="Keep only so many context tokens per request (StreamingLLM); lossy; 0 keeps all.",
     )
-    kv_sinks: int = Field(4, ge=1, description="First tokens a windowed cache never drops.")
     max_requests: int = Field(_LIMITS.max_requests, ge=1, description="Most requests held at once.")
     max_context_len: int = Field(
         0, ge=0, description="Longest context served, in tokens; 0 takes the model's own limit."
     )
     max_nodes: int = Field(_LIMITS.max_nodes, ge=1, description="Most nodes in one tree, root included.")
     max_step_tokens: int = Field(_LIMITS.max_step_tokens, ge=1, description="Most tokens in one pass.")
-    idle_seconds: float = Field(
-        _LIMITS.idle_seconds, gt=0, description="A request not heard of for this long is forgotten."
-    )

@@ -133,12 +133,6 @@ def train(context: typer.Context) -> None:
     os.execv(sys.executable, command)  # in our place, so that it gets our signals
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
-
-
 def main() -> None:
     """Entry point: maps every error of ours to one line and an exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out

@@ -127,7 +127,6 @@ class DrafterOptions:
     device: str = "cpu"
     weights: str = "auto"
     executor: str = "auto"
-    attention: str = "reference"
     kv_tokens: int = CACHE_TOKENS
     expansion: str = ""
     beam: int = 4

@@ -139,7 +139,6 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
         device=options.device,
         weights=_weights(options),
         executor=options.executor,
-        attention=options.attention,
         kv_tokens=options.kv_tokens,
         layers=options.layers or None,
     )

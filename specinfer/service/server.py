@@ -39,16 +39,18 @@ class ServiceServer:
         settings: ServiceSettings,
         service_names: Sequence[str],
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_calls: int | None = None,
     ) -> None:
+        """Make a server of these services; `max_calls` bounds calls at once, None does not."""
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
-        options = [*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)]
+        options = [*channel_options(), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(
             interceptors=[*interceptors, FaultInterceptor()],
             options=options,
-            maximum_concurrent_rpcs=settings.max_calls,
+            maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

@@ -45,9 +45,6 @@ class ProcessSettings(BaseSettings):
         False, description="Write exceptions whole, with what they may quote of prompts and answers."
     )
     drain_seconds: float = Field(5.0, ge=0, description="Time running calls get to finish on SIGTERM.")
-    max_calls: int = Field(
-        4096, ge=1, description="Most calls at once; more are refused (gRPC: RESOURCE_EXHAUSTED)."
-    )
     tls_certificate: str = Field(
         "", description="PEM file of the server's certificate; with it the port is TLS, without plaintext."
     )
@@ -109,18 +106,6 @@ class ServiceSettings(ProcessSettings):
         description="Address of an OpenTelemetry collector (OTLP over gRPC, for example "
         "http://127.0.0.1:4317) that gets traces; empty for no traces. Needs the extra `tracing`.",
     )
-    trace_ratio: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Part of the requests that is traced, where the caller does not say by `traceparent`.",
-    )
-    max_message_mebibytes: int = Field(16, ge=1, le=1024, description="Largest gRPC message accepted.")
-
-    @property
-    def max_message_bytes(self) -> int:
-        """Largest gRPC message accepted, in bytes."""
-        return self.max_message_mebibytes * MEBIBYTE
 
 
 def as_path(text: str) -> Path | None:

@@ -98,8 +98,11 @@ def trace_id_of(span: "Span") -> str:
     return f"{span.get_span_context().trace_id:032x}"
 
 
-def open_tracer(service: str, settings: "ServiceSettings") -> Tracer | None:
-    """What the settings ask for; None without an endpoint.
+def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -> Tracer | None:
+    """The tracer of a service; None without an endpoint.
+
+    Args:
+        ratio: part of the calls that is traced of those without a trace context.
 
     Raises:
         SettingError: if the packages are missing, or the endpoint is no address.
@@ -118,7 +121,7 @@ def open_tracer(service: str, settings: "ServiceSettings") -> Tracer | None:
     if not endpoint.startswith(("http://", "https://")):
         raise SettingError("otlp_endpoint", endpoint, "must be http://HOST:PORT or https://HOST:PORT")
     resource = Resource.create({"service.name": "specinfer-" + service})
-    provider = TracerProvider(ParentBased(TraceIdRatioBased(settings.trace_ratio)), resource)
+    provider = TracerProvider(ParentBased(TraceIdRatioBased(ratio)), resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return Tracer(provider)
 

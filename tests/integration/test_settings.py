@@ -34,7 +34,6 @@ BAD_SETTINGS = [
     (["verifier_svc", "--unheard-of", "1"], "--unheard-of"),
     (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, medusa"),
     (["verifier_svc", "--attention", "none"], "attention = 'none': must be one of reference"),
-    (["speculator_svc", "--ngram-min", "9"], "ngram_min = 9"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
     (["verifier_svc", "--device", "abacus"], "device = 'abacus': "),
