@@ -10,7 +10,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones of Latin-1 for themselves, those behind for the rest."""
+    """Return GPT-2's characters for bytes: printable ones of Latin-1 as they are, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     shown = {chr(byte): byte for byte in printable}
@@ -22,21 +22,21 @@ BYTES = _byte_characters()
 
 @dataclass(frozen=True, slots=True)
 class ByteRules:
-    """How a decoder reads the names of tokens."""
+    """Rules by which a decoder reads the names of tokens."""
 
     read: ReadName
-    """The bytes that a name stands for behind others."""
+    """Bytes of a name behind other tokens."""
     read_first: ReadName
-    """The same of the first token that is told."""
+    """Bytes of a name as the first token of the text."""
     strip: int = 0
-    """Blanks that are left out at the beginning of a text, if it has them."""
+    """Number of blanks that are left out at the beginning of a text, if it has them."""
     replaces_each: bool = False
-    """Whether each byte of what is no character becomes U+FFFD, or each beginning of one."""
+    """True if each byte that belongs to no character becomes U+FFFD; else each beginning of one does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteDecoder:
-    """The bytes of a vocabulary's tokens, whatever stands beside them."""
+    """Bytes of a vocabulary's tokens, independent of their neighbours."""
 
     names: Callable[[int], str | None]
     skipped: Set[int]
@@ -45,11 +45,11 @@ class ByteDecoder:
     _found: dict[int, bytes] = field(default_factory=dict)
 
     def tells(self, token_id: int) -> bool:
-        """Whether a token is a part of the text."""
+        """Return whether a token is a part of the text."""
         return token_id not in self.skipped and self.names(token_id) is not None
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What it adds to the text behind others."""
+        """Return the bytes that a token adds to the text behind others."""
         found = self._found.get(token_id)
         if found is None:
             name = None if token_id in self.skipped else self.names(token_id)
@@ -57,12 +57,12 @@ class ByteDecoder:
         return found
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """What it says at the beginning; it is one that is told."""
+        """Return the bytes of the text's first token, which must be a part of the text."""
         return self.rules.read_first(self.names(token_id) or "")
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
-    """The rules of a decoder; None if it looks at the neighbours of tokens, or is not known."""
+    """Return the rules of a decoder; None if it looks at the neighbours of tokens, or is not known."""
     if decoder is None:
         return None
     match decoder["type"]:
@@ -79,8 +79,10 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> ByteRules | None:
 
 
 def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
-    """Replacements of texts, bytes, fusion, blanks at the beginning, in this order, as SentencePiece's
-    vocabularies have them; None for anything else."""
+    """Return replacements of texts, bytes, fusion, and blanks at the beginning.
+
+    The decoder has them in this order, as SentencePiece's vocabularies do; None for anything else.
+    """
     left, pairs = list(stages), list[tuple[str, str]]()
     while left and left[0]["type"] == "Replace" and "String" in left[0]["pattern"]:
         stage = left.pop(0)
@@ -99,14 +101,14 @@ def _read_stages(stages: Sequence[Mapping[str, Any]]) -> ByteRules | None:
 
 
 def _byte_level(name: str) -> bytes:
-    """A character for each byte; what has others is a plain text."""
+    """Return a map from character to byte; a name with other characters is plain text."""
     if all(char in BYTES for char in name):
         return bytes([BYTES[char] for char in name])
     return name.encode()
 
 
 def _replacing(pairs: Sequence[tuple[str, str]], byte_fallback: bool = False) -> ReadName:
-    """Reads names by replacements, one after another."""
+    """Read names by replacements, one after another."""
 
     def read(name: str) -> bytes:
         for old, new in pairs:

@@ -1,4 +1,4 @@
-"""Where everything lies that is fetched or built once: pulled models and compiled kernels."""
+"""Directory of all that is fetched or built once: pulled models and compiled kernels."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ CACHE_HELP = (
 
 
 def cache_directory() -> Path:
-    """$SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache; whether or not it is there.
+    """Return $SPECINFER_CACHE, else specinfer/ in $XDG_CACHE_HOME, else in ~/.cache; it may not exist.
 
-    A relative $XDG_CACHE_HOME is ignored, as the XDG specification asks.
+    A relative $XDG_CACHE_HOME is ignored, as the XDG specification requires.
     """
     if explicit := os.environ.get("SPECINFER_CACHE"):
         return Path(explicit).expanduser()

@@ -1,7 +1,7 @@
-"""Turns a growing token sequence into text, one token's work for each token.
+"""Conversion of a growing token sequence into text, one token's work for each token.
 
 Where a tokenizer's decoder only puts bytes together, so does this, and holds nothing back but the beginning
-of a character, three bytes at most; bytes that cannot become one are told as U+FFFD at once. Other decoders
+of a character, three bytes at most; bytes that cannot become one become U+FFFD at once. Other decoders
 look at a token's neighbours: of those a small window is decoded again.
 
 Invariant: the text up to a position is the same however the tokens before it were cut into pieces.
@@ -15,12 +15,12 @@ from specinfer.byte_decoder import ByteDecoder
 from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MOST_HELD = 4
-"""Tokens behind a window whose text may be the beginning of a character: each of them has a byte of it."""
+"""Most tokens behind a window whose text may be the beginning of a character: each has a byte of it."""
 _EACH = "specinfer.each"
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:
-    """U+FFFD for each byte of what is no character, as decoders with byte fallback have it."""
+    """Return U+FFFD for each byte that belongs to no character, as decoders with byte fallback do."""
     assert isinstance(error, UnicodeDecodeError), "it is for decoding"
     return REPLACEMENT * (error.end - error.start), error.end
 
@@ -30,10 +30,10 @@ codecs.register_error(_EACH, _replace_each)
 
 class _TokenReader(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
 
     def flush(self) -> str:
-        """Whatever was held back."""
+        """Return the text that was held back."""
 
 
 class Detokenizer:
@@ -44,16 +44,16 @@ class Detokenizer:
         self._reader: _TokenReader = _Window(tokenizer) if decoder is None else _Bytes(decoder)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; incomplete characters are held back."""
+        """Return the text that these tokens complete; incomplete characters are held back."""
         return self._reader.push(token_ids)
 
     def flush(self) -> str:
-        """Whatever was held back."""
+        """Return the text that was held back."""
         return self._reader.flush()
 
 
 class _Bytes:
-    """For decoders that put bytes together."""
+    """Reader for decoders that put bytes together."""
 
     def __init__(self, decoder: ByteDecoder) -> None:
         self._decoder = decoder
@@ -73,7 +73,7 @@ class _Bytes:
         return self._stripped(self._characters.decode(b"", final=True))
 
     def _begin(self, token_ids: Sequence[int], data: list[bytes]) -> None:
-        """The first token that is told may be told otherwise."""
+        """Replace the bytes of the first token of the text, which may differ there."""
         for place, token in enumerate(token_ids):
             if self._decoder.tells(token):
                 self._begun, data[place] = True, self._decoder.first_bytes_of(token)
@@ -89,7 +89,7 @@ class _Bytes:
 
 
 class _Window:
-    """For all others: decodes the newest tokens behind the one before them."""
+    """Reader for all other decoders: decodes the newest tokens behind the one before them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -110,7 +110,7 @@ class _Window:
         return self._give_out(text)
 
     def _decode(self) -> str:
-        """What is held back says behind what was given out last."""
+        """Return the text of the held tokens behind the token before them."""
         before = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._held])[len(before) :]
 

@@ -11,12 +11,12 @@
     +- ExhaustedError             queue or cache full                    RESOURCE_EXHAUSTED
     +- UnavailableError           a service cannot be reached            UNAVAILABLE
     |  +- ServiceChangedError     another process answers there now      UNAVAILABLE
-    +- FencedError                somebody else holds the lease          ABORTED
+    +- FencedError                another gateway holds the lease        ABORTED
     +- FaultError                 a bug, or code that is not ours        INTERNAL
-    +- UnauthenticatedError       no key, or one nobody knows            UNAUTHENTICATED
+    +- UnauthenticatedError       no key, or an unknown one              UNAUTHENTICATED
     +- DeniedError                the key does not allow it              PERMISSION_DENIED
 
-`assert` is for bugs of ours; these are for everybody else's mistakes.
+`assert` is for bugs of ours; these are for mistakes of others.
 """
 
 
@@ -25,7 +25,7 @@ class SpecInferError(Exception):
 
     @property
     def for_logs(self) -> str:
-        """The message without values that may come from a request's text or tokens."""
+        """Message without values that may come from a request's text or tokens."""
         return str(self)
 
 
@@ -40,7 +40,7 @@ class InvalidInputError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """The field and what is wrong; the value only where it is a number and no token."""
+        """Message with the field and the fault; with the value only if it is a number and no token."""
         return f"{self.field}{self._shown}: {self.why}"
 
 
@@ -53,12 +53,12 @@ class SettingError(InvalidInputError):
 
     @property
     def for_logs(self) -> str:
-        """With the value, which is the operator's own."""
+        """Message with the value, which is the operator's own."""
         return str(self)
 
 
 class ConstraintError(SpecInferError):
-    """What a request's text must look like is too complex to follow, or its tokens do not follow it."""
+    """A request's constraint is too complex to follow, or its tokens do not follow it."""
 
 
 class NotFoundError(SpecInferError):
@@ -74,7 +74,7 @@ class IncompatibleError(SpecInferError):
 
 
 class ExhaustedError(SpecInferError):
-    """No room at present; `retry_after_s` is a hint when to try again."""
+    """A limit of space is reached at present; `retry_after_s` is a hint when to try again."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -94,11 +94,11 @@ class ServiceChangedError(UnavailableError):
 
 
 class FencedError(SpecInferError):
-    """A lease was lost: somebody else holds it, under a higher number."""
+    """A lease was lost: another gateway holds it, under a higher number."""
 
 
 class FaultError(SpecInferError):
-    """An exception that nobody foresaw. What it says may quote a request, so logs leave it out."""
+    """An unforeseen exception. Its message may quote a request, so logs leave it out."""
 
     def __init__(self, what: str, cause: BaseException) -> None:
         super().__init__(f"{what}: {type(cause).__name__}: {cause}")
@@ -106,12 +106,12 @@ class FaultError(SpecInferError):
 
     @property
     def for_logs(self) -> str:
-        """What failed, the kind of the exception and the line that raised it."""
+        """Failed operation, kind of the exception and the line that raised it."""
         return self._place
 
 
 class UnauthenticatedError(SpecInferError):
-    """A call without a key, or with one that is not known."""
+    """A call has no key, or one that is not known."""
 
 
 class DeniedError(SpecInferError):
@@ -119,7 +119,7 @@ class DeniedError(SpecInferError):
 
 
 def _place_of(error: BaseException) -> str:
-    """File and line that raised an exception."""
+    """Return file and line that raised an exception."""
     trace = error.__traceback__
     if trace is None:
         return ""

@@ -23,14 +23,14 @@ class States:
         self.append(states)
 
     def append(self, states: Bfloat16) -> None:
-        """Those of the positions behind."""
+        """Add the states of the positions behind."""
         if len(states):
             self._pieces.append(states)
             self.stop += len(states)
             self.nbytes += states.nbytes
 
     def read(self, start: int, most: int | None = None) -> Bfloat16:
-        """Those from a position on that is kept, of at most so many positions."""
+        """Return at most this many states, from a position on that is kept."""
         found: list[Bfloat16] = []
         begins = self.stop
         for piece in reversed(self._pieces):
@@ -42,7 +42,7 @@ class States:
         return states[:most]
 
     def drop(self, position: int) -> None:
-        """Forgets those before a position."""
+        """Forget the states before a position."""
         while self._pieces and self.start < position:
             piece = self._pieces.popleft()
             gone = min(len(piece), position - self.start)

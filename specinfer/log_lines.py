@@ -1,4 +1,4 @@
-"""Log lines: which request and trace they are about, and how often a repeated one is written.
+"""Log lines: their request and trace, and the pace of repeated ones.
 
 Request and trace are set where a call or a step begins; a line about another request than that says so by `about`.
 What happens again and again is logged the first time, then every five seconds.
@@ -14,13 +14,13 @@ TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
 
 
 def about(request_id: str, trace_id: str = "") -> dict[str, str]:
-    """What a log line is about, as its `extra`."""
+    """Return the request and the trace of a log line, as its `extra`."""
     return {"request_id": request_id, "trace_id": trace_id}
 
 
 @contextmanager
 def in_trace(trace_id: str) -> Iterator[None]:
-    """Lines that are written inside belong to a trace."""
+    """Attach a trace to the lines that are written inside."""
     token = TRACE_ID.set(trace_id)
     try:
         yield
@@ -38,7 +38,7 @@ class LogPace:
     _last: float | None = None
 
     def due(self, now: float) -> bool:
-        """Whether a line may be written at this time."""
+        """Return whether a line may be written at this time."""
         if self._last is not None and now - self._last < LOG_EVERY_S:
             return False
         self._last = now

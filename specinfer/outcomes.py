@@ -1,4 +1,4 @@
-"""What becomes of an entry of a batch, of a request and of a token: one word for it on both sides of the wire."""
+"""Outcomes of a batch's entry, of a request and of a token: one word for each on both sides of the wire."""
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
@@ -15,11 +15,12 @@ class EntryStatus(IntEnum):
     ERROR = 3
     """The entry is wrong or failed; it must not be sent again as it is."""
     EXHAUSTED = 4
-    """Not now: no room, something is being prepared, or a fault that is not its own. It may come again."""
+    """Temporary refusal: no space, something is being prepared, or a fault that is not its own. It may come
+    again."""
 
 
 class FinishReason(StrEnum):
-    """Why generation ended, in the words of `specinfer.v1.FinishReason`."""
+    """Reason for the end of generation, in the words of `specinfer.v1.FinishReason`."""
 
     UNSPECIFIED = "unspecified"
     """A reason that this version does not know; no request ends with it."""
@@ -37,4 +38,4 @@ class LogprobRow(NamedTuple):
 
     chosen: float
     top: Sequence[tuple[int, float]] = ()
-    """(Token, its log-probability) of the most probable ones, most probable first, if asked for."""
+    """(Token, its log-probability) of the most probable ones, most probable first, if requested."""

@@ -1,4 +1,4 @@
-"""Ending with the process that started us, however that ends (Linux).
+"""End of a process together with the process that started it, however that ends (Linux).
 
 As a program it runs another one so: `python -m specinfer.parent_process PARENT COMMAND...`. The kernel keeps
 the signal through the change of programs. So nothing of ours runs between fork and exec in a parent that may
@@ -16,19 +16,19 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """From now on this process gets a signal when the thread that started it ends."""
+    """Have this process receive a signal when the thread that started it ends."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """The command as a child of this process that gets SIGTERM when the thread that starts it ends."""
+    """Return the command as a child of this process that gets SIGTERM when the thread that starts it ends."""
     return [sys.executable, "-m", __name__, str(os.getpid()), *command]
 
 
 def _main(parent: str, *command: str) -> None:
     end_with_parent()
-    if os.getppid() == int(parent):  # else it ended before we could ask for its signal
+    if os.getppid() == int(parent):  # else it ended before its signal was set up
         os.execvp(command[0], command)
 
 

@@ -1,10 +1,10 @@
-"""What processor this is. Compiled kernels are chosen by it, and figures mean nothing without it."""
+"""Name and instruction sets of this processor: they select compiled kernels and identify measurements."""
 
 import platform
 from functools import cache
 from pathlib import Path
 
-_VECTORS = (  # what the kernels can use, best first
+_VECTORS = (  # usable by the kernels, best first
     ("avx512_bf16", "AVX-512 and bfloat16"),
     ("avx512bw", "AVX-512"),
     ("avx2", "AVX2"),
@@ -12,7 +12,7 @@ _VECTORS = (  # what the kernels can use, best first
 
 
 def processor_name() -> str:
-    """For example "AMD EPYC (family 25, model 1) with AVX2": virtual machines hide which EPYC it is."""
+    """Return for example "AMD EPYC (family 25, model 1) with AVX2": virtual machines hide the exact EPYC."""
     name = _field("model name") or platform.processor() or platform.machine()
     family, model = _field("cpu family"), _field("model")
     if family and model:
@@ -23,12 +23,12 @@ def processor_name() -> str:
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """Its instruction sets; empty where they cannot be read."""
+    """Return its instruction sets; empty where they cannot be read."""
     return frozenset(_field("flags").split())
 
 
 def _field(name: str) -> str:
-    """What the system says of its first processor, or nothing."""
+    """Return the system's description of its first processor, or nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

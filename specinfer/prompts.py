@@ -16,11 +16,11 @@ class PromptRow:
 
     text: str
     source: str = ""
-    """The data set it is of; empty if the row does not say."""
+    """Data set of the prompt; empty if the row has none."""
 
 
 def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
-    """First user turns of a JSONL file of objects with `turns: [text]`.
+    """Return the first user turns of a JSONL file of objects with `turns: [text]`.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -29,8 +29,9 @@ def read_prompts(path: Path, limit: int | None = None) -> tuple[str, ...]:
 
 
 def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
-    """So many of the same file's prompts, as many of each `source` if it has them, spread over its rows;
-    sources take turns.
+    """Return this many of a file's prompts, equally many of each `source` if it has them.
+
+    They are spread over its rows; sources take turns.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -45,7 +46,7 @@ def read_prompts_by_source(path: Path, count: int) -> tuple[PromptRow, ...]:
 
 
 def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
-    """All of the same file's prompts by source.
+    """Return all of a file's prompts by source.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -57,12 +58,12 @@ def group_prompts(path: Path) -> dict[str, list[PromptRow]]:
 
 
 def spread(rows: Sequence[PromptRow], count: int) -> Sequence[PromptRow]:
-    """So many of them at most, at even distances."""
+    """Return at most this many rows, at even distances."""
     return rows[:: max(1, len(rows) // count)][:count]
 
 
 def _read_rows(path: Path) -> Iterator[PromptRow]:
-    """All prompts of a file, which has at least one."""
+    """Yield all prompts of a file, which has at least one."""
     found = 0
     for number, line in enumerate(read_text("prompts", path).split("\n"), 1):  # JSON strings may hold others
         if line.strip():
@@ -85,7 +86,7 @@ def _read_row(place: str, line: str) -> PromptRow:
 
 
 def read_prompt(path: Path | None) -> str:
-    """One prompt, the whole of a file or of standard input (None), without its last line break.
+    """Return one prompt, the whole of a file or of standard input (None), without its last line break.
 
     Raises:
         InvalidInputError: if it cannot be read, is not UTF-8 or is empty.
@@ -97,7 +98,7 @@ def read_prompt(path: Path | None) -> str:
 
 
 def check_text(field: str, text: str) -> str:
-    """The text, if it can be sent.
+    """Return the text, after a check that it can be sent.
 
     Raises:
         InvalidInputError: if it is not UTF-8: a byte of the command line that is none, half a surrogate pair.
@@ -110,7 +111,7 @@ def check_text(field: str, text: str) -> str:
 
 
 def read_text(field: str, path: Path | None) -> str:
-    """The whole of a file or of standard input (None).
+    """Return the whole of a file or of standard input (None).
 
     Raises:
         InvalidInputError: naming the field, if it cannot be read or is not UTF-8.

@@ -1,4 +1,4 @@
-"""How tokens are chosen: sampling parameters, and the key of a request's random stream.
+"""Choice of tokens: sampling parameters, and the key of a request's random stream.
 
 Must not know tensors: `specinfer.model.sampling.distributions` applies these parameters to logits.
 Invariant: every `Sampling` that exists is valid.
@@ -22,7 +22,7 @@ _RANGES = {
 }
 """Lowest and highest value of fields."""
 _NOISE = 2**32
-"""Not the index of a speculator."""
+"""Index of no speculator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Sampling:
     typical_delta: float = 0.0
     """Factor of its threshold by entropy; 0: the square root of the hard one."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(Token, what is added to its logit), each token once."""
+    """(Token, addition to its logit), each token once."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token that was generated already; those of the prompt do not count."""
+    """Reduction of the logit of every token that was generated already; those of the prompt do not count."""
     frequency_penalty: float = 0.0
-    """The same, for each time that it was generated."""
+    """Reduction of a token's logit for each time that it was generated."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -76,7 +76,7 @@ class Sampling:
                 raise InvalidInputError("logit_bias", bias, "must be in [-100, 100]")
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Checks what depends on the target model.
+        """Check what depends on the target model.
 
         Raises:
             InvalidInputError: naming the field and its value.
@@ -88,22 +88,22 @@ class Sampling:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before anything else."""
+        """True if logits are changed before anything else."""
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
     @property
     def lossless(self) -> bool:
-        """Whether speculation leaves the target's distribution as it is."""
+        """True if speculation leaves the target's distribution as it is."""
         return self.greedy or not self.typical_epsilon
 
     @property
     def entropy_factor(self) -> float:
-        """delta of typical acceptance."""
+        """Delta of typical acceptance."""
         return self.typical_delta or math.sqrt(self.typical_epsilon)
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """True if the most probable token is always taken."""
         return self.temperature == 0
 
 
@@ -118,7 +118,7 @@ class StreamDomain(IntEnum):
 
 
 def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -> tuple[int, int]:
-    """The two 64-bit words that key the random stream at an absolute position.
+    """Return the two 64-bit words that key the random stream at an absolute position.
 
     Keyed by position, not by call, so that a resumed request goes on with the same stream and
     its batch-mates never change its result. `index` separates several streams at one position
@@ -128,30 +128,34 @@ def stream_key(seed: int, position: int, domain: StreamDomain, index: int = 0) -
 
 
 def request_seed(seed: int, request_id: str) -> int:
-    """The seed of a request for which speculators draw: what is drawn for it is independent of what is drawn
-    for another request that has the same seed."""
+    """Return the seed of a request for which speculators draw.
+
+    Its draws are independent of those of another request that has the same seed.
+    """
     digest = blake2b(request_id.encode(), digest_size=8).digest()
     return split_mix(seed, int.from_bytes(digest, "big"))
 
 
 def draft_seed(seed: int, speculator: int) -> int:
-    """A seed of its own for what each speculator draws: merged drafts must be independent draws."""
+    """Return a speculator's own seed for its draws: merged drafts must be independent draws."""
     return split_mix(seed, speculator)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Keys the noise that chooses a request's token at an absolute position
-    (`specinfer.model.sampling.noise`)."""
+    """Return the key of the noise that chooses a request's token at a position.
+
+    The noise is that of `specinfer.model.sampling.noise`.
+    """
     return split_mix(noise_state(seed), position)
 
 
 def noise_state(seed: int) -> int:
-    """From which SplitMix64 gives the keys of a request's noise, by position."""
+    """Return the state from which SplitMix64 gives the keys of a request's noise, by position."""
     return split_mix(seed, _NOISE)
 
 
 def split_mix(state: int, index: int) -> int:
-    """Number `index` of those that SplitMix64 gives from a state."""
+    """Return number `index` of the sequence that SplitMix64 gives from a state."""
     z = (state + (index + 1) * 0x9E3779B97F4A7C15) & MAX_SEED
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MAX_SEED

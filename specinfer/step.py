@@ -1,11 +1,11 @@
-"""One iteration of decoding, without I/O: the caller drafts and verifies, this plans and commits.
+"""One iteration of decoding, without I/O: the caller drafts and verifies, this module plans and commits.
 
     plan(now)                     -> who takes part, which speculators draft, how many nodes
     merge(plan, drafts)           -> the trees to verify: corrected, merged, cut over the whole batch (section 3)
     commit(plan, trees, verdicts) -> the progress of each request
     learn(finished)               -> acceptance and costs, for the steps after the next one
 
-Whoever drives it owns the I/O: `specinfer.llm` calls drafters and verifier directly, the gateway over gRPC.
+The caller owns the I/O: `specinfer.llm` calls drafters and verifier directly, the gateway over gRPC.
 Invariant: a choice depends on committed tokens, earlier steps and time only, so it never biases the output.
 """
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 
 
 class StepPlan(NamedTuple):
-    """What one iteration does."""
+    """Plan of one iteration."""
 
     choice: Choice
     entries: list[StepEntry]
-    """Empty if there is nothing to do."""
+    """Parts of the requests; empty if there is nothing to do."""
     admitted: list[RequestState]
     """Requests that begin to run with this step."""
 
 
 class Verified(NamedTuple):
-    """What drafting and verifying a plan brought, and how long it took."""
+    """Results and seconds of drafting and verifying a plan."""
 
     drafts: Drafts
     trees: Mapping[str, TokenTree]
@@ -52,7 +52,7 @@ class Pool(Protocol):
 
     @property
     def groups(self) -> Sequence[SpeculatorSet]:
-        """Numbers of the present speculators, by service: those of one draft one after another."""
+        """Numbers of the present speculators, one set per service."""
 
 
 class StepMachine:
@@ -65,7 +65,7 @@ class StepMachine:
         self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
         self._on_fault = on_fault
         self.choice = PLAIN
-        """Of the latest plan."""
+        """Choice of the latest plan."""
 
     def plan(self, now: float, pool: Pool) -> StepPlan:
         """Admit requests, choose what to draft, and give each request its part of the step."""
@@ -91,7 +91,7 @@ class StepMachine:
         return self.scheduler.commit(plan.entries, trees, verdicts, now)
 
     def finished(self, plan: StepPlan, verified: Verified, progress: Sequence[Progress]) -> FinishedStep:
-        """All of a step that there is to learn and to report."""
+        """Return all facts of a step for learning and for reports."""
         outcomes = [item.outcome for item in progress if item.outcome is not None]
         return FinishedStep(plan.choice, plan.entries, *verified, outcomes)
 
@@ -100,7 +100,7 @@ class StepMachine:
         learn(step, self.planner, self.calibration)
 
     def _choose(self, running: int, wanting: Mapping[str, int], pool: Pool) -> Choice:
-        """Ask the planner; a fault of ours in it costs the step its drafts, not its tokens."""
+        """Get the planner's choice; a fault of ours in it costs the step its drafts, not its tokens."""
         try:
             self.planner.enrol(pool.groups)
             return self.planner.choose(running, wanting)

@@ -22,12 +22,12 @@ from specinfer.tool_words import told_in_words
 
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
-"""Characters from which on a text is encoded as a batch of one: `encode` holds the interpreter's lock all
-the time (0.2 ms per 1,000 characters), `encode_batch_fast` lets other threads run."""
+"""Characters from which a text is encoded as a batch of one: `encode` holds the interpreter's lock all the
+time (0.2 ms per 1,000 characters), `encode_batch_fast` lets other threads run."""
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-"""How vocabularies of SentencePiece call bytes that are no characters."""
+"""Names that SentencePiece's vocabularies give to bytes that are no characters."""
 
 
 class Tokenizer:
@@ -40,7 +40,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Reads the tokenizer of a model directory.
+        """Read the tokenizer of a model directory.
 
         Raises:
             SettingError: if there is no `tokenizer.json`.
@@ -61,41 +61,43 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was taught conversations."""
+        """True if the model was taught conversations."""
         return self._chat_template is not None
 
     def to_json(self) -> str:
-        """The content of its `tokenizer.json`."""
+        """Return the content of its `tokenizer.json`."""
         text: str = self._fast.to_str()
         return text
 
     def fingerprint(self) -> str:
-        """Equal for tokenizers with the same token for every id."""
+        """Return a hash that is equal for tokenizers with the same token for every id."""
         return vocabulary_fingerprint(self._fast.get_vocab(with_added_tokens=True))
 
     def text_fingerprint(self) -> str:
-        """Equal for tokenizers that make the same tokens of the same text and the same conversation: hash
-        over vocabulary, merges, normalisation and all other stages, special tokens and chat template."""
+        """Return a hash that is equal for tokenizers with the same tokens and the same conversations.
+
+        It covers vocabulary, merges, normalisation and all other stages, special tokens and chat template.
+        """
         stages = json.loads(self.to_json())
         parts = json.dumps([stages, self._chat_template, self._specials], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, with the special tokens the model expects around it."""
+        """Return token ids of plain text, with the special tokens that the model expects around it."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_part(self, text: str) -> list[int]:
-        """Token ids of a piece of text, without the special tokens around a whole one."""
+        """Return token ids of a piece of text, without the special tokens around a whole one."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+        """Return token ids of a conversation, ready for the assistant's answer.
 
         Args:
             tools: functions that may be called, as OpenAI's API has them; a template that does not know tools
-                is told of them, and of calls and results, in words.
+                gets them, calls and results in words.
 
         Raises:
             InvalidInputError: if the template refuses the messages.
@@ -115,7 +117,7 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> Template:
-        """Compiled once, which takes milliseconds."""
+        """Compiled chat template; compiling takes milliseconds."""
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
         # as `transformers` has it: templates write JSON for models, not for pages
@@ -131,12 +133,12 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, special tokens left out."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
         return text
 
     def text_of_token(self, token_id: int) -> str:
-        """What a token says behind others; of a special token its name, of a number without token the number.
+        """Return a token's text behind others; the name of a special token, the number of an unknown one.
 
         A token that stands alone may say less: some decoders drop a blank at the beginning.
         """
@@ -144,8 +146,10 @@ class Tokenizer:
         return text or self._fast.id_to_token(token_id) or f"[{token_id}]"
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text behind others, which may be a part of a character; of a special
-        token its name, of a number without token the number."""
+        """Return a token's bytes behind others, which may be a part of a character.
+
+        A special token has its name, a number without token the number.
+        """
         if token_id not in self._bytes:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
@@ -164,24 +168,24 @@ class Tokenizer:
         return frozenset(token for token, what in added.items() if what.special)
 
     def tells(self, token_id: int) -> bool:
-        """Whether a token is a part of the text: special ones and numbers without token are not."""
+        """Return whether a token is a part of the text: special ones and numbers without token are not."""
         return token_id not in self._skipped and self._fast.id_to_token(token_id) is not None
 
     @cached_property
     def byte_decoder(self) -> ByteDecoder | None:
-        """How tokens become bytes; None if what a token says depends on its neighbours."""
+        """Rules from tokens to bytes; None if a token's text depends on its neighbours."""
         rules = read_decoder(json.loads(self.to_json())["decoder"])
         return None if rules is None else ByteDecoder(self._fast.id_to_token, self._skipped, rules)
 
     @cached_property
     def _has_byte_level(self) -> bool:
-        """Whether each character of a token stands for a byte."""
+        """True if each character of a token stands for a byte."""
         decoder = json.loads(self.to_json())["decoder"]
         return '"type":"ByteLevel"' in json.dumps(decoder, separators=(",", ":"))
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Hash over (id, token) pairs in order of id."""
+    """Return a hash over (id, token) pairs in order of id."""
     digest = hashlib.sha256()
     for token, index in sorted(vocabulary.items(), key=lambda item: item[1]):
         digest.update(f"{index}\0{token}\0".encode())

@@ -13,8 +13,10 @@ _INSTRUCTIONS = (
 def told_in_words(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The conversation with roles that every template knows: functions are described in the system's turn,
-    calls are the assistant's words, results are the user's."""
+    """Return the conversation with roles that every template knows.
+
+    Functions are described in the system's turn, calls are the assistant's words, results are the user's.
+    """
     turns = [_in_words(message) for message in messages]
     if not tools:
         return turns

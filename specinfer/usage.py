@@ -1,4 +1,4 @@
-"""Bad usage of a command line, as typer tells it."""
+"""Wrong usage of a command line, as typer reports it."""
 
 import typer
 
@@ -7,5 +7,5 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def usage_message(error: Exception) -> str:
-    """What is wrong; empty where typer has shown help instead."""
+    """Return the message; empty where typer has shown help instead."""
     return str(getattr(error, "format_message", error.__str__)())

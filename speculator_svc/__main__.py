@@ -1,4 +1,4 @@
-"""Starts a speculator service: settings -> drafters -> engine -> servicer -> server."""
+"""Start of a speculator service: settings -> drafters -> engine -> servicer -> server."""
 
 import secrets
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SERVICE = speculator_pb2.DESCRIPTOR.services_by_name["Speculator"].full_name
 
 
 def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
-    """Loads the drafters and puts the engine together."""
+    """Load the drafters and put the engine together."""
     if settings.threads:
         import torch  # model-free drafters start without it
 
@@ -34,8 +34,10 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
 def describe(
     engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """What `Describe` answers for speculators of these names and drafting methods, in the process of this
-    id."""
+    """Return the answer of `Describe` for speculators of these names and drafting methods.
+
+    `instance_id` names the process.
+    """
     speculators = [
         speculator_pb2.SpeculatorDescription(
             name=name,
@@ -60,7 +62,7 @@ def describe(
 
 
 async def serve(settings: SpeculatorSettings) -> None:
-    """Serves until signalled."""
+    """Serve until signalled."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
@@ -79,7 +81,7 @@ async def serve(settings: SpeculatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `python -m speculator_svc`."""
+    """Run `python -m speculator_svc`."""
     run_service(PROGRAM, SpeculatorSettings, argv, lambda settings: settings.name or settings.drafter, serve)
 
 

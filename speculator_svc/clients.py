@@ -1,8 +1,8 @@
-"""Clients told apart: two gateways may call different requests by the same id. Pure."""
+"""Separation of clients: two gateways may use the same id for different requests. Pure."""
 
 
 def own_id(client: str, request_id: str) -> str:
-    """A client's request as the engine and the drafters call it.
+    """Return the id by which the engine and the drafters know a client's request.
 
     The length in front keeps it unambiguous whatever characters both have.
     """
@@ -10,6 +10,6 @@ def own_id(client: str, request_id: str) -> str:
 
 
 def request_id_of(own: str) -> str:
-    """What the client calls it."""
+    """Return the client's own id of a request."""
     length, _, rest = own.partition(":")
     return rest[int(length) + 1 :]

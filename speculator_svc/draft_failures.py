@@ -1,4 +1,4 @@
-"""Lines about drafts that fail, whether their drafter raised or said so; a few of many."""
+"""Log lines about drafts that fail, by exception or by report; a few of many."""
 
 import logging
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftFailures:
-    """Of the speculators of a service."""
+    """Failures of a service's speculators."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -20,7 +20,7 @@ class DraftFailures:
         self._paces: dict[int, LogPace] = defaultdict(LogPace)
 
     def note(self, outcomes: Sequence[DraftOutcome], now: float) -> None:
-        """Logs the latest failure of each speculator, the first one at once, the others at times."""
+        """Log the latest failure of each speculator, the first one at once, the others at intervals."""
         latest: dict[int, SpecInferError] = {}
         for outcome in outcomes:
             for speculator, found in outcome.drafts:

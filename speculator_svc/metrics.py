@@ -15,10 +15,10 @@ from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build
 
 
 class SpeculatorMetrics:
-    """Counts what the engine did."""
+    """Counts the engine's work."""
 
     def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
-        """`names` are those of the speculators."""
+        """Make the metrics; `names` are those of the speculators."""
 
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
@@ -48,7 +48,7 @@ class SpeculatorMetrics:
     def observe(
         self, outcomes: Sequence[DraftOutcome], seconds: float, draft_seconds: Sequence[float]
     ) -> None:
-        """Counts one step; `draft_seconds` of every speculator, 0 if it was not asked."""
+        """Count one step; `draft_seconds` of every speculator, 0 if it did not draft."""
         self._step.observe(seconds)
         for name, drafting in zip(self._names, draft_seconds, strict=True):
             if drafting:
@@ -67,5 +67,5 @@ class SpeculatorMetrics:
                 children[speculator].inc(count)
 
     def observe_held(self, requests: int) -> None:
-        """Shows how many requests have a context."""
+        """Show the number of requests with a context."""
         self._held.set(requests)

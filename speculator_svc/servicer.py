@@ -47,12 +47,12 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Draft(
         self, requests: AsyncIterator[speculator_pb2.DraftRequest], context: Context
     ) -> AsyncIterator[speculator_pb2.DraftReply]:
-        """One reply per request message, in order."""
+        """Return one reply per request message, in order."""
         async for request in requests:
             yield await self._thread.call(self._step, request)
 
     def _step(self, request: speculator_pb2.DraftRequest) -> speculator_pb2.DraftReply:
-        """A fault of ours costs the step, not the stream."""
+        """Serve a message; a fault of ours costs the step, not the stream."""
         started = time.perf_counter()
         try:
             with service_step(self._tracer, "speculator", request.traceparent, len(request.entries)):
@@ -85,7 +85,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
         return [item if isinstance(item, DraftOutcome) else next(results) for item in decoded]
 
     def _recover(self, request: speculator_pb2.DraftRequest, error: Exception) -> list[DraftOutcome]:
-        """Forgets the requests of a step that failed as a whole: they come again in a later one."""
+        """Forget the requests of a step that failed as a whole: they come again in a later one."""
         self._observing(self._metrics.failed_steps.inc)
         ids = [own_id(request.client, entry.request_id) for entry in request.entries]
         try:
@@ -98,11 +98,11 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
     async def Describe(
         self, request: speculator_pb2.DescribeSpeculatorRequest, context: Context
     ) -> speculator_pb2.DescribeSpeculatorReply:
-        """The speculators and their limits."""
+        """Return the speculators and their limits."""
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forgets requests of the client that asks."""
+        """Forget requests of the calling client."""
         own_ids = [own_id(request.client, request_id) for request_id in request.request_ids]
         released = await self._thread.call(self._release, own_ids)
         for request_id in request.request_ids:
@@ -119,7 +119,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
-    """One per entry; of entries with the same id only the first is served."""
+    """Return one per entry; of entries with the same id only the first is served."""
     found: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:
@@ -129,7 +129,7 @@ def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> li
 
 
 def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> DraftEntry | DraftOutcome:
-    """The entry, or the outcome that says what is wrong with it."""
+    """Return the entry, or the outcome with its error."""
     try:
         if twice:
             raise InvalidInputError("request_id", entry.request_id, "is in the message twice")
@@ -163,7 +163,7 @@ def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
 
 
 def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:
-    """No tree is deeper than it has nodes, so a drafter need not look further."""
+    """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
     width = 1 if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
     depth = min(entry.max_depth, entry.node_budget)
     return TreeLimits(entry.node_budget, depth, width, entry.min_path_probability)

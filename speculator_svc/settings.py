@@ -77,7 +77,7 @@ class SpeculatorSettings(ServiceSettings):
 
     @property
     def drafters(self) -> list[str]:
-        """The drafting methods.
+        """Names of the drafting methods.
 
         Raises:
             SettingError: if one is named twice.
@@ -89,12 +89,12 @@ class SpeculatorSettings(ServiceSettings):
 
     @property
     def names(self) -> list[str]:
-        """What the speculators are called, in the order of `drafters`."""
+        """Names of the speculators, in the order of `drafters`."""
         if len(self.drafters) == 1:
             return [self.name or self.drafter]
         return [f"{self.name}-{drafter}" if self.name else drafter for drafter in self.drafters]
 
     def drafter_options(self) -> DrafterOptions:
-        """The part that concerns the drafter."""
+        """Return the options of the drafter."""
         names = DrafterOptions.__dataclass_fields__.keys() & type(self).model_fields.keys()
         return DrafterOptions(**{name: getattr(self, name) for name in names})

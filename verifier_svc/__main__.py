@@ -1,4 +1,4 @@
-"""Starts a verifier: settings -> model -> engine -> servicer -> server."""
+"""Start of a verifier: settings -> model -> engine -> servicer -> server."""
 
 import logging
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def runner_options(settings: VerifierSettings) -> RunnerOptions:
-    """How the model is loaded and run."""
+    """Return the options for loading and running the model."""
     return RunnerOptions(
         dtype=settings.dtype,
         device=settings.device,
@@ -51,19 +51,19 @@ def runner_options(settings: VerifierSettings) -> RunnerOptions:
 
 
 def with_held_weights(settings: VerifierSettings) -> VerifierSettings:
-    """The same, with what `weights = auto` means for this model in its place."""
+    """Return the settings with `weights = auto` resolved for this model."""
     shared = layout_of(settings).ranks > 1
     held = held_weights(resolve_model(settings.model), runner_options(settings), shared)
     return settings.model_copy(update={"weights": held})
 
 
 def load_runner(settings: VerifierSettings) -> ModelRunner:
-    """Loads the model; where ranks share it, this rank's part."""
+    """Load the model; where ranks share it, this rank's part."""
     return ModelRunner.load(resolve_model(settings.model), runner_options(settings), join(settings))
 
 
 def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tokenizer) -> VerifierEngine:
-    """Puts the engine together."""
+    """Put the engine together."""
     longest = WINDOWED_CONTEXT if settings.kv_window else runner.config.max_positions
     if settings.kv_window:
         log.warning(
@@ -79,7 +79,7 @@ def build_engine(settings: VerifierSettings, runner: ModelRunner, tokenizer: Tok
 
 
 def _compiler(tokenizer: Tokenizer, runner: ModelRunner) -> Compiler | None:
-    """Compiles constraints, if the model's tokenizer allows any."""
+    """Compile constraints, if the model's tokenizer allows any."""
     try:
         return Compiler(tokenizer.to_json(), runner.config.vocab_size, runner.config.eos_token_ids)
     except IncompatibleError as error:
@@ -93,7 +93,7 @@ def describe(
     identity: Identity,
     pass_costs: Sequence[tuple[int, float]],
 ) -> verifier_pb2.DescribeVerifierReply:
-    """What `Describe` answers; `pass_costs` are (tokens, seconds)."""
+    """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
     config, limits = engine.runner.config, engine.limits
     return verifier_pb2.DescribeVerifierReply(
         model=settings.model,
@@ -131,7 +131,7 @@ def _pass_costs(engine: VerifierEngine) -> list[tuple[int, float]]:
 
 
 async def serve(settings: VerifierSettings) -> None:
-    """Serves until signalled; one of several ranks does its part."""
+    """Serve until signalled; as one of several ranks, do this rank's part."""
     rank = own_rank()
     if rank is None and layout_of(settings).ranks > 1:
         from verifier_svc.launcher import launch
@@ -153,7 +153,7 @@ async def serve(settings: VerifierSettings) -> None:
 
 
 async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
-    """Serves what gateways see: rank 0, or the only process."""
+    """Serve the gateways: rank 0, or the only process."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tracer = open_tracer(PROGRAM, settings)
@@ -175,7 +175,7 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `python -m verifier_svc`."""
+    """Run `python -m verifier_svc`."""
     rank = own_rank()
     name = f"verifier-rank-{rank}" if rank else "verifier"
     run_service(PROGRAM, VerifierSettings, argv, lambda _: name, serve)

@@ -1,21 +1,21 @@
-"""Which lease drives a verifier: the highest number that it has seen. Pure.
+"""Lease that drives a verifier: the highest number that it has seen. Pure.
 
 A verifier serves one gateway at a time (docs/protocol.md, "Ownership"). Its leases are numbered, every later
 one higher than all before it, and every message carries the number of its sender's. So a gateway that was
 paused while its lease ended cannot reach the caches of the one that holds the verifier now. Number 0 stands
-for no lease: it is served as long as nobody came with one.
+for no lease: it is served as long as no gateway has sent one.
 """
 
 from enum import Enum
 
 
 class Standing(Enum):
-    """What the number of a message says about its sender."""
+    """Standing of a message's sender by its lease number."""
 
     CURRENT = "current"
     """It holds the latest lease."""
     NEW = "new"
-    """Its lease is later than all before: what was held for the holder before is of no use any more."""
+    """Its lease is later than all before: everything held for the holder before is obsolete."""
     STALE = "stale"
     """Its lease is over: nothing is done for it."""
 
@@ -27,7 +27,7 @@ class Fence:
         self.highest = 0
 
     def admit(self, number: int) -> Standing:
-        """The standing of a message with this number; from now on lower ones are stale."""
+        """Return the standing of a message with this number; from now on lower ones are stale."""
         if number < self.highest:
             return Standing.STALE
         if number == self.highest:

@@ -1,4 +1,4 @@
-"""Which process a verifier is, and what decides the text that it generates."""
+"""Identity of a verifier's process, and of all that decides the text that it generates."""
 
 import secrets
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ from verifier_svc.settings import VerifierSettings
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What `Describe` tells so that a change is noticed."""
+    """Parts of `Describe` that reveal a change."""
 
     instance_id: str
-    """Of this process."""
+    """Id of this process."""
     model_fingerprint: str
-    """Of weights, numeric type, how they are held, windowed cache, tokenizer and chat template."""
+    """Fingerprint of weights, numeric type, their held format, windowed cache, tokenizer and chat
+    template."""
     text_fingerprint: str
-    """Of what turns text into tokens."""
+    """Fingerprint of all that turns text into tokens."""
     tokenizer_fingerprint: str
-    """Of the vocabulary: it decides about speculators."""
+    """Fingerprint of the vocabulary, by which speculators are selected."""
 
     @classmethod
     def of(cls, settings: VerifierSettings, directory: Path, tokenizer: Tokenizer) -> "Identity":
-        """That of a verifier that serves the model of a directory, with its tokenizer, under these settings.
+        """Return the identity of a verifier of this directory's model and tokenizer under these settings.
 
         Raises:
             SettingError: if the directory lacks a configuration or weights.
@@ -35,7 +36,7 @@ class Identity:
 
 
 def _model(settings: VerifierSettings, directory: Path, text: str) -> str:
-    """Sinks only matter to a windowed cache."""
+    """Return the fingerprint of the model; a window only matters where the cache has one."""
     window = (settings.kv_window,) if settings.kv_window else ()
     parts = (
         weights_fingerprint(directory, settings.weights),

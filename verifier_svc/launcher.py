@@ -1,5 +1,6 @@
-"""Starts the ranks of a verifier on this machine, by torchrun's own API: `python -m verifier_svc
---tensor-parallel 2`. Loaded only then.
+"""Start of a verifier's ranks on this machine, by torchrun's own API.
+
+Loaded only by `python -m verifier_svc --tensor-parallel 2` and the like.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(settings: VerifierSettings, program: str) -> None:
-    """Starts all ranks on this machine with this process' flags and waits for their end.
+    """Start all ranks on this machine with this process' flags and wait for their end.
 
     Raises:
         SettingError: if the model cannot be divided so.
@@ -56,7 +57,7 @@ def launch(settings: VerifierSettings, program: str) -> None:
 
 
 def _explain(failures: Mapping[int, ProcessFailure]) -> str:
-    """Which rank ended first: those that lost it say so by their exit code."""
+    """Return which rank ended first: those that lost it have an exit code of their own."""
     first = {rank: each for rank, each in failures.items() if each.exitcode != LOST_GROUP}
     rank, failure = next(iter((first or failures).items()))
     how = (

@@ -26,21 +26,21 @@ _LARGEST = "257+"
 
 
 class CacheView(NamedTuple):
-    """What the cache holds at a moment."""
+    """Contents of the cache at a moment."""
 
     requests: int
     capacity_tokens: int
     free_tokens: int
     queried_tokens: int
-    """Prompt tokens that were looked for, since the start."""
+    """Prompt tokens that were looked up since the start."""
     shared_tokens: int
-    """Those of them that were found instead of computed."""
+    """Looked-up tokens that were found instead of computed."""
     dropped_tokens: int
-    """Context tokens that windowed caches have dropped, since the start."""
+    """Context tokens that windowed caches have dropped since the start."""
 
 
 class VerifierMetrics:
-    """Counts what the engine did."""
+    """Counts the engine's work."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str, *labels: str) -> Counter:
@@ -106,7 +106,7 @@ class VerifierMetrics:
         declare_build_info(registry)
 
     def describe(self, told: verifier_pb2.DescribeVerifierReply) -> None:
-        """Shows the model."""
+        """Show the description of the model."""
         self._model.labels(told.model, told.dtype, told.weights, told.executor, told.device).set(1)
 
     def observe(
@@ -116,7 +116,7 @@ class VerifierMetrics:
         seconds: float,
         passes: Sequence[tuple[int, float]],
     ) -> None:
-        """Counts one step; `passes` are (tokens, seconds)."""
+        """Count one step; `passes` are (tokens, seconds)."""
         self._step.observe(seconds)
         self._batch.observe(len(jobs))
         for tokens, pass_s in passes:
@@ -132,23 +132,23 @@ class VerifierMetrics:
         self._accepted.inc(sum([accepted for _, accepted in verified]))
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
-        """Shows what each rank holds."""
+        """Show the memory of each rank."""
         for number, rank in enumerate(ranks):
             self._memory.labels(str(number), "weights").set(rank.weight_bytes)
             self._memory.labels(str(number), "cache").set(rank.cache_bytes)
 
     def observe_stages(self, total: StageSeconds) -> None:
-        """Counts what the stages of a pipeline did since the last call; `total` is since the start."""
+        """Count the work of a pipeline's stages since the last call; `total` is since the start."""
         self._stages.labels("busy").inc(total.busy - self._told.busy)
         self._stages.labels("idle").inc(max(0.0, total.idle - self._told.idle))
         self._told = total
 
     def refused(self, entries: int) -> None:
-        """Counts entries that could not be read, or came twice."""
+        """Count entries that could not be read, or came twice."""
         self._entries[EntryStatus.ERROR].inc(entries)
 
     def observe_cache(self, cache: CacheView) -> None:
-        """Shows what the cache holds, and counts what was found in it."""
+        """Show the contents of the cache, and count the tokens found in it."""
         self._held.set(cache.requests)
         self._capacity.set(cache.capacity_tokens)
         self._usage.set(1 - cache.free_tokens / cache.capacity_tokens)

@@ -1,4 +1,4 @@
-"""What a process does as one of the ranks that share a verifier's model.
+"""A process as one of the ranks that share a verifier's model.
 
 Rank 0 is the verifier that gateways see; the others do what it says. When one ends or hangs, all end. They
 are started by torchrun, on one machine or several, or on this machine by `verifier_svc.launcher`.
@@ -23,21 +23,21 @@ from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
 _BEATS = 3
-"""In the time after which a rank is lost."""
+"""Signs of life in the time after which a rank is lost."""
 
 
 def layout_of(settings: VerifierSettings) -> Layout:
-    """How the settings divide the model."""
+    """Return how the settings divide the model."""
     return Layout(settings.tensor_parallel, settings.pipeline_parallel)
 
 
 def own_rank() -> int | None:
-    """This process' number, if torchrun or `launch` started it."""
+    """Return this process' number, if torchrun or `launch` started it."""
     return int(os.environ["RANK"]) if torch.distributed.is_torchelastic_launched() else None
 
 
 def join(settings: VerifierSettings) -> Ranks | None:
-    """This process' place among the ranks; None if there are no others."""
+    """Return this process' place among the ranks; None if there are no others."""
     if layout_of(settings).ranks == 1:
         return None
     end_with_parent(signal.SIGKILL)
@@ -45,7 +45,7 @@ def join(settings: VerifierSettings) -> Ranks | None:
 
 
 async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
-    """What every rank but the first does; rank 0 says when it ends, signals do not."""
+    """Work as any rank but the first; rank 0 ends it, signals do not."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)
@@ -57,7 +57,7 @@ async def follow(executor: ParallelExecutor, thread: EngineThread) -> None:
 async def leading(
     executor: ParallelExecutor | None, thread: EngineThread, timeout_s: float
 ) -> AsyncIterator[None]:
-    """Shows the other ranks that rank 0 lives, and lets them end behind it."""
+    """Show the other ranks that rank 0 lives, and let them end after it."""
     if executor is None:
         yield
         return

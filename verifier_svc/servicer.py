@@ -29,14 +29,14 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a message asked for, and what became of it."""
+    """Jobs of a message, and their outcomes."""
 
     reply: verifier_pb2.VerifyReply
     jobs: Sequence[VerifyJob]
     outcomes: Sequence[VerifyOutcome]
     seconds: float
     refused: int = 0
-    """Entries that made no job."""
+    """Number of entries that made no job."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -54,7 +54,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         self._description, self._tracer = description, tracer
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
-        """Of the engine, counted so far."""
+        """Faults of the engine counted so far."""
         metrics.describe(description)
         metrics.show_memory(engine.runner.memory)
         self._observe_cache()
@@ -62,14 +62,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Verify(
         self, requests: AsyncIterator[verifier_pb2.VerifyRequest], context: Context
     ) -> AsyncIterator[verifier_pb2.VerifyReply]:
-        """One reply per request message, in order."""
+        """Return one reply per request message, in order."""
         async for request in requests:
             step = await self._thread.call(self._step, request)
             yield step.reply
             await self._thread.call(self._conclude, step)  # while the reply travels
 
     def _step(self, request: verifier_pb2.VerifyRequest) -> _Step:
-        """A fault of ours costs the step, not the stream."""
+        """Serve a message; a fault of ours costs the step, not the stream."""
         try:
             if not self._admit(request.fence):
                 self._observing(self._metrics.fenced_steps.inc)
@@ -81,7 +81,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return self._failed(request, error)
 
     def _admit(self, fence: int) -> bool:
-        """Whether the holder of the lease with this number is served.
+        """Return whether the holder of the lease with this number is served.
 
         A later lease than all before it forgets every request, as its holder knows nothing of them.
         """
@@ -103,7 +103,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs))
 
     def _keep_features(self, layers: Sequence[int]) -> SpecInferError | None:
-        """What is wrong with the layers asked for; who then asks for features gets it as an answer."""
+        """Keep these layers' features; return the error of bad ones, which entries that want features get."""
         try:
             self._engine.runner.keep_features(layers)
         except SpecInferError as error:
@@ -111,7 +111,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         return None
 
     def _encoded(self, outcome: VerifyOutcome) -> verifier_pb2.Verdict:
-        """The message of an outcome; one that cannot be told ends its request."""
+        """Return the message of an outcome; one that cannot be encoded ends its request."""
         try:
             return _encode(outcome)
         except Exception as error:
@@ -121,8 +121,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             return _encode(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
-        """Forgets the requests of a step that failed as a whole. None of several is known to be the culprit,
-        so they come again, for as long as the gateway has patience; one alone has failed."""
+        """Forget the requests of a step that failed as a whole.
+
+        None of several is known to be the culprit, so they come again, for as long as the gateway has
+        patience; one alone has failed.
+        """
         ids = [entry.request_id for entry in request.entries]
         self._recover(ids)
         message = f"internal error: {type(error).__name__}"
@@ -176,11 +179,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def Describe(
         self, request: verifier_pb2.DescribeVerifierRequest, context: Context
     ) -> verifier_pb2.DescribeVerifierReply:
-        """The model and its limits."""
+        """Return the model and its limits."""
         return self._description
 
     async def Release(self, request: common_pb2.ReleaseRequest, context: Context) -> common_pb2.ReleaseReply:
-        """Forgets requests; none for a sender whose lease is over."""
+        """Forget requests; none for a sender whose lease is over."""
         released = await self._thread.call(self._release, request.fence, list(request.request_ids))
         return common_pb2.ReleaseReply(released=released)
 
@@ -206,7 +209,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 def _decode_all(
     entries: Iterable[verifier_pb2.VerifyEntry], no_features: SpecInferError | None
 ) -> list[VerifyJob | VerifyOutcome]:
-    """One per entry; of entries with the same id only the first is served."""
+    """Return one per entry; of entries with the same id only the first is served."""
     found: list[VerifyJob | VerifyOutcome] = []
     seen: set[str] = set()
     for entry in entries:
@@ -221,7 +224,7 @@ def _twice(request_id: str) -> VerifyOutcome:
 
 
 def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None) -> VerifyJob | VerifyOutcome:
-    """The job of an entry, or the outcome that says what is wrong with it."""
+    """Return the job of an entry, or the outcome with its error."""
     try:
         if entry.HasField("features_from") and no_features is not None:
             raise no_features

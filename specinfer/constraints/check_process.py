@@ -1,4 +1,4 @@
-"""The process in which constraints from outside are compiled first: it may be killed, or die by itself.
+"""Process in which constraints from outside are compiled first: it may be killed, or die by itself.
 
 Started by `Checker`. Lines of JSON: what `Compiler` is made of, then constraints; to each an answer.
 What is bounded is the time of the processor: where others want it, too, a good constraint may take long.
@@ -19,11 +19,12 @@ from specinfer.errors import ConstraintError, InvalidInputError
 TOO_SLOW = 3
 """Exit status of a process whose constraint took too long."""
 STACK_BYTES = 1 << 20
-"""Smaller than that of any thread which compiles later, so that what overflows a stack does so here."""
+"""Stack of the process: smaller than that of any thread which compiles later, so that an overflow happens
+here."""
 
 
 def answer(compiler: Compiler, constraint: Constraint) -> dict[str, Any]:
-    """`why` not; empty if nothing is wrong."""
+    """Return the reason why a constraint cannot be compiled; empty if nothing is wrong."""
     try:
         matcher = compiler.compile(constraint)
         matcher.forced()
@@ -37,13 +38,13 @@ def answer(compiler: Compiler, constraint: Constraint) -> dict[str, Any]:
 
 
 class _Watchdog:
-    """Ends the process when a constraint has had its time: of the processor, as others may want it, too."""
+    """Ends the process after a constraint's share of processor time; others may need the processor, too."""
 
     def __init__(self) -> None:
         self.until = float("inf")
 
     def watch(self, thread: threading.Thread) -> None:
-        """Until the thread ends. Compiling holds no lock of the interpreter, so this goes on beside it."""
+        """Watch until the thread ends. Compiling holds no lock of the interpreter, so this runs beside it."""
         while thread.is_alive():
             thread.join(0.05)
             if time.process_time() > self.until:

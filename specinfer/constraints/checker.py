@@ -1,4 +1,4 @@
-"""Checks constraints from outside, in a process of its own that is killed when it takes too long."""
+"""Checks of constraints from outside, in a process of their own that is killed when one takes too long."""
 
 import asyncio
 import json
@@ -13,30 +13,30 @@ from specinfer.errors import ExhaustedError, UnavailableError
 from specinfer.parent_process import ending_with_us
 
 SECONDS = 2.0
-"""Most time of the processor for one constraint. Large schemas take a tenth of a second."""
+"""Most processor time for one constraint, in seconds. Large schemas take a tenth of a second."""
 _STARTING_S = 30.0
 _SILENT_S = 60.0
-"""After which a process is given up that has neither answered nor ended."""
+"""Seconds after which a process is given up that has neither answered nor ended."""
 _REMEMBERED = 1024
 _WAITING = 64
 _LINE_BYTES = 1 << 20
-"""Of an answer, which quotes a part of the constraint."""
+"""Characters of an answer, which quotes a part of the constraint."""
 
 
 class Checker:
-    """Starts its process when the first constraint comes, and again after it was killed or has died."""
+    """A process that starts with the first constraint, and again after it was killed or has died."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """As `Compiler`."""
+        """Prepare a check for the tokenizer; arguments as those of `Compiler`."""
         self._compiler = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos_token_ids": [*eos_token_ids]}
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._asked: OrderedDict[Constraint, asyncio.Task[str]] = OrderedDict()
-        """What is wrong with constraints, those included that are being checked."""
+        """Results of checks by constraint, including checks in progress."""
         self._waiting = 0
 
     async def check(self, constraint: Constraint) -> None:
-        """Returns if the constraint can be compiled.
+        """Check that the constraint can be compiled.
 
         Raises:
             InvalidInputError: naming its field and what is wrong where.
@@ -55,7 +55,7 @@ class Checker:
             raise constraint.error(why)
 
     async def close(self) -> None:
-        """Ends its process."""
+        """End the process."""
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -84,7 +84,7 @@ class Checker:
             return why
 
     async def _post_mortem(self, process: Process) -> str:
-        """What was wrong with the constraint that ended the process."""
+        """Return the fault of the constraint that ended the process."""
         self._process = None
         if await process.wait() == TOO_SLOW:
             return f"takes longer than {SECONDS:g} seconds to compile"
@@ -92,7 +92,7 @@ class Checker:
 
     async def _start(self) -> Process:
         command = ending_with_us([sys.executable, "-m", "specinfer.constraints.check_process"])
-        # what it says when it dies may quote a request
+        # its last words may quote a request
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=_LINE_BYTES
         )
@@ -116,7 +116,7 @@ class Checker:
 
 
 async def _exchange(process: Process, question: object) -> dict[str, str] | None:
-    """The answer to a question; None if the process has ended."""
+    """Return the answer to a question; None if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

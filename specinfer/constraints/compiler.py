@@ -21,10 +21,10 @@ _REMEMBERED = 128
 
 
 class Compiler:
-    """That of one tokenizer. One thread at a time may ask it."""
+    """Compiler for one tokenizer; used by one thread at a time."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Takes half a second for 50,000 tokens.
+        """Read the tokenizer, half a second for 50,000 tokens.
 
         Args:
             tokenizer: the content of `tokenizer.json`.
@@ -32,7 +32,7 @@ class Compiler:
             eos_token_ids: may follow a text that is complete.
 
         Raises:
-            IncompatibleError: if llguidance cannot tell the bytes of this tokenizer's tokens.
+            IncompatibleError: if llguidance cannot find the bytes of this tokenizer's tokens.
         """
         try:
             self._tokenizer = LLTokenizer(
@@ -45,7 +45,7 @@ class Compiler:
         self._known: OrderedDict[Constraint, Future[Matcher]] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Matcher:
-        """Here and now, without remembering it.
+        """Compile in this thread, without keeping the result.
 
         Raises:
             InvalidInputError: naming the field, and where it is wrong.
@@ -57,7 +57,7 @@ class Compiler:
         return Matcher(inner, self._vocab_size)
 
     def begin(self, constraint: Constraint) -> Future[Matcher]:
-        """Compiles it beside what else is done; what comes of it is nobody's own (`Matcher.copy`)."""
+        """Compile in the background; the result is shared, and requests use copies (`Matcher.copy`)."""
         if constraint not in self._known:
             self._known[constraint] = self._thread.submit(self.compile, constraint)
         self._known.move_to_end(constraint)
@@ -66,7 +66,7 @@ class Compiler:
         return self._known[constraint]
 
     def ready(self, constraint: Constraint, patience_s: float = 0.0) -> Matcher | None:
-        """A matcher that has read nothing; None while it is being compiled.
+        """Return a matcher that has read nothing; None while it is being compiled.
 
         Raises:
             InvalidInputError: as `compile`.
@@ -77,5 +77,5 @@ class Compiler:
         return future.result().copy() if future.done() else None
 
     def close(self) -> None:
-        """Ends its thread."""
+        """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What a request asks for. Pure data."""
+"""Constraint of a request. Pure data."""
 
 import json
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from enum import StrEnum
 from specinfer.errors import InvalidInputError
 
 MAX_BYTES = 65_536
-"""Of a constraint's source."""
+"""Most bytes of a constraint's source."""
 
 
 class ConstraintKind(StrEnum):
-    """How a constraint is written; also the name of its field in messages."""
+    """Notation of a constraint; also the name of its field in messages."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -22,7 +22,7 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Text that may be generated; whether it can be compiled is another question (`Checker`).
+    """Description of the text that may be generated; `Checker` checks that it can be compiled.
 
     Raises:
         InvalidInputError: if the source is empty or too large.
@@ -41,7 +41,7 @@ class Constraint:
 
     @classmethod
     def choice(cls, texts: list[str]) -> "Constraint":
-        """One of these texts.
+        """Return the constraint to one of these texts.
 
         Raises:
             InvalidInputError: if there is none, or one is empty.
@@ -55,9 +55,9 @@ class Constraint:
 
     @property
     def field(self) -> str:
-        """Its name in a request."""
+        """Field that holds the constraint in a request."""
         return f"constraint.{self.kind}"
 
     def error(self, why: str) -> InvalidInputError:
-        """What is wrong with it, `why` with the position."""
+        """Return the error of a faulty source, `why` with the position."""
         return InvalidInputError(self.field, self.source, why)

@@ -13,7 +13,7 @@ _GAP = r"[\x20\x0A\x0D\x09]{1,20}"
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """Not checked, except that JSON is JSON.
+    """Return the grammar of a constraint; nothing is checked but that JSON is JSON.
 
     Raises:
         InvalidInputError: naming the position, if a schema or choice is not JSON.
@@ -36,7 +36,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def _guidance(schema: Any) -> Mapping[str, Any]:
-    """What a schema says to llguidance, which a pattern of ours would overrule."""
+    """Return a schema's own settings for llguidance, which a pattern of ours would overrule."""
     own = schema.get("x-guidance") if isinstance(schema, dict) else None
     return own if isinstance(own, dict) else {}
 

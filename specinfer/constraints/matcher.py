@@ -1,4 +1,4 @@
-"""Which tokens may follow the generated ones. No thread may use one while another does."""
+"""Matchers: the tokens that may follow the generated ones. No two threads may use one at once."""
 
 from collections.abc import Sequence
 
@@ -12,22 +12,22 @@ Bool = NDArray[np.bool_]
 
 
 class Matcher:
-    """A constraint, and the tokens of a request that it has read."""
+    """State of a constraint after the tokens of a request that it has read."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
         self._inner, self._vocab_size = inner, vocab_size
 
     def copy(self) -> "Matcher":
-        """One that reads on by itself."""
+        """Return an independent copy in the same state."""
         return Matcher(self._inner.deep_copy(), self._vocab_size)
 
     @property
     def finished(self) -> bool:
-        """Whether the text is complete and nothing but the end of the sequence may follow."""
+        """True if the text is complete and nothing but the end of the sequence may follow."""
         return bool(self._inner.is_stopped())
 
     def read(self, tokens: Sequence[int]) -> None:
-        """These are the next ones.
+        """Read the next tokens.
 
         Raises:
             ConstraintError: if one of them may not be; then none was read.
@@ -38,7 +38,7 @@ class Matcher:
             raise ConstraintError(f"the constraint does not allow token {allowed} of {len(tokens)} behind it")
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Reads them up to the first that may not follow; how many were read.
+        """Read tokens up to the first that may not follow; return how many were read.
 
         Raises:
             ConstraintError: if it is too complex.
@@ -48,13 +48,13 @@ class Matcher:
         return read
 
     def take_back(self, count: int) -> None:
-        """The last tokens that were read were not."""
+        """Undo the reading of the last tokens."""
         if count:
             self._inner.rollback(count)
             self._check()
 
     def mask(self) -> Bool:
-        """[V] whether each token may come next.
+        """Return a mask [V], true for each token that may come next.
 
         Raises:
             ConstraintError: if it is too complex.
@@ -64,7 +64,7 @@ class Matcher:
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def forced(self) -> list[int]:
-        """Tokens of the text that has to come next, cut as the tokenizer cuts it; empty if there is a choice.
+        """Return the tokens of the forced text, cut as the tokenizer cuts it; empty if there is a choice.
 
         The same text may be cut otherwise, so a target may choose other tokens.
         """
@@ -73,11 +73,11 @@ class Matcher:
         return list(tokens)
 
     def _check(self) -> None:
-        """llguidance raises nothing: it remembers that something went wrong."""
+        """Raise the error that llguidance has recorded: it raises none itself."""
         if self._inner.is_error():
             raise ConstraintError(f"the constraint is too complex: {first_line(self._inner.get_error())}")
 
 
 def first_line(text: str) -> str:
-    """Of a message of several."""
+    """Return the first of several messages."""
     return text.strip().partition("\n")[0]

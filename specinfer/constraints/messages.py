@@ -1,4 +1,4 @@
-"""What llguidance says of a constraint that it refuses, with the position in what the caller wrote. Pure."""
+"""Messages of llguidance about refused constraints, with positions in the caller's source. Pure."""
 
 import re
 
@@ -9,7 +9,7 @@ _REGEX = re.compile(r"\n    (?P<mark> *)\^+\s*\nerror: (?P<why>[^\n]*)")
 
 
 def explain(constraint: Constraint, message: str) -> str:
-    """One line."""
+    """Return the message as one line."""
     if constraint.kind is ConstraintKind.REGEX and (found := _REGEX.search(message)):
         return f"at character {len(found['mark']) + 1}: {found['why']}"
     if constraint.kind is ConstraintKind.GRAMMAR and (found := _LARK.search(message)):

@@ -1,4 +1,4 @@
-"""Where in a JSON schema that is refused the cause is."""
+"""Location of the cause in a refused JSON schema."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,10 @@ from specinfer.errors import InvalidInputError
 
 
 def part_of(compiler: Compiler, constraint: Constraint) -> str:
-    """ " (at #/...)": the smallest part of a refused schema that is refused by itself; empty if it is no
-    schema, or only the whole is refused."""
+    """Return " (at #/...)", the smallest part of a refused schema that is refused by itself.
+
+    Empty if the source is no schema, or only the whole is refused.
+    """
     if constraint.kind is not ConstraintKind.JSON_SCHEMA:
         return ""
     try:
@@ -35,7 +37,7 @@ def _refused(compiler: Compiler, part: Any, schema: Any) -> Iterator[tuple[str, 
 
 
 def _schemas_in(part: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly below one, by the steps of their JSON pointers."""
+    """Return the schemas directly below one, by the steps of their JSON pointers."""
     for name, value in part.items():
         if isinstance(value, dict):
             if name in ("properties", "patternProperties", "$defs", "definitions"):

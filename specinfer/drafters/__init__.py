@@ -41,13 +41,13 @@ class Features:
 
     @property
     def stop(self) -> int:
-        """Behind the last."""
+        """Context position behind the last."""
         return self.start + len(self.states)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTopK:
-    """What the target predicted at the nodes of the request's last verified tree."""
+    """The target's predictions at the nodes of the request's last verified tree."""
 
     token_ids: NDArray[np.int64]
     """[nodes] tokens of the nodes, the root first."""
@@ -58,7 +58,7 @@ class TargetTopK:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int], top_k: Sequence[int]) -> "TargetTopK":
-        """From numbers in a row.
+        """Build the predictions from numbers in a row.
 
         Raises:
             InvalidInputError: if there are not as many for each node, or if it is no tree.
@@ -81,11 +81,11 @@ class DraftJob:
     """All committed tokens; the last one is the tree's root."""
     limits: TreeLimits
     sampling: Sampling
-    """The request's, with the seed by which the target chooses: what is drawn must not hang on that."""
+    """Sampling of the request, with the seed by which the target chooses: no draw may depend on that seed."""
     draw_seed: int = 0
-    """Seed of what is drawn, the drafter's own."""
+    """Seed of the drafter's own draws."""
     sees_noise: bool = True
-    """Whether the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
+    """True if the seed by which the target chooses is known; if not, that of `sampling` means nothing."""
     features: Features | None = None
     """Hidden states of the target that this drafter was not given before, if it reads any."""
     target_top_k: TargetTopK | None = None
@@ -96,30 +96,30 @@ class DraftJob:
 
 @dataclass(frozen=True, slots=True)
 class DrafterDescription:
-    """What a drafter is and what it can do."""
+    """Properties and abilities of a drafter."""
 
     model: str = ""
     vocab_size: int = 0
     tokenizer_fingerprint: str = ""
-    """Empty if the drafter works with any tokenizer."""
+    """Fingerprint of the tokenizer; empty if the drafter works with any."""
     max_context_len: int = 0
-    """0 is no limit."""
+    """Most context tokens; 0 is no limit."""
     draws: bool = False
-    """Whether it may draw children of requests that are sampled. Then no speculator of the pool sees the
+    """True if it may draw children for requests that are sampled. Then no speculator of the pool sees the
     noise of such requests."""
     feature_layers: tuple[int, ...] = ()
-    """Layers of the target after which it reads hidden states, ascending; none: it reads tokens only."""
+    """Layers of the target after which it reads hidden states, ascending; empty if it reads tokens only."""
     feature_size: int = 0
     """Numbers in a hidden state."""
     target_top_k: int = 0
-    """How many of the target's predictions it reads at every node of a verified tree; 0: none."""
+    """Number of the target's predictions that it reads at every node of a verified tree; 0: none."""
     reads_references: bool = False
-    """Whether it looks in the texts that a request may copy from."""
+    """True if it looks in the texts that a request may copy from."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """What all drafters can be told; each reads what concerns it."""
+    """Options of all drafters; each drafter reads its own."""
 
     model: str = ""
     layers: int = 0
@@ -148,7 +148,7 @@ class DrafterOptions:
 
     @classmethod
     def read(cls, flags: Mapping[str, str]) -> "DrafterOptions":
-        """From texts by name, dashes or underscores.
+        """Build options from texts by name, with dashes or underscores.
 
         Raises:
             SettingError: naming the option that is not known, or whose value cannot be read.
@@ -168,25 +168,28 @@ class DrafterOptions:
 
 
 class Drafter(Protocol):
-    """context -> tree, for a batch. May cache per request; must survive any request's disappearance."""
+    """A method of drafting: context -> tree, for a batch.
+
+    May cache per request; must survive any request's disappearance.
+    """
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "Drafter":
-        """Loads what the drafter needs."""
+        """Load what the drafter needs."""
 
     @property
     def description(self) -> DrafterDescription:
-        """What it is."""
+        """Description of the drafter."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """One tree or error per job, in order. A job with empty limits only extends caches."""
+        """Return one tree or error per job, in order. A job with empty limits only extends caches."""
 
     def release(self, request_id: str) -> None:
-        """Forgets a request; unknown ids are ignored."""
+        """Forget a request; unknown ids are ignored."""
 
 
 def make_drafter(name: str, options: DrafterOptions) -> Drafter:
-    """The drafter of this name.
+    """Return the drafter of this name.
 
     Raises:
         SettingError: if there is none.

@@ -17,5 +17,5 @@ class BlockwiseDrafter(HeadsDrafter):
     kind = BlockwiseSource
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """One branch, whatever is asked for."""
+        """Return the limits of a single branch, for any requested limits."""
         return replace(asked, width=1)

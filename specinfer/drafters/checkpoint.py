@@ -1,4 +1,4 @@
-"""What drafters with a trained checkpoint share: its kind, its target, what it tells about itself."""
+"""Common parts of drafters with a trained checkpoint: its kind, its target, its description."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,13 @@ class Trained(Generic[D]):
     target: Path
     """Directory of the target."""
     config: ModelConfig
-    """The target's."""
+    """Configuration of the target."""
     description: DrafterDescription
-    """Of a drafter that reads tokens only."""
+    """Description of a drafter that reads tokens only."""
 
 
 def load_trained(options: DrafterOptions, kind: type[D]) -> Trained[D]:
-    """Loads the checkpoint that `options.model` names.
+    """Load the checkpoint that `options.model` names.
 
     Raises:
         SettingError: if it is no checkpoint of this kind.

@@ -1,4 +1,4 @@
-"""Contexts that a service of drafters holds: committed tokens and the target's hidden states, by request.
+"""Contexts held by a service of drafters: committed tokens and the target's hidden states, by request.
 
 Pure. Invariant: a context only grows; a request that starts over is released first.
 """
@@ -13,20 +13,22 @@ from specinfer.drafters.references import References
 from specinfer.hidden_states import States
 
 MOST_BYTES = 2**24
-"""Of a request: what a drafter does not ask for in time it lacks."""
+"""Bytes of hidden states per request; a drafter that does not read its states in time loses the oldest."""
 
 
 class FeatureBuffer:
-    """A stretch of context positions, with what each drafter was given of it."""
+    """A stretch of context positions, with each drafter's progress through it."""
 
     def __init__(self) -> None:
         self._kept: States | None = None
         self._given: dict[int, int] = {}
-        """By drafter, the position up to which it was given some."""
+        """By drafter, the context position up to which it has received states."""
 
     def add(self, start: int, data: bytes, shape: tuple[int, int]) -> None:
-        """States [positions, layers, hidden] in bfloat16 from a context position on; `shape` is (layers,
-        hidden). Behind a gap the earlier ones are of no use."""
+        """Append states from a context position on; after a gap the earlier ones are dropped.
+
+        `data` is bfloat16 [positions, layers, hidden], `shape` is (layers, hidden).
+        """
         kept, states = self._kept, np.frombuffer(data, np.int16).reshape(-1, *shape)
         if kept is not None and kept.stop == start:
             kept.append(states)
@@ -36,7 +38,7 @@ class FeatureBuffer:
         kept.drop(kept.stop - most)
 
     def take(self, drafter: int, places: Sequence[int]) -> Features | None:
-        """What a drafter was not given before, of the layers in these places."""
+        """Return the states of these layers that a drafter has not received yet."""
         kept = self._kept
         if kept is None:
             return None
@@ -45,7 +47,7 @@ class FeatureBuffer:
         return Features(start, kept.read(start)[:, places])
 
     def drop(self, drafters: Sequence[int]) -> None:
-        """Forgets what all of these were given."""
+        """Forget the progress of all of these drafters."""
         kept = self._kept
         if kept is None:
             return
@@ -72,34 +74,34 @@ class Contexts:
         return len(self._contexts)
 
     def held_len(self, request_id: str) -> int:
-        """Tokens held for a request; 0 if it is unknown."""
+        """Return the number of tokens held for a request; 0 if it is unknown."""
         context = self._contexts.get(request_id)
         return len(context.tokens) if context else 0
 
     def append(self, request_id: str, delta: Sequence[int]) -> list[int]:
-        """Appends committed tokens and returns the whole context."""
+        """Append committed tokens and return the whole context."""
         context = self._contexts.setdefault(request_id, _Context())
         context.tokens.extend(delta)
         context.last_used = self._clock()
         return context.tokens
 
     def features(self, request_id: str) -> FeatureBuffer:
-        """Those of a request that is held."""
+        """Return the context of a request that is held."""
         return self._contexts[request_id].features
 
     def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
-        """Keeps the texts that a request that is held may copy from, until it is released."""
+        """Keep the texts that a held request may copy from, until it is released."""
         self._contexts[request_id].references = References(texts)
 
     def references(self, request_id: str) -> References | None:
-        """Those of a request that is held, if it has any."""
+        """Return the references of a held request, if it has any."""
         return self._contexts[request_id].references
 
     def release(self, request_id: str) -> bool:
-        """Forgets a request; says whether it was known."""
+        """Forget a request; says whether it was known."""
         return self._contexts.pop(request_id, None) is not None
 
     def idle(self) -> list[str]:
-        """Requests not heard of for the time-to-live."""
+        """Drop requests that were idle for the time-to-live."""
         limit = self._clock() - self._idle_seconds
         return [request_id for request_id, context in self._contexts.items() if context.last_used < limit]

@@ -1,4 +1,4 @@
-"""A user's own function drafts: the paper's "user-defined function".
+"""Drafts by a user's own function: the paper's "user-defined function".
 
 It is named by import path and called as `function(context, limits)` with the committed tokens and what the
 tree may be at most. It returns a `TokenTree`, or None for no draft; docs/drafters.md has an example of ten
@@ -15,21 +15,21 @@ from specinfer.errors import FaultError, MalformedTreeError, SettingError, SpecI
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 
 DraftFunction = Callable[[Sequence[int], TreeLimits], object]
-"""Should return a tree or None; that is checked."""
+"""Context -> tree or None; the result is checked."""
 _ANY_TOKEN = 2**31 - 1
-"""The function knows its vocabulary; the gateway checks it again."""
+"""Bound of token ids: only the function knows its vocabulary, and the gateway checks them again."""
 
 
 class CustomDrafter:
-    """Calls a function for every request."""
+    """Drafter that calls a function for every request."""
 
     def __init__(self, function: DraftFunction, name: str, draws: bool = False) -> None:
-        """`draws` says whether the function's trees may hold drawn children."""
+        """Wrap the function; `draws` is True if its trees may hold drawn children."""
         self._function, self._name, self._draws = function, name, draws
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "CustomDrafter":
-        """Imports the function; the working directory counts as a place to import from.
+        """Import the function; the working directory counts as a place to import from.
 
         Raises:
             SettingError: if there is no such function.
@@ -49,15 +49,15 @@ class CustomDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Works with any tokenizer, as far as we can know."""
+        """Description that fits any tokenizer, since the function is unknown."""
         return DrafterDescription(self._name, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
     def _draft(self, job: DraftJob) -> TokenTree | SpecInferError:
         nothing = TokenTree.root_only(job.context[-1])

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _HeldContext:
-    """What is held of one request."""
+    """State of one request."""
 
     sequence: KVSequence
     start: int
@@ -59,7 +59,7 @@ class EagleDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "EagleDrafter":
-        """Loads a checkpoint in the `speculators` format.
+        """Load a checkpoint in the `speculators` format.
 
         Raises:
             SettingError: naming the bad option.
@@ -79,17 +79,17 @@ class EagleDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """What it is."""
+        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`."""
+        """Forget a request."""
         held = self._held.pop(request_id, None)
         if held is not None:
             self._runner.cache.release(held.sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, EagleTask] = {}
         for index, job in enumerate(jobs):
@@ -109,7 +109,7 @@ class EagleDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _task(self, job: DraftJob) -> EagleTask | None:
-        """The new rows and the tree wanted behind them; None if there are no new rows."""
+        """Return the new rows and the limits of the tree behind them; None if there are no new rows."""
         held = self._arrived(job)
         if held is None or held.waiting is None:
             return None
@@ -129,7 +129,7 @@ class EagleDrafter:
         return EagleTask(task, states.view(torch.bfloat16))
 
     def _arrived(self, job: DraftJob) -> _HeldContext | None:
-        """What is held, with the hidden states that the job brought."""
+        """Return the state of a request, with the hidden states that the job brought."""
         held, came = self._held.get(job.request_id), job.features
         if came is None or not len(came.states):
             return held

@@ -1,4 +1,4 @@
-"""The speculators' domain: context deltas in, trees out. No gRPC here.
+"""Domain of the speculators: context deltas in, trees out. No gRPC here.
 
 Several speculators of one service share contexts and messages; each drafts for itself.
 """
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class SpeculatorEngine:
-    """Keeps contexts and asks the drafters. One thread at a time may call it."""
+    """Keeps contexts and calls the drafters. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class SpeculatorEngine:
         self._readers = [i for i, drafter in enumerate(drafters) if drafter.description.feature_layers]
         self._clock, self._paces = clock, [LogPace() for _ in self.drafters]
         self.seconds = [0.0] * len(self.drafters)
-        """What each drafter took in the last step."""
+        """Seconds of each drafter in the last step."""
 
     def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
-        """Serves one step; one outcome per entry, in order."""
+        """Serve one step; one outcome per entry, in order."""
         self.release(self._contexts.idle())
         outcomes: dict[int, DraftOutcome] = {}
         jobs: dict[int, DraftJob] = {}
@@ -63,7 +63,7 @@ class SpeculatorEngine:
         return [outcomes[index] for index in range(len(entries))]
 
     def _take(self, entry: DraftEntry) -> DraftJob | DraftOutcome:
-        """Adds to what is held of a request; the job, or why there is none."""
+        """Add an entry to its request's context; return the job, or the error."""
         name = entry.request_id
         if entry.base_len == 0 and self._contexts.held_len(name):
             self.release([name])  # whatever was held, this starts over
@@ -87,7 +87,7 @@ class SpeculatorEngine:
         )
 
     def release(self, request_ids: Sequence[str]) -> int:
-        """Forgets requests; returns how many were known."""
+        """Forget requests; return how many were known."""
         for drafter in self.drafters:
             for request_id in request_ids:
                 drafter.release(request_id)
@@ -99,7 +99,7 @@ class SpeculatorEngine:
         return len(self._contexts)
 
     def _ask_all(self, entries: Sequence[DraftEntry], jobs: Mapping[int, DraftJob]) -> dict[int, list[Draft]]:
-        """What every drafter says to the jobs whose entries ask for it, by index of the entry."""
+        """Return every drafter's results for the jobs that request it, by index of the entry."""
         drafts: dict[int, list[Draft]] = {index: [] for index in jobs}
         for speculator in range(len(self.drafters)):
             asked = [i for i in jobs if not entries[i].speculators or speculator in entries[i].speculators]
@@ -119,8 +119,10 @@ class SpeculatorEngine:
         return drafts
 
     def _own(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob | FaultError | None:
-        """The job of one drafter, no deeper than it has positions; None where the context alone is too long
-        for it: it then forgets the request, which others go on drafting for."""
+        """Return the job of one drafter, no deeper than it has positions; None where the context is too long.
+
+        It then forgets the request, which others go on drafting for.
+        """
         try:
             job = self._with_target(_own_draws(job, speculator), speculator, top_k)
         except Exception as error:  # its draft only
@@ -136,8 +138,10 @@ class SpeculatorEngine:
         return replace(job, limits=replace(job.limits, depth=depth))
 
     def _with_target(self, job: DraftJob, speculator: int, top_k: TargetTopK | None) -> DraftJob:
-        """The job with what this drafter reads of the target: predictions, and the hidden states that it was
-        not given before."""
+        """Return the job with the outputs of the target that this drafter reads.
+
+        Those are predictions, and hidden states that it has not received before.
+        """
         description = self.drafters[speculator].description
         if description.target_top_k and top_k is not None:
             own = top_k.top_k[:, : description.target_top_k]
@@ -152,7 +156,7 @@ class SpeculatorEngine:
         return replace(job, features=features)
 
     def _run(self, speculator: int, jobs: list[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """Drafts for all jobs at once; if that fails, one by one, so that only the culprit fails."""
+        """Draft for all jobs at once; if that fails, one by one, so that only the culprit fails."""
         if not jobs:
             return []
         drafter = self.drafters[speculator]
@@ -174,7 +178,7 @@ class SpeculatorEngine:
 
 
 def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
-    """What a service of several drafters can do: the vocabulary that all know, the inputs that any reads.
+    """Return the description of several drafters: their common vocabulary, and the inputs that any reads.
 
     Raises:
         IncompatibleError: if they have different tokenizers.
@@ -197,12 +201,12 @@ def combined(descriptions: Sequence[DrafterDescription]) -> DrafterDescription:
 
 
 def _longest(contexts: Sequence[int]) -> int:
-    """The longest context that any drafts for; 0 is no limit."""
+    """Return the longest context that any drafter accepts; 0 is no limit."""
     return max(contexts, default=0) if all(contexts) else 0
 
 
 def _own_draws(job: DraftJob, speculator: int) -> DraftJob:
-    """The first draws from the stream that it is given; drafts that are merged must be independent."""
+    """Return a job that draws from its own part of the stream; merged drafts must be independent."""
     if speculator == 0 or job.sampling.greedy:
         return job
     return replace(job, draw_seed=draft_seed(job.draw_seed, speculator))

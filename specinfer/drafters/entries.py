@@ -11,12 +11,12 @@ from specinfer.sampling import Sampling
 from specinfer.tree import TokenTree, TreeLimits
 
 Draft: TypeAlias = tuple[int, TokenTree | SpecInferError]
-"""A speculator, and its tree or why it has none."""
+"""A speculator, and its tree or its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """One request's part of a step, as it came."""
+    """One request's part of a step, as received."""
 
     request_id: str
     base_len: int
@@ -24,10 +24,10 @@ class DraftEntry:
     limits: TreeLimits
     sampling: Sampling
     speculators: Sequence[int] = ()
-    """Which of them draft; empty asks all."""
+    """Speculators that draft; empty means all."""
     draw_seed: int = 0
     sees_noise: bool = True
-    """Whether `sampling` has the seed by which the target chooses."""
+    """True if `sampling` has the seed by which the target chooses."""
     features: bytes = b""
     """[positions, layers, hidden] bfloat16 from a context position on."""
     features_start: int = 0
@@ -38,22 +38,22 @@ class DraftEntry:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """What became of an entry."""
+    """Outcome of an entry."""
 
     request_id: str
     status: EntryStatus
     message: str = ""
     drafts: tuple[Draft, ...] = ()
-    """Speculators with nothing to say are left out."""
+    """Drafts by speculator; speculators without a draft are left out."""
     held_len: int = 0
 
 
 _MOST_TOKEN = 2**31 - 1
-"""The target's vocabulary may be larger than that of the drafters."""
+"""Bound of token ids: the target's vocabulary may be larger than that of the drafters."""
 
 
 def check_entry(entry: DraftEntry, description: DrafterDescription, max_nodes: int, drafters: int) -> None:
-    """Checks one entry for a service of so many drafters that together are as described.
+    """Check one entry for a service with this many drafters and this common description.
 
     Raises:
         InvalidInputError: naming what is wrong.
@@ -97,7 +97,7 @@ def _check_references(entry: DraftEntry, description: DrafterDescription) -> Non
 
 
 def _check_top_k(found: TargetTopK, k: int) -> None:
-    """Of a service whose drafters read `k` predictions per node."""
+    """Check the predictions for a service whose drafters read `k` per node."""
     width = found.top_k.shape[1]
     if width != k:
         raise InvalidInputError("target_top_k", width, f"this service reads {k} per node")

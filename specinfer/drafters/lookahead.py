@@ -13,7 +13,7 @@ choices are nodes of the tree, of this speculator or of others, what it writes t
 a budget cuts the window, or the gateway finds that its nodes do not pay, less is learnt.
 
 Every request has a pool of its own, unless all share one (`lookahead_share`): one user's text can then come
-back as another's *draft*; the output never changes, but its timing can tell. Every proposal is a point: text
+back as another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point: text
 is that of the target, greedy or sampled.
 """
 
@@ -28,25 +28,25 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _CANDIDATE_SCORE = 0.4
-"""How likely a token of a known n-gram is right, until the gateway has measured it."""
+"""Probability that a token of a known n-gram is right, until the gateway has measured it."""
 _WINDOW_SCORE = 0.05
-"""The same of a guess in the window."""
+"""Probability that a guess in the window is right, until the gateway has measured it."""
 _MOST_FIRST_TOKENS = 1 << 15
-"""First tokens of n-grams in the pool; those not met for longest go."""
+"""First tokens of n-grams in the pool; the ones seen longest ago are dropped."""
 
 Ngram = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadShape:
-    """The method's numbers."""
+    """Sizes of the method."""
 
     window: int
-    """W"""
+    """Columns of the window (W of the paper)."""
     ngram: int
-    """N"""
+    """Length of n-grams (N of the paper)."""
     candidates: int
-    """G"""
+    """Candidates per first token (G of the paper)."""
 
 
 class NgramPool:
@@ -57,7 +57,7 @@ class NgramPool:
         self._by_first: OrderedDict[int, OrderedDict[Ngram, None]] = OrderedDict()
 
     def add(self, ngram: Ngram) -> None:
-        """Takes one in; the oldest of its first token goes, and the first token not met for longest."""
+        """Add an n-gram; drop the oldest of its first token, and the first token not seen for longest."""
         same = self._by_first.setdefault(ngram[0], OrderedDict())
         self._by_first.move_to_end(ngram[0])
         same[ngram[1:]] = None
@@ -68,7 +68,7 @@ class NgramPool:
             self._by_first.popitem(last=False)
 
     def behind(self, first: int) -> list[Ngram]:
-        """What is known to follow a token, the latest first."""
+        """Return the known continuations of a token, the latest first."""
         return list(reversed(self._by_first.get(first, {})))
 
 
@@ -76,15 +76,16 @@ class Window:
     """Guesses of the next tokens: rows of the last N - 1 iterations, oldest first."""
 
     def __init__(self, shape: LookaheadShape, context: Sequence[int]) -> None:
-        """Begins with tokens of the context, as good as any."""
+        """Fill the window with tokens of the context."""
         self._filler, self.context_len = list(context), len(context)
         self.rows = [self._fill(row, shape.window) for row in range(shape.ngram - 1)]
 
     def advance(self, predicted: dict[Ngram, int], context_len: int) -> None:
-        """The next iteration: predictions become the youngest row; what has become context leaves the window.
+        """Advance the window: predictions become its youngest row, committed columns leave it.
 
         Args:
-            predicted: by path behind the root, what the target predicted there.
+            predicted: the target's prediction by path behind the root.
+            context_len: committed tokens of the request.
         """
         youngest = [predicted.get(path) for path in self.paths()]
         fill = self._fill(len(self.rows), len(youngest))
@@ -96,18 +97,18 @@ class Window:
         self.rows = [[*row[moved:], *self._fill(moved, min(moved, len(row)))] for row in rows]
 
     def ngrams(self, predicted: dict[Ngram, int]) -> Iterator[Ngram]:
-        """Of every column that was verified: its guesses, the oldest first, and what the target predicted."""
+        """Yield per verified column its guesses, the oldest first, and the target's prediction."""
         for column, path in enumerate(self.paths()):
             if path in predicted:
                 yield (*(row[column] for row in self.rows), predicted[path])
 
     def paths(self) -> Iterator[Ngram]:
-        """The tokens behind the root up to the youngest row, by column."""
+        """Yield the tokens behind the root up to the youngest row, by column."""
         for column in range(len(self.rows[0])):
             yield (*self.rows[0][: column + 1], *(row[column] for row in self.rows[1:]))
 
     def _fill(self, start: int, count: int) -> list[int]:
-        """Some tokens of the context, others for every start."""
+        """Return some tokens of the context, others for every start."""
         return [self._filler[(start * 31 + i * 7) % len(self._filler)] for i in range(count)]
 
 
@@ -122,7 +123,7 @@ class LookaheadDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "LookaheadDrafter":
-        """See `Drafter.from_options`."""
+        """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
         shape = LookaheadShape(
             options.lookahead_window, options.lookahead_ngram, options.lookahead_candidates
@@ -135,13 +136,13 @@ class LookaheadDrafter:
         )
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`. What the jobs bring is taken in first, so that each drafts from all of it."""
+        """Draft one tree per job, in order, after recording the predictions of all jobs."""
         for job in jobs:
             self._learn(job)
         return [self._tree(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`."""
+        """Forget a request."""
         self._windows.pop(request_id, None)
         self._pools.pop(request_id, None)
 
@@ -163,7 +164,7 @@ class LookaheadDrafter:
         window.advance(predicted, len(job.context))
 
     def _tree(self, job: DraftJob) -> TokenTree:
-        """Known n-grams first, the window with what is left of the budget."""
+        """Return a tree of known n-grams, with the window in the rest of the budget."""
         growing = _Growing(job.context[-1], job.limits)
         for ngram in self._pool(job.request_id).behind(job.context[-1]):
             growing.add(ngram, _CANDIDATE_SCORE)
@@ -174,7 +175,7 @@ class LookaheadDrafter:
 
 
 def predictions(found: TargetTopK) -> dict[Ngram, int]:
-    """By path behind the root, the target's first choice there."""
+    """Return the target's first choice behind each path below the root."""
     paths: list[Ngram] = []
     for token, parent in zip(found.token_ids.tolist(), found.parents.tolist(), strict=True):
         paths.append((*paths[parent], token) if parent >= 0 else ())
@@ -182,7 +183,7 @@ def predictions(found: TargetTopK) -> dict[Ngram, int]:
 
 
 def written(found: TargetTopK, ngram: int) -> Iterator[Ngram]:
-    """What the target would write behind each node, as far as its own choices are nodes of the tree, too."""
+    """Return the target's text behind each node, as far as its own choices are nodes of the tree, too."""
     tokens, choices = found.token_ids.tolist(), found.top_k[:, 0].tolist()
     edges = zip(found.parents.tolist(), tokens, strict=True)
     children = {edge: node for node, edge in enumerate(edges)}

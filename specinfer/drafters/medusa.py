@@ -42,7 +42,7 @@ class HeadsDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> Self:
-        """Loads a checkpoint of its kind.
+        """Load a checkpoint of its kind.
 
         Raises:
             SettingError: naming the bad option.
@@ -59,14 +59,14 @@ class HeadsDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """What it is."""
+        """Description of the checkpoint."""
         return self._description
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`. Nothing is held."""
+        """Do nothing: no state is kept."""
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         newest = {i: state for i, job in enumerate(jobs) if (state := newest_state(job)) is not None}
         trees: list[TokenTree | SpecInferError] = [TokenTree.root_only(job.context[-1]) for job in jobs]
         if newest:
@@ -78,7 +78,7 @@ class HeadsDrafter:
         return trees
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """Of the tree that is grown when so large a one is asked for."""
+        """Return the limits of the tree that is grown for the requested limits."""
         return self._shape.limits(asked)
 
     def _task(self, job: DraftJob) -> GrowthTask:
@@ -93,7 +93,7 @@ class MedusaDrafter(HeadsDrafter):
 
 
 def newest_state(job: DraftJob) -> NDArray[np.int16] | None:
-    """The hidden state [hidden] of the token before the root, as bits of bfloat16, if the job brought it."""
+    """Return the hidden state [hidden] of the token before the root as bfloat16 bits, if the job has it."""
     came, place = job.features, len(job.context) - 2
     if job.limits.empty or came is None or not came.start <= place < came.stop:
         return None

@@ -23,7 +23,7 @@ _BEST_SCORE = 0.75
 
 
 class NgramIndex:
-    """Where every n-gram of one growing context ends, for n up to a maximum."""
+    """Ends of every n-gram of one growing context, for n up to a maximum."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
@@ -31,7 +31,7 @@ class NgramIndex:
         self._indexed = 0
 
     def extend(self, context: Sequence[int]) -> None:
-        """Indexes the tokens added since the last call."""
+        """Index the tokens added since the last call."""
         for end in range(self._indexed + 1, len(context) + 1):
             for length in self._lengths:
                 if length <= end:
@@ -39,7 +39,7 @@ class NgramIndex:
         self._indexed = len(context)
 
     def matches(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """(end of match, its length): longest first, then latest; the context's own end left out."""
+        """Return (end of match, its length): longest first, then latest; without the context's own end."""
         found: dict[int, int] = {}
         for length in self._lengths:
             if length > len(context):
@@ -53,7 +53,7 @@ class NgramIndex:
 
 
 class NgramDrafter:
-    """Several matches become several branches."""
+    """Turns several matches into several branches."""
 
     def __init__(self, shortest: int = 2, longest: int = 4, branches: int = 3) -> None:
         if not 1 <= shortest <= longest:
@@ -63,20 +63,20 @@ class NgramDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "NgramDrafter":
-        """See `Drafter.from_options`."""
+        """Build the drafter from its options."""
         return cls(options.ngram_min, options.ngram_max, options.ngram_branches)
 
     @property
     def description(self) -> DrafterDescription:
-        """Works with any tokenizer."""
+        """Description that fits any tokenizer."""
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`."""
+        """Forget a request."""
         self._indexes.pop(request_id, None)
 
     def _draft(self, job: DraftJob) -> TokenTree:
@@ -89,7 +89,7 @@ class NgramDrafter:
         matches = [Match(job.context, *found) for found in index.matches(job.context, branches)]
         if job.references is not None:
             matches += job.references.matches(job.context, self._shortest)
-            matches.sort(key=lambda match: -match.length)  # of equal ones the request's own first
+            matches.sort(key=lambda match: -match.length)  # the request's own first among equals
         return _tree(job.context[-1], matches[:branches], job.limits)
 
 

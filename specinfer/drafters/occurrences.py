@@ -1,11 +1,11 @@
-"""Where the end of a context occurred before, in texts that grow: token by token, nothing is ever rebuilt.
+"""Earlier occurrences of a context's end in texts that grow token by token; nothing is ever rebuilt.
 
     text      ... the cat sat on the mat . the cat ran . the cat
     matches   "the cat" -> sat on ...  (2 tokens match),  ". the cat" -> ran ...  (3 tokens match)
 
 Every position is filed under its last `shortest` tokens, as in LZ77's hash chains; how much more matches
-before them is looked at when somebody asks. A suffix automaton would find the longest match without looking,
-but takes several times the memory in Python, and does not tell what followed shorter matches, which become
+before them is examined on request. A suffix automaton would find the longest match without looking,
+but takes several times the memory in Python, and does not give the continuations of shorter matches, which become
 branches.
 """
 
@@ -14,36 +14,36 @@ from itertools import islice
 from typing import NamedTuple
 
 LONGEST = 32
-"""Tokens up to which a match is told apart from a longer one."""
+"""Most tokens of a match that are counted."""
 _MOST = 64
-"""Occurrences that are looked at, the latest."""
+"""Most occurrences that are examined, the latest ones."""
 
 
 class Match(NamedTuple):
     """One earlier occurrence of a context's end."""
 
     text: Sequence[int]
-    """In which it is."""
+    """Text that contains the occurrence."""
     end: int
-    """Position behind it."""
+    """Position behind the occurrence."""
     length: int
-    """Tokens that match, at most `LONGEST`."""
+    """Number of matching tokens, at most `LONGEST`."""
 
 
 class Occurrences:
-    """Texts, filed by what occurs in them."""
+    """Texts, indexed by their n-grams."""
 
     def __init__(self, shortest: int) -> None:
         self._shortest = shortest
         self._ends: dict[tuple[int, ...], list[tuple[Sequence[int], int]]] = {}
 
     def file(self, text: Sequence[int], start: int = 0) -> None:
-        """Takes in a text, or what was appended to it behind `start`; the sequence itself is kept."""
+        """Index a text, or the part appended to it behind `start`; the sequence itself is kept."""
         for end in range(max(start + 1, self._shortest), len(text) + 1):
             self._ends.setdefault(tuple(text[end - self._shortest : end]), []).append((text, end))
 
     def drop(self, text: Sequence[int]) -> None:
-        """Forgets the text that was taken in first of all that are there."""
+        """Forget the text that was added first."""
         for end in range(self._shortest, len(text) + 1):
             key = tuple(text[end - self._shortest : end])
             filed = self._ends[key]
@@ -52,7 +52,7 @@ class Occurrences:
                 del self._ends[key]
 
     def matches(self, context: Sequence[int]) -> Iterator[Match]:
-        """The latest occurrences of the context's last tokens, the latest first; never its own end."""
+        """Return the latest occurrences of the context's last tokens, the latest first; never its own end."""
         filed = self._ends.get(tuple(context[-self._shortest :]), ())
         found = (
             Match(text, end, _length(text, end, context)) for text, end in reversed(filed) if end < len(text)
@@ -61,7 +61,7 @@ class Occurrences:
 
 
 def _length(text: Sequence[int], end: int, context: Sequence[int]) -> int:
-    """How many tokens before `end` are the context's last ones."""
+    """Return how many tokens before `end` equal the context's last ones."""
     most = min(LONGEST, end, len(context))
     length = 0
     while length < most and text[end - 1 - length] == context[-1 - length]:

@@ -1,4 +1,4 @@
-"""The speculator services of a local system, by name: those that suit a model, or those that a user names."""
+"""Speculator services of a local system, by name: those that suit a model, or those that a user names."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.widen import original_of
 
 Flags = Mapping[str, str]
-"""Of a service, without dashes."""
+"""Flags of a service by name, without dashes."""
 
 MODEL_DRAFTERS = frozenset({"ssm", "eagle", "medusa", "blockwise", "recycling", "lookahead", "retrieval"})
 """Drafters that read the target's model, its numeric type and its device unless their flags say otherwise."""
@@ -23,12 +23,12 @@ TRAINED: dict[str, Mapping[str, str]] = {
 
 
 LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
-"""Flags of an SSM where a pass of the target takes many times one of its own, and as long for 128 nodes as
-for one."""
+"""Flags of an SSM for targets whose pass takes many times one of its own, and as long for 128 nodes as for
+one."""
 
 
 def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
-    """What drafts for a model unless told otherwise: n-grams, and a trained SSM if there is one for it.
+    """Return the default speculators of a model: n-grams, and a trained SSM if one ships for it.
 
     Both in one service: on a small machine another message to another process costs as much as it brings.
     Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
@@ -41,12 +41,12 @@ def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
 
 
 def trained_for(model: str) -> Mapping[str, str]:
-    """The trained speculators that ship for a model, or for the one that it was widened from, by drafter."""
+    """Return a model's trained speculators by drafter; a widened model has those of its original."""
     return TRAINED.get(model) or TRAINED.get(_original_of(model) or "") or {}
 
 
 def _original_of(model: str) -> str | None:
-    """The model that this one was widened from: the same drafts suit it. None if it was not widened."""
+    """Return the model that this one was widened from, whose drafts suit it; None if it was not widened."""
     try:
         return original_of(resolve_model(model))
     except SettingError:
@@ -54,7 +54,7 @@ def _original_of(model: str) -> str | None:
 
 
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
-    """Flags of speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
+    """Parse speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
 
     Raises:
         InvalidInputError: naming what cannot be read.

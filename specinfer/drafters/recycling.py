@@ -1,4 +1,4 @@
-"""Token recycling (arXiv 2408.08696): what the target predicted behind a token the last time is proposed.
+"""Token recycling (arXiv 2408.08696): proposes the target's latest predictions behind a token.
 
     predicted       the -> cat dog mat | cat -> sat ran is | sat -> on in the
     tree behind     the-+-cat-+-sat---on
@@ -8,7 +8,7 @@
 A matrix holds the target's most probable tokens behind every token it was ever seen at: at all nodes of every
 verified tree, those that were not accepted included. No training; it works for every target, from the first
 step of the first request on. The matrix is shared by all requests, so what one user was answered can come
-back as another's *draft*; the output never changes, but its timing can tell. Every proposal is a point.
+back as another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point.
 
 One thread at a time may call it, as all drafters: the service's engine has one.
 """
@@ -30,15 +30,15 @@ _K = 8
 """Tokens kept behind each, as in the paper."""
 _UNSEEN = -1
 _PRIOR = np.array([0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02])
-"""How likely the target chooses what it ranked so the last time, until that has been counted."""
+"""Prior probability that the target's choice is what it ranked so the last time."""
 _TRUST = 50.0
-"""Predictions' worth of belief in the prior."""
+"""Weight of the prior, in predictions."""
 _MEMORY = 5000.0
-"""Predictions after which one counts 1/e of what the newest does: texts change."""
+"""Predictions after which a prediction counts 1/e of the newest one: texts change."""
 
 
 class AdjacencyMatrix:
-    """The target's latest predictions behind every token; four bytes for each: 1.6 MB at 49,152 tokens."""
+    """The target's latest predictions behind every token, four bytes each."""
 
     def __init__(self, vocab_size: int, k: int) -> None:
         self._rows = np.full((vocab_size, k), _UNSEEN, np.int32)
@@ -46,7 +46,7 @@ class AdjacencyMatrix:
         self._predictions = _TRUST
 
     def update(self, token_ids: NDArray[np.int64], top_k: NDArray[np.int64]) -> None:
-        """Takes in the predictions [nodes, k] behind tokens [nodes]; of a token that is there twice the last.
+        """Record the predictions [nodes, k] behind tokens [nodes]; the last one of a repeated token stays.
 
         What is foretold is counted first: at which rank of a token's row the target's new first choice was.
         """
@@ -61,33 +61,33 @@ class AdjacencyMatrix:
         self._rows[token_ids] = top_k
 
     def behind(self, token_id: int) -> list[int]:
-        """What the target predicted behind a token, most probable first; nothing if it was never seen."""
+        """Return the target's predictions behind a token, most probable first; empty if it was never seen."""
         row: list[int] = self._rows[token_id].tolist() if token_id < len(self._rows) else []
         return row if row and row[0] != _UNSEEN else []
 
     def chances(self) -> list[float]:
-        """The share of predictions in which the first choice was what the row had at each rank."""
+        """Return per rank the share of predictions whose first choice the row had at that rank."""
         shares: list[float] = (self._hits / self._predictions).tolist()
         return shares
 
 
 class RecyclingDrafter:
-    """Grows the most probable tree of what the matrix holds."""
+    """Grows the most probable tree of the matrix."""
 
     def __init__(self, description: DrafterDescription) -> None:
-        """The description's vocabulary is the target's; `target_top_k` are kept of each token."""
+        """Make an empty matrix of `target_top_k` predictions per token of the target's vocabulary."""
         self.description = description
         self._matrix = AdjacencyMatrix(description.vocab_size, description.target_top_k)
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RecyclingDrafter":
-        """See `Drafter.from_options`."""
+        """Build the drafter from its options."""
         tokenizer = Tokenizer.load(resolve_model(options.model))
         fingerprint = tokenizer.fingerprint()
         return cls(DrafterDescription("", tokenizer.vocab_size, fingerprint, target_top_k=_K))
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`. What the jobs bring is taken in first, so that each drafts from all of it."""
+        """Draft one tree per job, in order, after recording the predictions of all jobs."""
         for job in jobs:
             if job.target_top_k is not None:
                 self._learn(job.target_top_k)
@@ -95,21 +95,23 @@ class RecyclingDrafter:
         return [best_first(self._matrix, chances, job.context[-1], job.limits) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`. Nothing is kept of single requests."""
+        """Do nothing: no state of single requests is kept."""
 
     def _learn(self, found: TargetTopK) -> None:
         self._matrix.update(found.token_ids, found.top_k)
 
 
 def best_first(matrix: AdjacencyMatrix, chances: Sequence[float], root: int, limits: TreeLimits) -> TokenTree:
-    """The most probable nodes up to the budget: a path's probability is the product of its tokens' chances,
-    and a token's chance is that of its rank."""
+    """Return the most probable nodes up to the budget.
+
+    A path's probability is the product of its tokens' chances, and a token's chance is that of its rank.
+    """
     tokens, parents, scores, depths = [root], [-1], [1.0], [0]
     waiting: list[tuple[float, int, int, int]] = []
-    """(minus path probability, parent, token, rank): of every node's children the best that is left."""
+    """(minus path probability, parent, token, rank) of the best remaining child of every node."""
 
     def offer(parent: int, rank: int, above: float) -> None:
-        """Lets a node's child of some rank be taken; `above` is the node's own path probability."""
+        """Offer a node's child of some rank; `above` is the node's own path probability."""
         children = matrix.behind(tokens[parent])
         probability = above * chances[rank] if rank < len(children) else 0.0
         narrow = limits.width is not None and rank >= limits.width

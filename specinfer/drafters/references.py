@@ -10,7 +10,7 @@ from specinfer.drafters.occurrences import Match
 from specinfer.drafters.suffix_array import SuffixArray
 
 _MOST = 64
-"""Occurrences that are looked at, evenly from all."""
+"""Most occurrences that are examined, spread evenly over all."""
 
 
 class References:
@@ -21,7 +21,7 @@ class References:
         self._tokens = self._array.tokens.tolist()
 
     def matches(self, context: Sequence[int], least: int) -> list[Match]:
-        """Where the longest end of a context occurs that occurs at all; none if it has under `least` tokens.
+        """Return the occurrences of the longest end of a context that occurs; none if shorter than `least`.
 
         What follows a match ends at `END`, where its text ends.
         """

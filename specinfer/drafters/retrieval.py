@@ -1,4 +1,4 @@
-"""Continues the context as known texts continue it: the paper's "knowledge base" speculator (LLMA, REST).
+"""Drafts from known texts that continue the context: the paper's "knowledge base" speculator (LLMA, REST).
 
     known texts   ... press the red button twice. | ... press the red lever, then ...
     context       To start it, press the red
@@ -22,10 +22,10 @@ from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree, TreeBuilder, TreeLimits
 
 _MOST_MATCHES = 64
-"""Occurrences whose continuations are counted."""
+"""Most occurrences whose continuations are counted."""
 _SCORE_BY_LENGTH = {1: 0.2, 2: 0.35, 3: 0.5, 4: 0.6}
 _BEST_SCORE = 0.75
-"""Priors of a match by its length, until the gateway has measured them."""
+"""Prior acceptance by length of the match, until the gateway has measured it."""
 
 
 class RetrievalDrafter:
@@ -37,7 +37,7 @@ class RetrievalDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "RetrievalDrafter":
-        """Reads the datastore.
+        """Read the datastore.
 
         Raises:
             SettingError: if there is none.
@@ -51,15 +51,15 @@ class RetrievalDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """Bound to the tokenizer its texts were read with."""
+        """Description, bound to the tokenizer by which the texts were read."""
         return self._description
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`. Nothing is kept of requests."""
+        """Do nothing: no state of requests is kept."""
 
     def _draft(self, job: DraftJob) -> TokenTree:
         if job.limits.empty:
@@ -77,7 +77,7 @@ class RetrievalDrafter:
 def likely_tree(
     root: int, continuations: Iterable[Sequence[int]], limits: TreeLimits, prior: float
 ) -> TokenTree:
-    """The most frequent paths of some continuations.
+    """Return the most frequent paths of some continuations.
 
     A node's score is the share of its parent's continuations that go through it, times the prior.
     """
@@ -108,7 +108,7 @@ def likely_tree(
 
 
 def read_datastore(paths: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Token sequences of files separated by colons: text, or JSONL of `text` or of token ids `p` and `o`.
+    """Read the token sequences of files separated by colons: text, or JSONL of `text` or of ids `p` and `o`.
 
     Raises:
         SettingError: if a file does not exist.

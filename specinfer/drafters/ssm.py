@@ -1,5 +1,7 @@
-"""A small model (SSM) drafts: it keeps a cache per request and grows trees
-(`specinfer.model.drafting.expansion`)."""
+"""Drafts of a small model (SSM) that keeps a cache per request and grows trees.
+
+The growth of trees is `specinfer.model.drafting.expansion`.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -24,9 +26,9 @@ from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 log = logging.getLogger(__name__)
 
 _CATCH_UP = 1024
-"""Most context tokens read at once: the service may hold many that this drafter was never asked about."""
+"""Most context tokens read at once: the service may hold many that this drafter has not read."""
 _PROPOSALS = {kind.name.lower(): kind for kind in ProposalKind}
-"""What the children for stochastic requests may be."""
+"""Kinds of children for stochastic requests."""
 
 
 class SsmDrafter:
@@ -47,7 +49,7 @@ class SsmDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SsmDrafter":
-        """Loads the model; `layers` keeps only its first ones.
+        """Load the model; `layers` keeps only its first ones.
 
         Raises:
             SettingError: naming the bad option.
@@ -68,7 +70,7 @@ class SsmDrafter:
 
     @classmethod
     def _trained(cls, options: DrafterOptions, shape: GrowthShape) -> "SsmDrafter":
-        """Loads a trained SSM: a reduced head, the target's embeddings and tokenizer."""
+        """Load a trained SSM: a reduced head, the target's embeddings and tokenizer."""
         trained = load_trained(options, DraftModel)
         draft = trained.draft
         runner = ModelRunner.build(draft.config, draft.weights, runner_options(options))
@@ -76,17 +78,17 @@ class SsmDrafter:
 
     @property
     def description(self) -> DrafterDescription:
-        """What it is."""
+        """Description of the model."""
         return self._description
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`."""
+        """Forget a request."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
             self._runner.cache.release(sequence)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         results: dict[int, TokenTree | SpecInferError] = {}
         tasks: dict[int, GrowthTask] = {}
         for index, job in enumerate(jobs):
@@ -101,7 +103,7 @@ class SsmDrafter:
         return [results[index] for index in range(len(jobs))]
 
     def _task(self, job: DraftJob) -> GrowthTask:
-        """Finds the request's cache and reserves room for its new context and every node of its tree."""
+        """Find the request's cache and reserve space for its new context and every node of its tree."""
         sequence = self._sequences.get(job.request_id)
         if sequence is None or sequence.length >= len(job.context):
             self.release(job.request_id)
@@ -123,7 +125,7 @@ def growth_task(
     limits: TreeLimits,
     offset: int = 0,
 ) -> GrowthTask:
-    """The task of a job: it draws by the drafter's own seed; points look at the noise only where they may."""
+    """Return the task of a job, with the drafter's own seed; points see the noise only where they may."""
     if shape.draws(job.sampling):
         own = replace(job.sampling, seed=job.draw_seed)
         return GrowthTask(sequence, delta, limits, own, offset=offset)
@@ -133,7 +135,7 @@ def growth_task(
 
 
 def runner_options(options: DrafterOptions) -> RunnerOptions:
-    """How a drafter's model is loaded and run."""
+    """Return the options for loading and running a drafter's model."""
     return RunnerOptions(
         dtype=options.dtype,
         device=options.device,
@@ -145,7 +147,7 @@ def runner_options(options: DrafterOptions) -> RunnerOptions:
 
 
 def _weights(options: DrafterOptions) -> str:
-    """What `auto` means: bytes where the native kernels will run and multiply them. A draft may be rough."""
+    """Resolve `auto`: bytes where the native kernels will run and multiply them. A draft may be rough."""
     if options.weights != "auto":
         return options.weights
     native = options.device == "cpu" and holds_blocks(options.dtype, options.executor)
@@ -155,7 +157,7 @@ def _weights(options: DrafterOptions) -> str:
 
 
 def shape_of(options: DrafterOptions) -> GrowthShape:
-    """Reads the growth options.
+    """Read the growth options.
 
     Raises:
         SettingError: naming the bad one.

@@ -1,5 +1,6 @@
-"""Suffix decoding (arXiv 2411.04975): what followed the longest earlier occurrences of the context's end, in
-the request itself, in its references and in finished requests.
+"""Suffix decoding (arXiv 2411.04975): repeats the continuations of the longest earlier occurrences.
+
+It searches the end of the context in the request itself, in its references and in finished requests.
 
     context  ... press the red button twice . ... press the red lever , then ... . To start it, press the red
     tree     red-+-button-twice-.       an occurrence weighs by the tokens that match before it
@@ -10,7 +11,7 @@ is to be trusted. Along a branch the match gets longer, so trust grows: long rep
 repeats hardly at all. Nothing is rebuilt; a text can be drafted from as soon as it is there.
 
 Finished requests are learnt only if that is allowed (`suffix_learn`): one user's text then comes back as
-another's *draft*; the output never changes, but its timing can tell. Every proposal is a point.
+another's *draft*; the output never changes, but its timing can reveal it. Every proposal is a point.
 """
 
 import heapq
@@ -28,16 +29,17 @@ from specinfer.tree.builder import point_tree
 
 _SHORTEST = 1
 _TRUST = (0.0, 0.2, 0.35, 0.5, 0.6, 0.68, 0.74, 0.78, 0.82)
-"""How likely the heaviest continuation of a match is right, by tokens that match; for more `_MOST_TRUST`."""
+"""Probability that the heaviest continuation of a match is right, by matching tokens; beyond,
+`_MOST_TRUST`."""
 _MOST_TRUST = 0.92
 _WEIGHT = 4.0
-"""A match that is longer by a token weighs so many times as much."""
+"""Factor of a match's weight for each further matching token."""
 _MOST_LEARNT = 1 << 18
-"""Tokens of finished requests."""
+"""Most tokens of finished requests."""
 
 
 class FinishedTexts:
-    """Finished requests, the oldest forgotten."""
+    """Texts of finished requests; the oldest are dropped."""
 
     def __init__(self, most: int = _MOST_LEARNT) -> None:
         self._most, self._held = most, 0
@@ -45,7 +47,7 @@ class FinishedTexts:
         self.occurrences = Occurrences(_SHORTEST)
 
     def add(self, text: Sequence[int]) -> None:
-        """Takes in one."""
+        """Add a finished request."""
         self._texts.append(text)
         self._held += len(text)
         self.occurrences.file(text)
@@ -63,14 +65,14 @@ class _Own:
     text: list[int] = field(default_factory=list)
 
     def extend(self, context: Sequence[int]) -> None:
-        """Takes in what is new of a context."""
+        """Add the new tokens of a context."""
         filed = len(self.text)
         self.text += context[filed:]
         self.occurrences.file(self.text, filed)
 
 
 class SuffixDrafter:
-    """Drafts from a request's own text, from its references, and from finished requests if it may."""
+    """Drafts from a request's own text, from its references, and, if allowed, from finished requests."""
 
     def __init__(self, learn: bool = False) -> None:
         self._finished = FinishedTexts() if learn else None
@@ -78,20 +80,20 @@ class SuffixDrafter:
 
     @classmethod
     def from_options(cls, options: DrafterOptions) -> "SuffixDrafter":
-        """See `Drafter.from_options`."""
+        """Build the drafter from its options."""
         return cls(options.suffix_learn)
 
     @property
     def description(self) -> DrafterDescription:
-        """Works with any tokenizer."""
+        """Description that fits any tokenizer."""
         return DrafterDescription(reads_references=True)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`."""
+        """Draft one tree per job, in order."""
         return [self._draft(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`; what was said is learnt now."""
+        """Forget a request; its text is learnt now if that is allowed."""
         own = self._own.pop(request_id, None)
         if own is not None and self._finished is not None:
             self._finished.add(own.text)
@@ -111,7 +113,7 @@ class SuffixDrafter:
 
 @dataclass(slots=True)
 class _Branch:
-    """A node that may be taken: the occurrences that go on with its tokens."""
+    """A candidate node: the occurrences that continue with its tokens."""
 
     parent: int
     depth: int
@@ -122,10 +124,10 @@ class _Branch:
 
 
 def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> TokenTree:
-    """The most probable nodes of what followed the matches, up to the budget."""
+    """Return the most probable continuations of the matches, up to the budget."""
     tokens, parents, scores = [root], [-1], [1.0]
     waiting: list[tuple[float, int, _Branch]] = []
-    """By minus path probability, then in the order in which they came."""
+    """Candidates by minus path probability, then in order of insertion."""
     number = count()
 
     def offer(parent: int, depth: int, among: Iterable[Match], above: float) -> None:
@@ -147,7 +149,7 @@ def weighted_tree(root: int, matches: Sequence[Match], limits: TreeLimits) -> To
 
 
 def _branches(parent: int, depth: int, matches: Iterable[Match], width: int | None) -> list[_Branch]:
-    """What follows some matches `depth` tokens behind them, heaviest first."""
+    """Return the continuations of some matches `depth` tokens behind them, heaviest first."""
     found: dict[int, _Branch] = {}
     total = 0.0
     for match in matches:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 LONGEST = 16
 END = -1
-"""Stands between and behind sequences; never continued across."""
+"""Separator between and behind sequences; matches never continue across it."""
 
 
 class SuffixArray:
@@ -29,7 +29,7 @@ class SuffixArray:
         return len(self.tokens)
 
     def longest_match(self, context: Sequence[int], least: int) -> tuple[int, NDArray[np.int64]]:
-        """The longest end of `context` that occurs, and the positions behind its occurrences.
+        """Return the length of the longest end of `context` that occurs, and the positions behind it.
 
         Returns:
             (0, nothing) if not even the last `least` tokens occur.
@@ -46,7 +46,7 @@ class SuffixArray:
         return best
 
     def _range(self, query: Sequence[int]) -> NDArray[np.int64]:
-        """Where suffixes begin that start with `query`."""
+        """Return the range of suffixes that start with `query`."""
         wanted = list(query)
 
         def first_not_below(bound: list[int], strictly: bool) -> int:
@@ -65,7 +65,7 @@ class SuffixArray:
 
 
 def _sorted_suffixes(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Positions in the order of their first `LONGEST` tokens."""
+    """Return positions in the order of their first `LONGEST` tokens."""
     rank = tokens.astype(np.int64)
     order = np.argsort(rank, kind="stable")
     length = 1

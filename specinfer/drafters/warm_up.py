@@ -1,5 +1,7 @@
-"""Drafts for nobody before a speculator service serves: the first ones take several times as long as those to
-come, and the gateway chooses by what drafts take."""
+"""Warm-up drafts before a speculator service serves.
+
+The first drafts take several times as long as later ones, and the gateway chooses by draft times.
+"""
 
 import logging
 import time
@@ -16,12 +18,14 @@ _NAME = "warm-up"
 _SIZES = (2, 4, 8, 16)
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _READ, _COMES = 8, 2
-"""Context tokens of the first step, and of each one after it."""
+"""Context tokens of the first step, and of each later one."""
 
 
 def warm_up(engine: SpeculatorEngine) -> None:
-    """Drafts trees of several sizes, greedy and sampled, and forgets the request. What a drafter cannot do
-    now it cannot do later either, and then says so: here it is only logged."""
+    """Draft trees of several sizes, greedy and sampled, and forget the request.
+
+    A failure is only logged: requests meet the same one later, and report it.
+    """
     started = time.perf_counter()
     vocab = min([speculator.description.vocab_size or _READ for speculator in engine.drafters])
     base, delta = 0, _READ

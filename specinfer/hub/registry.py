@@ -1,4 +1,4 @@
-"""The models known by name, from `models/registry.toml`."""
+"""Models known by name, from `models/registry.toml`."""
 
 import tomllib
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class KnownModel:
 
 
 def known_models() -> dict[str, KnownModel]:
-    """All entries by name."""
+    """Return all entries by name."""
     table = tomllib.loads((resources.files("models") / "registry.toml").read_text())
     return {name: _entry(name, dict(row)) for name, row in table.items()}
 
 
 def find_model(name: str) -> KnownModel:
-    """The entry of this name.
+    """Return the entry of this name.
 
     Raises:
         NotFoundError: naming the known ones.

@@ -1,4 +1,4 @@
-"""Turns what a user calls a model into a directory with config, tokenizer and safetensors.
+"""Resolution of a user's name of a model to a directory with config, tokenizer and safetensors.
 
 Fast and without torch: nothing is downloaded or converted here (that is `specinfer.hub.pull`).
 """
@@ -14,17 +14,17 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 def model_directory(name: str) -> Path:
-    """Where the pulled model of this name lies, whether or not it is there."""
+    """Return the directory of the pulled model of this name, which may not exist."""
     return cache_directory() / "models" / name.replace("/", "--")
 
 
 def shipped_directory(name: str) -> Path:
-    """Where a trained SSM that ships with the project lies, whether or not it is there."""
+    """Return the directory of a trained SSM that ships with the project, which may not exist."""
     return Path(str(resources.files("models"))) / name.replace("/", "--")
 
 
 def resolve_model(model: str) -> Path:
-    """The directory of a model given by path, registry name or hub id.
+    """Return the directory of a model given by path, registry name or hub id.
 
     Raises:
         SettingError: if it is not there, saying how to get it.
@@ -43,7 +43,7 @@ def resolve_model(model: str) -> Path:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this may name a model of the hub, as `owner/name` does, and is no path."""
+    """Return whether this may name a model of the hub, as `owner/name` does, and is no path."""
     return model.count("/") == 1 and not model.startswith((".", "/", "~"))
 
 
@@ -56,6 +56,6 @@ def _converted(gguf: Path) -> Path:
 
 
 def gguf_name(gguf: Path) -> str:
-    """Cache name of a GGUF file: changes when the file does."""
+    """Return the cache name of a GGUF file: it changes when the file does."""
     stat = gguf.stat()
     return f"{gguf.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}"

@@ -14,12 +14,12 @@ from specinfer.hub.resolve import model_directory, resolve_model
 
 
 def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
-    """Writes MODEL-widened-FACTOR into the cache and returns its directory.
+    """Write MODEL-widened-FACTOR into the cache and return its directory.
 
     Args:
         model: as `resolve_model` takes it.
         factor: how many times as many neurons each MLP gets: a power of two.
-        report: is told how many tensors are done, of how many.
+        report: receives the number of finished tensors and of all.
 
     Raises:
         InvalidInputError: if the factor is bad or the widened model is there already.
@@ -45,7 +45,7 @@ def widen(model: str, factor: int, report: Callable[[int, int], None]) -> Path:
 
 
 def original_of(directory: Path) -> str | None:
-    """What the model is called that the one in this directory was widened from; None if it was not."""
+    """Return the name of the model that the one in this directory was widened from; None if there is none."""
     path = directory / "config.json"
     if not path.is_file():
         return None

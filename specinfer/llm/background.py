@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """A coroutine that waits for what steps add to one request."""
+    """A coroutine that waits for the new text of one request."""
 
     loop: asyncio.AbstractEventLoop
     deltas: "asyncio.Queue[list[TextDelta] | None]"
-    """None: the request has ended."""
+    """None if the request has ended."""
 
 
 class AsyncLLM:
@@ -186,7 +186,7 @@ class AsyncLLM:
         return future
 
     def _run(self) -> None:
-        """The decoding thread: what callers want, then a step, until closed."""
+        """Decode until closed: do the callers' work, then a step. Runs on the decoding thread."""
         try:
             while not self._closed:
                 self._take_work(wait=not self._driver.busy)
@@ -207,7 +207,7 @@ class AsyncLLM:
             self._work.get()()
 
     def _show(self, request: Request) -> None:
-        """Hand what is new to the coroutine that waits for it."""
+        """Hand new text to the coroutine that waits for it."""
         reader = self._readers.get(request)
         if reader is None:
             return
@@ -223,12 +223,12 @@ class AsyncLLM:
         self._driver.cancel(request)
 
     def _drop(self, future: "Future[Request]") -> None:
-        """Cancel what was submitted for a caller that left."""
+        """Cancel a request whose caller has left."""
         if future.done() and not future.cancelled() and future.exception() is None:
             self._cancel(future.result())
 
     def _end_all(self) -> None:
-        """End every request, those whose submission still waits too."""
+        """End every request, including those whose submission still waits."""
         while not self._work.empty():
             self._work.get()()
         error = self._fault or UnavailableError("this AsyncLLM is closed")

@@ -1,4 +1,4 @@
-"""From options to the engine of an `LLM`: model, speculators, budgets, planner, in the order in which faults show."""
+"""From options to the engine of an `LLM`: model, speculators, budgets, planner; faults show in this order."""
 
 import logging
 import math
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 Function: TypeAlias = Callable[..., object]
 Speculators: TypeAlias = str | Sequence[str | Function]
 _UNLIMITED = 2**31
-"""Requests that may wait: a list of prompts waits here instead of at its caller."""
+"""Most requests that wait: a list of prompts waits here instead of at its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMOptions:
-    """How an `LLM` loads and runs its model.
+    """Options for loading and running the model of an `LLM`.
 
     Raises:
         SettingError: naming the option and its value.
@@ -51,7 +51,7 @@ class LLMOptions:
     dtype: str = "bfloat16"
     device: str = "cpu"
     weights: str = AUTO
-    """How weights are held; see `python -m verifier_svc --help`."""
+    """Format in which weights are held; see `python -m verifier_svc --help`."""
     executor: str = "auto"
     acceptance: str = "multi_step"
     """Rule for sampled requests."""
@@ -62,11 +62,11 @@ class LLMOptions:
     kv_tokens: int = CACHE_TOKENS
     """Context tokens that the KV cache holds over all requests."""
     offload: str = "none"
-    """Where the decoder layers lie: none, host or disk."""
+    """Place of the decoder layers: none, host or disk."""
     tree_nodes: int = 0
-    """Most nodes of one tree; 0: what passes allow."""
+    """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
-    """Choose speculators and nodes by what steps bring; False: all speculators, `tree_nodes` nodes."""
+    """Choose speculators and nodes by the results of steps; False: all speculators, `tree_nodes` nodes."""
     sequence_length: int = 5
     """Nodes of a chain in sequence speculation."""
 
@@ -96,7 +96,7 @@ class LLMOptions:
 
 
 def build_engine(model: str, speculators: Speculators, options: LLMOptions) -> tuple[LocalEngine, Tokenizer]:
-    """Load everything; the engine and the model's tokenizer.
+    """Load everything; return the engine and the model's tokenizer.
 
     Raises:
         SettingError: naming the option and its value.
@@ -140,7 +140,7 @@ def assemble(
 
 
 def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Flags | Function]:
-    """The groups of drafters to load.
+    """Return the groups of drafters to load.
 
     Raises:
         SettingError: if `speculators` is neither "auto" nor "off" nor a list.
@@ -174,7 +174,7 @@ def _runner(directory: Path, options: LLMOptions) -> ModelRunner:
 def _verifier(
     runner: ModelRunner, tokenizer: Tokenizer, options: LLMOptions
 ) -> tuple[VerifierEngine, Compiler | None]:
-    """The model behind its acceptance rule, and the compiler of constraints if its tokenizer allows any."""
+    """Return the model behind its acceptance rule, and the compiler of constraints if its tokenizer allows any."""
     longest = runner.config.max_positions
     limits = EngineLimits(
         max_requests=options.max_num_seqs,
@@ -190,7 +190,7 @@ def _verifier(
 
 
 def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[str, Drafter]:
-    """One group: the drafters of a text, or a function of the caller's.
+    """Return one group: the drafters of a text, or a function of the caller's.
 
     Raises:
         SettingError: naming the flag that cannot be read, or the drafter that is named twice.
@@ -217,7 +217,7 @@ def _check_tokenizers(engines: Iterable[SpeculatorEngine], tokenizer: Tokenizer)
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
-    """The scheduler's limits within those of the verifier."""
+    """Return the scheduler's limits within those of the verifier."""
     own, cache = verifier.limits, verifier.runner.cache
     return SchedulerLimits(
         max_batch=options.max_num_seqs,

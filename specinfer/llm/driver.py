@@ -46,11 +46,11 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether no more is to come."""
+        """True if no more text will come."""
         return self.error is not None or self.output.finished
 
     def take(self) -> list[TextDelta]:
-        """The text and tokens that are new since the last call, answer by answer."""
+        """Return the text and tokens that are new since the last call, answer by answer."""
         found = []
         for place, answer in enumerate(self.answers):
             characters, tokens = self._taken[place]
@@ -68,11 +68,11 @@ class Driver:
     def __init__(self, engine: LocalEngine, tokenizer: Tokenizer) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self._requests: dict[str, tuple[Request, CompletionBuilder]] = {}
-        """By the id of each answer."""
+        """Request and number of each answer, by its id."""
 
     @property
     def busy(self) -> bool:
-        """Whether any request is unfinished."""
+        """True if any request is unfinished."""
         return bool(self._requests)
 
     def submit(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
@@ -105,7 +105,7 @@ class Driver:
         return request
 
     def step(self) -> list[Request]:
-        """Advance every request by one step; those that changed."""
+        """Advance every request by one step; return the changed ones."""
         changed: dict[int, Request] = {}
         for progress in self.engine.step():
             known = self._requests.get(progress.request_id)
@@ -134,7 +134,7 @@ class Driver:
             request.output.metrics = metrics_of([each.state for each in request.answers])
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text, if there is any, and token ids of a prompt."""
+        """Return the text of a prompt, if it has any, and its token ids."""
         if isinstance(prompt, Mapping):
             if "messages" in prompt and set(prompt) <= {"messages", "tools"}:
                 return None, self.tokenizer.encode_chat(prompt["messages"], prompt.get("tools", ()))

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """Decodes requests. One thread at a time may call it."""
+    """Decodes requests; used by one thread at a time."""
 
     def __init__(
         self, machine: StepMachine, pool: LocalPool, verifier: VerifierEngine, compiler: Compiler | None
@@ -39,7 +39,7 @@ class LocalEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
+        """True if any request waits or runs."""
         return bool(self.machine.scheduler.states)
 
     def submit(self, request: GenerationRequest) -> RequestState:
@@ -76,7 +76,7 @@ class LocalEngine:
         return self.totals.metrics(scheduler.running, scheduler.waiting)
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         if self._compiler is not None:
             self._compiler.close()
 
@@ -116,7 +116,7 @@ class LocalEngine:
         return progress
 
     def _draft(self, plan: StepPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree], float]:
-        """Drafts, what they took, the merged trees, and when the drafts were there.
+        """Return drafts, their times, the merged trees, and the time at which the drafts were complete.
 
         A fault in drafting or merging costs the step its drafts, not its tokens.
         """
@@ -147,7 +147,7 @@ class LocalEngine:
 
 
 def _job(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> VerifyJob:
-    """The verifier's part of a step for one request."""
+    """Return the verifier's part of a step for one request."""
     state, request, starts_over = entry.state, entry.state.request, entry.base_len == 0
     return VerifyJob(
         request.request_id,
@@ -165,7 +165,7 @@ def _job(entry: StepEntry, tree: TokenTree | None, wanted: WantedOutputs) -> Ver
 
 
 def _verdict(outcome: VerifyOutcome) -> VerdictEntry:
-    """The scheduler's form of what became of a job."""
+    """Return the scheduler's form of a job's outcome."""
     verdict = outcome.verdict
     return VerdictEntry(
         outcome.status,

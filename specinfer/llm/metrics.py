@@ -1,4 +1,4 @@
-"""Counters of an `LLM`: what `get_metrics` returns."""
+"""Counters of an `LLM`, returned by `get_metrics`."""
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -45,7 +45,7 @@ class Totals:
         self.accepted_by_depth = [before + new for before, new in both]
 
     def metrics(self, running: int, waiting: int) -> list[Metric]:
-        """All of them, named as vLLM names its own where they mean the same."""
+        """Return all counters, under vLLM's names where they mean the same."""
         return [
             Metric("num_requests_running", running),
             Metric("num_requests_waiting", waiting),

@@ -1,4 +1,4 @@
-"""Answers of `LLM`: vLLM's `RequestOutput` and `CompletionOutput`, with what speculation did."""
+"""Answers of `LLM`: vLLM's `RequestOutput` and `CompletionOutput`, with the counts of speculation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,26 +38,26 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
-    """Per generated token, it and the most probable ones; None unless asked for."""
+    """Log-probabilities of each generated token and of the most probable ones; None unless requested."""
     finish_reason: str | None = None
     """"stop", "length" or "abort"; None while it grows."""
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete."""
+        """True if the answer is complete."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What one request took, all of its answers together."""
+    """Times and counts of one request, all of its answers together."""
 
     queue_seconds: float
     first_token_seconds: float
-    """From arrival to the first token."""
+    """Seconds from arrival to the first token."""
     total_seconds: float
     seed: int
-    """The seed that was used, of the first answer."""
+    """Seed of the first answer."""
     speculative_decoding: RequestSpeculation
     """Steps, drafted and accepted nodes, accepted nodes by step and by speculator."""
 
@@ -68,7 +68,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """None if it was given as token ids."""
+    """Text of the prompt; None if it was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
@@ -76,7 +76,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all answers are complete."""
+        """True if all answers are complete."""
         return all(output.finished for output in self.outputs)
 
 
@@ -104,7 +104,7 @@ class CompletionBuilder:
         return piece.used if piece.stopped else None
 
     def end(self) -> SpecInferError | None:
-        """Take the finish reason of its request; the fault that ended it, if one did."""
+        """Take the finish reason of its request; return the fault that ended it, if one did."""
         assert self.state.finish is not None
         self.output.finish_reason = _REASONS[self.state.finish]
         failed = self.state.finish is FinishReason.ERROR
@@ -117,7 +117,7 @@ class CompletionBuilder:
 
 
 def metrics_of(states: Sequence[RequestState]) -> RequestMetrics:
-    """The metrics of a finished request, from the states of its answers."""
+    """Return the metrics of a finished request, from the states of its answers."""
     first = states[0]
     end = max((state.finished_at or state.queued_at) for state in states)
     speculation = RequestSpeculation()

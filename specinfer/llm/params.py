@@ -1,4 +1,4 @@
-"""`SamplingParams` of `LLM`: vLLM's names and meaning, and what only token-tree speculation has."""
+"""`SamplingParams` of `LLM`: vLLM's names and meaning, and the parameters of token-tree speculation."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _ALL = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one prompt is answered.
+    """Parameters of one prompt's answers.
 
     Raises:
         InvalidInputError: naming the field and its value.
@@ -24,12 +24,12 @@ class SamplingParams:
     n: int = 1
     """Answers to each prompt; with a seed, answer i has seed + i."""
     temperature: float = 1.0
-    """0 takes the most probable token."""
+    """Temperature; 0 takes the most probable token."""
     top_p: float = 1.0
     top_k: int = 0
     """Keep the k most probable tokens; 0 or -1 keeps all."""
     seed: int | None = None
-    """Of the random stream; None draws one."""
+    """Seed of the random stream; None draws one."""
     max_tokens: int = 128
     """Most generated tokens."""
     stop: str | Sequence[str] = ()
@@ -41,13 +41,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of tokens."""
+    """Additions to the logits of tokens."""
     constraint: Constraint | None = None
-    """The text must match this schema, expression, grammar or choice."""
+    """Constraint: the text must match this schema, expression, grammar or choice."""
     references: Sequence[str] = ()
     """Texts that the answer may copy from: they speed it up and do not change it."""
     speculation: str = "tree"
-    """"tree", "sequence" (one branch) or "off"."""
+    """Speculation: "tree", "sequence" (one branch) or "off"."""
     typical_epsilon: float = 0.0
     """Threshold of typical acceptance, which changes the distribution; 0: lossless."""
     typical_delta: float = 0.0
@@ -67,7 +67,7 @@ class SamplingParams:
         self.sampling(0)
 
     def sampling(self, choice: int) -> Sampling:
-        """The token-level parameters of answer number `choice`."""
+        """Return the token-level parameters of answer number `choice`."""
         seed = secrets.randbits(63) if self.seed is None else (self.seed + choice) % (MAX_SEED + 1)
         return Sampling(
             temperature=self.temperature,
@@ -94,7 +94,7 @@ class SamplingParams:
         references: Sequence[Sequence[int]] = (),
         choice: int = 0,
     ) -> GenerationRequest:
-        """The scheduler's form of a request with these parameters.
+        """Return the scheduler's form of a request with these parameters.
 
         Args:
             references: token ids of `references`.

@@ -1,4 +1,4 @@
-"""Drafters in this process, called directly: what `specinfer.speculators` is over a network.
+"""Drafters in this process, called directly, in the place of `specinfer.speculators` over a network.
 
 Drafters of one group share contexts and draft one after another, as those of one service do. Their numbers and
 random streams are those that services would have, so texts are the same.
@@ -22,7 +22,7 @@ from specinfer.tree import TokenTree
 
 log = logging.getLogger(__name__)
 _FEATURE_BYTES = 2**24
-"""Most hidden states handed to a group at once, of one request."""
+"""Most bytes of one request's hidden states handed to a group at once."""
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class DrafterGroup:
 
     engine: SpeculatorEngine
     members: tuple[int, ...]
-    """Their numbers in the pool, in the order of the engine."""
+    """Numbers of its drafters in the pool, in the order of the engine."""
     held: dict[str, int] = field(default_factory=dict)
     """Context tokens that the engine holds, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
-    """Context positions up to which it got hidden states, by request."""
+    """Context positions up to which the group has received hidden states, by request."""
     failed: set[int] = field(default_factory=set)
     """Members whose failures were logged; later ones are only counted."""
 
@@ -74,17 +74,17 @@ class LocalPool:
         self.reads_references = any(group.engine.description.reads_references for group in self._groups)
         self.outputs = TargetOutputs(hidden_size)
         self.failures = 0
-        """Drafts that failed."""
+        """Number of failed drafts."""
 
     @property
     def draws(self) -> bool:
-        """Whether any drafter draws for requests that are sampled."""
+        """True if any drafter draws for requests that are sampled."""
         return bool(self.drawing)
 
     def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
-        """Draft with the chosen members; trees by request, and what each group took."""
+        """Draft with the chosen members; return trees by request, and each group's time."""
         found: dict[str, list[tuple[int, TokenTree]]] = {}
         times: list[DraftTime] = []
         asked = [entry for entry in entries if entry.drafts]
@@ -109,13 +109,13 @@ class LocalPool:
         return found, times
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """Say what of the target the pass is to return, for members that read it."""
+        """Return the outputs of the target that the pass is to return, for members that read them."""
         return self.outputs.wanted(entries, self._groups)
 
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """Keep what a pass returned of it until the next draft."""
+        """Keep the outputs of the target in a pass until the next draft."""
         self.outputs.arrived(wanted, trees, verdicts)
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ class LocalPool:
                 group.features_held.pop(name, None)
 
     def _entry(self, group: DrafterGroup, entry: StepEntry, wanted: SpeculatorSet) -> DraftEntry | None:
-        """The group's part of a step for one request; None if no member may draft for it."""
+        """Return the group's part of a step for one request; None if no member may draft for it."""
         state, name = entry.state, entry.request_id
         if not state.sampling.greedy and not state.drawn_for:
             wanted -= self.drawing  # its noise is known to drafters
@@ -164,7 +164,7 @@ class LocalPool:
         return TargetTopK(tree.token_ids.astype("int64"), tree.parents, predicted.top_k[:, :k])
 
     def _accept(self, group: DrafterGroup, outcome: DraftOutcome) -> list[tuple[int, TokenTree]]:
-        """The trees of an outcome; a failed draft costs its request one step of that member."""
+        """Return the trees of an outcome; a failed draft costs its request one step of that member."""
         group.held[outcome.request_id] = outcome.held_len if outcome.status is EntryStatus.OK else 0
         found: list[tuple[int, TokenTree]] = []
         if outcome.status is EntryStatus.ERROR:

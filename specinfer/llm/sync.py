@@ -144,7 +144,7 @@ class LLM:
         self.close()
 
     def _submit(self, submits: Sequence[Callable[[], Request]]) -> list[Request]:
-        """Queue all, or none if one is refused."""
+        """Queue all prompts, or none if one is refused."""
         requests: list[Request] = []
         with self._lock:
             self._check_open()
@@ -199,14 +199,14 @@ class LLM:
 
 
 def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether it is one prompt, not a list of them."""
+    """Return whether this is one prompt, not a list of them."""
     return isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
 
 
 def _for_each(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
-    """The parameters of each of so many prompts."""
+    """Return the parameters of each prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or DEFAULT_PARAMS] * count
     if len(params) != count:
@@ -216,7 +216,7 @@ def _for_each(
 
 @contextmanager
 def _bar(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; what it returns advances it."""
+    """Yield a function that advances a progress bar on standard error."""
     if not shown:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Which requests run, and which wait for room in the verifier's cache. Pure.
+"""The running requests, and those that wait for space in the verifier's cache. Pure.
 
 Invariant: after `preempt`, what the running requests need in their next step fits into the cache (or only
 one runs), and of the running requests the earliest of the highest priority is never preempted, so that
@@ -21,7 +21,7 @@ class RunningBatch:
         self._admitted: list[RequestState] = []
 
     def has_room(self, request: GenerationRequest, generated: int) -> bool:
-        """Whether the request, with so many generated tokens, would be admitted at once."""
+        """Return whether the request, with so many generated tokens, would be admitted at once."""
         held = [*self.running.values(), *self.queue]
         if len(held) >= self._limits.max_batch:
             return False
@@ -31,7 +31,7 @@ class RunningBatch:
 
     @property
     def spare(self) -> int:
-        """How many more requests could run at once, if each needed as much cache as those here do."""
+        """Number of further requests that could run at once, if they needed as much cache as present ones."""
         held = [*self.running.values(), *self.queue]
         places = max(0, self._limits.max_batch - len(held))
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in held)
@@ -39,14 +39,14 @@ class RunningBatch:
         return min(places, free * len(held) // used) if held else places
 
     def remove(self, state: RequestState) -> None:
-        """Takes a request out, running or waiting."""
+        """Take a request out, running or waiting."""
         if self.running.pop(state.request.request_id, None) is None:
             self.queue.remove(state)
         else:
             self.queue.leave(state)
 
     def admit(self, now: float) -> None:
-        """Lets waiting requests run while there is room."""
+        """Let waiting requests run while there is space."""
         if not len(self.queue):
             return
         used = sum(self._room.to_admit(state.request, len(state.tokens)) for state in self.running.values())
@@ -61,7 +61,7 @@ class RunningBatch:
             self.running[state.request.request_id] = state
 
     def preempt(self) -> None:
-        """Sends running requests back to waiting until the others fit."""
+        """Send running requests back to waiting until the others fit."""
         used = sum(self._room.of(state) for state in self.running.values())
         while used > self._limits.kv_capacity_tokens and len(self.running) > 1:
             state = max(self.running.values(), key=self._preemption_rank)
@@ -73,15 +73,15 @@ class RunningBatch:
             self._preempted.append(state.request.request_id)
 
     def take_preempted(self) -> list[str]:
-        """Requests preempted since the last call."""
+        """Return the requests preempted since the last call."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
     def take_admitted(self) -> list[RequestState]:
-        """Requests admitted for the first time since the last call."""
+        """Return the requests admitted for the first time since the last call."""
         admitted, self._admitted = self._admitted, []
         return admitted
 
     def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
-        """The largest goes first: lowest priority, then whose caller has most running, then the latest."""
+        """Return the key whose largest value is preempted: priority, then its caller's load, then lateness."""
         return -state.request.priority, self.queue.running_of(state.request.caller), state.place

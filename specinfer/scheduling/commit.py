@@ -1,4 +1,4 @@
-"""What the verifier's answer makes of a request. Pure."""
+"""Effect of the verifier's answer on a request. Pure."""
 
 from specinfer.outcomes import EntryStatus, FinishReason
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
@@ -6,18 +6,22 @@ from specinfer.scheduling.request import RequestState
 from specinfer.tree import TokenTree
 
 MOST_PUT_OFF_S = 30.0
-"""Time for which the verifier may put a request off before it fails: it has no room, compiles constraints, of
-which each may take two seconds, or cannot read a layer. Steps are not counted: some are short."""
+"""Seconds for which the verifier may put a request off before it fails: its cache is full, it compiles
+constraints, of which each may take two seconds, or it cannot read a layer. Steps are not counted: some are
+short."""
 
 
 def apply_verdict(
     entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
 ) -> Progress | None:
-    """Changes the request's state by a verdict; what is new of it, None if nothing. Its state's `finish` says
-    whether it ended.
+    """Apply a verdict to the request's state; return its progress, or None if there is none.
+
+    The state's `finish` is set if the request ended.
 
     Args:
-        verdict: fits the entry and its tree; whoever takes verdicts from outside checks them
+        entry: the request's part of the step.
+        tree: the tree that was verified, if there was one.
+        verdict: fits the entry and its tree; the receiver of verdicts checks them
             (`gateway.session.verdicts`).
     """
     state = entry.state

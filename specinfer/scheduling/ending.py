@@ -1,4 +1,4 @@
-"""How a request ended: what its clients are told last, and what Redis keeps of it. Pure data."""
+"""Ends of requests: the last message to clients, and what Redis keeps. Pure data."""
 
 import json
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from specinfer.scheduling.request import RequestState
 from specinfer.scheduling.statistics import RequestSpeculation
 
 _NEVER_S = -1.0
-"""As a hint when to try again: not at all."""
+"""Value of the hint when to retry that means never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a request ended, and what it took."""
+    """Reason of a request's end, and its figures."""
 
     finish: FinishReason
     error: str = ""
     retryable: bool = True
-    """Whether the same request may succeed later, if it ended with an error."""
+    """True if the same request may succeed later, if it ended with an error."""
     prompt_tokens: int = 0
     new_tokens: int = 0
     ttft_s: float = 0.0
@@ -33,13 +33,13 @@ class Ending:
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
     speculators: dict[str, list[int]] = field(default_factory=dict)
-    """Nodes drafted, nodes accepted and steps won, by the speculator's name."""
+    """Drafted nodes, accepted nodes and won steps by the speculator's name."""
     lossy: bool = False
-    """Whether its text need not follow the target's distribution."""
+    """True if its text need not follow the target's distribution."""
 
     @classmethod
     def of(cls, state: RequestState, names: Sequence[str]) -> "Ending":
-        """That of a finished request; `names` are those of the speculators by number."""
+        """Return the ending of a finished request; `names` are those of the speculators by number."""
         assert state.finish is not None
         end, stats = state.finished_at or state.queued_at, state.stats
         return cls(
@@ -62,20 +62,20 @@ class Ending:
 
     @property
     def failure(self) -> SpecInferError | None:
-        """The error that its clients get; None if it ended with an answer."""
+        """Error for the request's clients; None if it ended with an answer."""
         if self.finish is not FinishReason.ERROR:
             return None
-        # it has ended: whoever repeats it needs another id, so a client must not come back for this one
+        # it has ended: a repetition needs another id, so a client must not come back for this one
         final = UnavailableError(self.error, retry_after_s=_NEVER_S)
         return final if self.retryable else SpecInferError(self.error)
 
     def to_json(self) -> str:
-        """What Redis keeps."""
+        """Return the JSON that Redis keeps."""
         return json.dumps({**asdict(self), "finish": self.finish.name.lower()})
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """What `to_json` wrote."""
+        """Return the ending that `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, "finish": FinishReason[values["finish"].upper()]})
 

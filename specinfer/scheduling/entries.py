@@ -1,4 +1,4 @@
-"""The scheduler's side of one step: the entry of each request, its verdict, and its progress. Pure.
+"""Entry of each request in a step, its verdict, and its progress. Pure.
 
 Prompts are read in chunks, so that a long one delays the others by at most one chunk per step. The chunk goes
 to the highest priority first, then in equal shares to callers, of each to the prompt that arrived first.
@@ -23,10 +23,10 @@ class StepEntry:
     base_len: int
     delta: tuple[int, ...]
     final: bool
-    """Whether the delta reaches the end of the committed tokens, so that a tree can follow."""
+    """True if the delta reaches the end of the committed tokens, so that a tree can follow."""
     limits: TreeLimits
     reach: int
-    """Most depth of any node, whoever proposes it."""
+    """Greatest depth of any node, from any speculator."""
     forced: int = 0
     """Most nodes beside those for tokens that the request's constraint forces."""
 
@@ -37,13 +37,13 @@ class StepEntry:
 
     @property
     def drafts(self) -> bool:
-        """Whether speculators should be asked."""
+        """True if speculators should draft for it."""
         return self.final and not self.limits.empty
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictEntry:
-    """What the verifier answered for one entry."""
+    """The verifier's answer for one entry."""
 
     status: EntryStatus
     message: str = ""
@@ -54,32 +54,34 @@ class VerdictEntry:
     features_start: int = 0
     """Context position of the first of the features."""
     features: bytes = b""
-    """Of the target at context tokens, on their way to speculators."""
+    """Features of the target at context tokens, on their way to speculators."""
     top_k: tuple[int, ...] = ()
     """[nodes * k] the target's most probable tokens at the nodes of the tree, on their way to speculators."""
     finished: bool = False
-    """The bonus token completes what the request's constraint asks for."""
+    """True if the bonus token completes the request's constraint."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """New tokens of one request, and its end if this is it. Complete by itself: the request may have
-    moved on by the time it is stored."""
+    """New tokens of one request, and its end if this is it.
+
+    Complete by itself: the request may have moved on by the time it is stored.
+    """
 
     state: RequestState
     tokens: list[int]
     logprobs: list[LogprobRow]
     start: int
-    """Generated tokens before these."""
+    """Number of generated tokens before these."""
     final: bool
-    """Whether the request ends with them."""
+    """True if the request ends with them."""
 
     since_s: float | None = None
     """Seconds since the tokens before these; None for the first ones of this gateway."""
     outcome: TreeOutcome | None = None
-    """What came of the tree that was verified for it."""
+    """Outcome of the tree that was verified for it."""
     published: bool = False
-    """Whether it is stored and shown."""
+    """True if it is stored and shown."""
 
     @property
     def request_id(self) -> str:
@@ -87,7 +89,7 @@ class Progress:
         return self.state.request.request_id
 
     def cut(self, keep: int) -> None:
-        """Takes back all but the first `keep` of its tokens, from the request, too."""
+        """Drop all but the first `keep` of its tokens, from the request, too."""
         drop = len(self.tokens) - keep
         if drop:
             del self.state.tokens[-drop:]
@@ -97,7 +99,7 @@ class Progress:
 def plan_entries(
     states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, min_path_probability: float
 ) -> list[StepEntry]:
-    """The entries of a step; requests whose prompts have to wait for another step have none."""
+    """Return the entries of a step; requests whose prompts have to wait for another step have none."""
     limits = room.limits
     lengths = delta_lengths(states, limits)
     free = limits.max_step_tokens - sum(lengths)
@@ -114,7 +116,7 @@ def plan_entries(
 
 
 def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[StepEntry]:
-    """Gives requests with constraints what step and cache have left."""
+    """Give requests with constraints the nodes that step and cache have left."""
     for index, entry in enumerate(entries):
         request = entry.state.request
         if request.constraint is not None and entry.final and entry.reach:
@@ -125,7 +127,7 @@ def _with_forced(entries: list[StepEntry], room: CacheRoom, free: int) -> list[S
 
 
 def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[RequestState, Exception]]:
-    """Requests that no step could be planned with even if they were alone, and why: faults of ours."""
+    """Return requests that could not be planned even alone, with the reasons: faults of ours."""
     found = list[tuple[RequestState, Exception]]()
     for state in states:
         try:
@@ -137,7 +139,7 @@ def unplannable(states: Iterable[RequestState], room: CacheRoom) -> list[tuple[R
 
 
 def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> list[int]:
-    """How many of its tokens that the verifier does not hold each request sends; 0: it has to wait.
+    """Return the number of tokens for the verifier that each request sends; 0: it has to wait.
 
     Who lacks one token sends it in any case. Those that lack more share the chunk, which is not empty as long
     as a step may have a token for every request.
@@ -154,7 +156,7 @@ def delta_lengths(states: Sequence[RequestState], limits: SchedulerLimits) -> li
 
 
 def _share_chunk(chunk: int, prompts: list[int], states: Sequence[RequestState]) -> Iterator[tuple[int, int]]:
-    """Tokens for each of the requests with these indices: equal shares for callers, then one by one."""
+    """Return tokens for the requests with these indices: equal shares for callers, then one by one."""
     callers: dict[str, list[int]] = {}
     for index in prompts:
         callers.setdefault(states[index].request.caller, []).append(index)

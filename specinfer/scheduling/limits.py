@@ -1,6 +1,6 @@
 """Limits of what runs at once: requests, tokens, tree nodes and cache. Pure arithmetic.
 
-A node budget bounds messages, drafts and the room that the scheduler keeps in the cache; the planner chooses
+A node budget bounds messages, drafts and the space that the scheduler keeps in the cache; the planner chooses
 within it.
 """
 
@@ -13,7 +13,7 @@ from specinfer.tree import most_depth
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What may run at once."""
+    """Limits of concurrent work."""
 
     max_batch: int = 16
     max_waiting: int = 1024
@@ -28,9 +28,9 @@ class SchedulerLimits:
     kv_capacity_tokens: int = 32768
     kv_block_tokens: int = 16
     kv_window_tokens: int = 0
-    """Context tokens the verifier keeps per request; 0 for all."""
+    """Context tokens that the verifier keeps per request; 0 for all."""
     max_tree_nodes: int = 127
-    """Most nodes the verifier accepts in one tree, root excluded."""
+    """Most nodes that the verifier accepts in one tree, root excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class NodeBudget:
     """Tokens that the verifier accepts in one step, roots included; None for no limit."""
 
     def of_step(self, batch: int, requests: int) -> int:
-        """Most nodes of a step in which so many of the batch's requests have trees."""
+        """Return the most nodes of a step in which this many of the batch's requests have trees."""
         room = self.per_step if self.room is None else max(0, self.room - batch)
         return min(self.per_step, requests * self.per_request, room)
 
 
 def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
-    """Nodes for each request, given how many each could use; equal shares, leftovers passed on.
+    """Return nodes for each request, given its most useful number; equal shares, leftovers passed on.
 
     The sum never exceeds `budget.per_step`, a share never what was wanted nor `budget.per_request`.
     """
@@ -57,7 +57,7 @@ def split_budget(budget: NodeBudget, wanted: Sequence[int]) -> list[int]:
 
 
 def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
-    """Equal shares of a total; what some do not want goes to the others (max-min fairness)."""
+    """Return equal shares of a total; unused parts go to the others (max-min fairness)."""
     shares = [0] * len(wanted)
     left = total
     # the most modest first, so that what they leave goes to the others
@@ -71,13 +71,13 @@ def fair_shares(total: int, wanted: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CacheRoom:
-    """The room of requests under these limits."""
+    """Space in the cache for requests under these limits."""
 
     limits: SchedulerLimits
     budget: NodeBudget
 
     def most_nodes(self, request: GenerationRequest) -> int:
-        """Most nodes that a tree of the request may have, root excluded."""
+        """Return the most nodes that a tree of the request may have, root excluded."""
         if request.speculation is Speculation.OFF:
             return 0
         most = min(self.budget.per_request, self.limits.max_tree_nodes)
@@ -86,29 +86,34 @@ class CacheRoom:
         return most
 
     def most_depth(self, state: RequestState) -> int:
-        """Most depth of a tree of the request: its nodes need positions, and a drafted token is only of use
-        if it and the bonus token may still be generated."""
+        """Return the greatest depth of a tree of the request.
+
+        Its nodes need positions, and a drafted token is only of use if it and the bonus token may still be
+        generated.
+        """
         positions = most_depth(state.verifier_len, state.pending, self.limits.max_context_len)
         return min(positions, max(0, state.remaining - 1))
 
     def of(self, state: RequestState) -> int:
-        """Cache tokens that a request needs in its next step."""
+        """Return the cache tokens that a request needs in its next step."""
         return self.at(state.request, len(state.tokens))
 
     def to_admit(self, request: GenerationRequest, tokens: int) -> int:
-        """Cache tokens that must be free for a request of so many tokens: a block more than its next step
-        needs, so that who is admitted is not preempted at once."""
+        """Return the cache tokens that must be free to admit a request that has this many tokens.
+
+        That is a block more than its next step needs, so that it is not preempted at once.
+        """
         return self.at(request, tokens) + self.limits.kv_block_tokens
 
     def at(self, request: GenerationRequest, tokens: int) -> int:
-        """Cache tokens that a request needs once it has so many tokens: context, tree, whole blocks."""
+        """Return the cache tokens of a request once it has this many tokens: context, tree, whole blocks."""
         block, window = self.limits.kv_block_tokens, self.limits.kv_window_tokens
         if window:  # it may hold a block and the chunk it is reading beyond its window
             tokens = min(tokens, window + block + self.limits.prefill_chunk)
         return -(-(tokens + self.most_nodes(request)) // block) * block
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Whether positions and the whole cache are enough for the request at its longest."""
+        """Return whether positions and the whole cache are enough for the request at its longest."""
         longest = len(request.prompt) + request.max_new_tokens
         fits = self.at(request, longest) <= self.limits.kv_capacity_tokens
         return fits and longest <= self.limits.max_context_len

@@ -1,4 +1,4 @@
-"""Who is admitted next: priority first, then the caller with the fewest running requests. Pure.
+"""Order of admission: priority first, then the caller with the fewest running requests. Pure.
 
 Promise: whenever a request is admitted, no caller with a waiting request of the same priority has fewer
 running requests than the admitted one's caller had. (Running requests of all priorities count.) Among
@@ -15,10 +15,10 @@ from typing import Generic, TypeAlias, TypeVar
 from specinfer.scheduling.request import RequestState
 
 Rank: TypeAlias = tuple[float, ...]
-"""The smallest comes first; of equal ranks the one that was placed first."""
+"""Sort key of a member: the smallest comes first; of equal ranks the one that was placed first."""
 Member = TypeVar("Member")
 _SLACK = 32
-"""Outdated entries that may lie in the heap before it is built again."""
+"""Outdated entries that may lie in the heap before it is rebuilt."""
 
 
 class Ranking(Generic[Member]):
@@ -31,26 +31,26 @@ class Ranking(Generic[Member]):
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, int, Member]] = []
         self._placed: dict[Member, int] = {}
-        """Number of the entry that counts, of every member."""
+        """Number of each member's valid entry."""
         self._entries = 0
 
     def __len__(self) -> int:
         return len(self._placed)
 
     def place(self, member: Member, rank: Rank) -> None:
-        """Adds a member, or moves it to another rank."""
+        """Add a member, or move it to another rank."""
         self._entries += 1
         self._placed[member] = self._entries
         heapq.heappush(self._heap, (rank, self._entries, member))
         self._clean()
 
     def remove(self, member: Member) -> None:
-        """Takes a member out, if it is one."""
+        """Take a member out, if present."""
         if self._placed.pop(member, None) is not None:
             self._clean()
 
     def first(self) -> Member | None:
-        """The member with the smallest rank; None if there are no members."""
+        """Return the member with the smallest rank; None if there are no members."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
@@ -67,7 +67,7 @@ class Ranking(Generic[Member]):
 LEAST_HINT_S = 0.1
 MOST_HINT_S = 60.0
 _FIRST_HINT_S = 1.0
-"""While nothing has finished yet."""
+"""Seconds per finish before any request has finished."""
 _REMEMBERED = 32
 
 
@@ -79,57 +79,57 @@ class FinishRate:
         self._finishes: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self, now: float) -> None:
-        """There was nothing to do until now: how long that lasted says nothing of how fast work is done."""
+        """Restart the count: a time without work says nothing of the rate of work."""
         self._since = now
         self._finishes.clear()
 
     def finish(self, now: float) -> None:
-        """A request has finished."""
+        """Count a finished request."""
         if len(self._finishes) == _REMEMBERED:
             self._since = self._finishes[0]
         self._finishes.append(now)
 
     def hint(self, now: float) -> float:
-        """Seconds in which one request finishes, so that one place in the queue becomes free."""
+        """Return the seconds between finishes, each of which frees a place in the queue."""
         passed = now - self._since
         interval = passed / len(self._finishes) if self._finishes else max(_FIRST_HINT_S, passed)
         return min(max(interval, LEAST_HINT_S), MOST_HINT_S)
 
 
 QUEUE_SHARE = 4
-"""A named caller may have as many requests waiting as this times the places that are free (a dynamic
-threshold, Choudhury and Hahne 1998). So one caller alone can take four fifths of the queue, several share it
-evenly, and some places are always left for who comes next."""
+"""A named caller may have this times the number of free places waiting (a dynamic threshold, Choudhury and
+Hahne 1998). So one caller alone can take four fifths of the queue, several share it evenly, and some places
+are always left for others."""
 
 
 class WaitingQueue:
-    """Requests that wait for admission, and how many each caller has running."""
+    """Requests that wait for admission, and the number of running ones by caller."""
 
     def __init__(self) -> None:
         self._states: dict[str, RequestState] = {}
         self._callers: Ranking[str] = Ranking()
-        """Callers with waiting requests, in the order in which one of theirs is admitted."""
+        """Callers with waiting requests, in the order of their next admissions."""
         self._own: dict[str, Ranking[str]] = {}
-        """Of each of them the ids of its waiting requests, by priority and arrival."""
+        """Ids of each caller's waiting requests, by priority and arrival."""
         self._running: Counter[str] = Counter()
         self._admitted: dict[str, int] = {}
-        """Number of a caller's latest admission. Kept for callers without requests, too: who comes back
-        must not be taken for new. As large as the number of API keys."""
+        """Number of each caller's latest admission. Kept for callers without requests, too: a returning
+        caller must not count as new. As large as the number of API keys."""
         self._admissions = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """In no particular order."""
+        """Return the waiting requests in no particular order."""
         return iter(self._states.values())
 
     def running_of(self, caller: str) -> int:
-        """Requests of a caller that run."""
+        """Return the number of a caller's running requests."""
         return self._running[caller]
 
     def full_for(self, caller: str, places: int) -> str:
-        """Why no further request of the caller may wait in a queue of so many places; empty if one may."""
+        """Return why the caller's next request may not wait in a queue of this many places, or ""."""
         free, own = places - len(self), len(self._own.get(caller, ()))
         if free <= 0:
             return f"queue full: {len(self)} requests are waiting"
@@ -138,7 +138,7 @@ class WaitingQueue:
         return ""
 
     def push(self, state: RequestState) -> None:
-        """Lets a request wait."""
+        """Add a waiting request."""
         request = state.request
         self._states[request.request_id] = state
         own = self._own.setdefault(request.caller, Ranking())
@@ -146,17 +146,17 @@ class WaitingQueue:
         self._rank(request.caller)
 
     def first(self) -> RequestState | None:
-        """The request to admit next; None if none waits."""
+        """Return the request to admit next; None if none waits."""
         caller = self._callers.first()
         return None if caller is None else self._head(caller)
 
     def last(self, most: int) -> list[str]:
-        """Ids of up to so many requests that would be admitted last: lowest priority, then latest arrival."""
+        """Return ids of the requests that would be admitted last: lowest priority, then latest arrival."""
         ranked = sorted(self, key=lambda state: (-state.request.priority, *state.place), reverse=True)
         return [state.request.request_id for state in ranked[:most]]
 
     def admit(self, state: RequestState) -> None:
-        """A waiting request runs from now on."""
+        """Count a waiting request as running."""
         caller = state.request.caller
         self._admissions += 1
         self._admitted[caller] = self._admissions
@@ -164,7 +164,7 @@ class WaitingQueue:
         self.remove(state)
 
     def leave(self, state: RequestState) -> None:
-        """A running request runs no longer."""
+        """Count a running request as ended."""
         caller = state.request.caller
         self._running[caller] -= 1
         if not self._running[caller]:
@@ -172,7 +172,7 @@ class WaitingQueue:
         self._rank(caller)
 
     def remove(self, state: RequestState) -> None:
-        """Takes a waiting request out."""
+        """Take a waiting request out."""
         request_id, caller = state.request.request_id, state.request.caller
         del self._states[request_id]
         self._own[caller].remove(request_id)

@@ -1,4 +1,4 @@
-"""One request: what was asked (`GenerationRequest`), where it stands (`RequestState`), what speculation did.
+"""One request: its parameters (`GenerationRequest`), its state (`RequestState`) and its speculation.
 
 Pure data; knows no clock, no network and no model.
 """
@@ -17,11 +17,11 @@ from specinfer.tree import TokenMatcher
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
-"""Most tokens told of beside each generated one, as in OpenAI's API."""
+"""Most tokens reported beside each generated one, as in OpenAI's API."""
 
 
 class Speculation(IntEnum):
-    """How a request may be speculated on; the numbers are those of the wire."""
+    """Speculation allowed for a request; the numbers are those of the wire."""
 
     TREE = 1
     SEQUENCE = 2
@@ -30,7 +30,7 @@ class Speculation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a caller asked for, with every default filled in.
+    """Parameters of a request, with every default filled in.
 
     Raises:
         InvalidInputError: naming the field and its value.
@@ -42,20 +42,20 @@ class GenerationRequest:
     sampling: Sampling
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Ends generation after any of these, the model's own end-of-sequence ids included unless ignored."""
+    """Token ids that end generation, the model's own end-of-sequence ids included unless ignored."""
     priority: int = 0
     speculation: Speculation = Speculation.TREE
     logprobs: bool = False
     top_logprobs: int = 0
-    """Most probable tokens to tell of beside each generated one."""
+    """Number of most probable tokens to report beside each generated one."""
     caller: str = ""
-    """Name of the API key that asked; empty where there are no keys. Callers share the verifier fairly."""
+    """Name of the caller's API key; empty where there are no keys. Callers share the verifier fairly."""
     deadline_s: float | None = None
     """Seconds from arrival after which the request ends with the tokens it has; None for no limit."""
     constraint: Constraint | None = None
-    """What the text must look like."""
+    """Constraint on the text."""
     references: tuple[tuple[int, ...], ...] = ()
-    """Texts that the answer may copy from; none if nobody here drafts from them."""
+    """Texts that the answer may copy from; empty if no speculator drafts from them."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -79,7 +79,7 @@ class GenerationRequest:
             raise InvalidInputError("top_logprobs", self.top_logprobs, "only with logprobs")
 
     def check_against(self, vocab_size: int, max_context_len: int) -> None:
-        """Checks what depends on the target model.
+        """Check what depends on the target model.
 
         Raises:
             InvalidInputError: naming the field and its value.
@@ -97,33 +97,33 @@ class GenerationRequest:
             raise self.too_long(f"over the context of {max_context_len}")
 
     def too_long(self, why: str) -> InvalidInputError:
-        """The error of a request that is longer than something may hold."""
+        """Return the error of a request that exceeds a limit of length."""
         lengths = f"{len(self.prompt)} + {self.max_new_tokens}"
         return InvalidInputError("prompt + max_new_tokens", lengths, why)
 
     def drawn_for(self, draws: bool) -> bool:
-        """Whether speculators may draw for it, if any of them draws for requests that are sampled."""
+        """Return whether speculators may draw for it, if any of them draws for requests that are sampled."""
         return draws and not self.sampling.greedy and self.speculation is not Speculation.OFF
 
 
 @dataclass(slots=True)
 class RequestState:
-    """Where a request stands. The scheduler alone changes it."""
+    """State of a request. The scheduler alone changes it."""
 
     request: GenerationRequest
     queued_at: float
-    """When it arrived, at whichever gateway that was, by this gateway's clock."""
+    """Time of arrival at its first gateway, by this gateway's clock."""
     arrival: int
     """Order of submission at this gateway."""
     sampling: Sampling
-    """How the target chooses: the request's, with a seed of its own if speculators may draw."""
+    """Sampling of the target: the request's, with a seed of its own if speculators may draw."""
     tokens: list[int]
     """The committed sequence: prompt and generated tokens. This is its only authoritative copy."""
     drawn_for: bool = False
-    """Whether speculators may draw for it. Then none of them is shown the noise by which the target
+    """True if speculators may draw for it. Then none of them is shown the noise by which the target
     chooses."""
     verifier_len: int = 0
-    """How many of them the verifier holds."""
+    """Number of committed tokens that the verifier holds."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -131,17 +131,17 @@ class RequestState:
     finish: FinishReason | None = None
     error: str = ""
     retryable: bool = True
-    """Whether the same request may succeed later, if it ended with an error."""
+    """True if the same request may succeed later, if it ended with an error."""
     put_off_since: float | None = None
-    """Since when the verifier puts it off in every step; None if it does not."""
+    """Time since which the verifier puts it off in every step; None if it does not."""
     cancelled: bool = False
     preemptions: int = 0
-    """How often it had to give its cache to others."""
+    """Number of times that it had to give its cache to others."""
     stats: RequestSpeculation = field(default_factory=RequestSpeculation)
     matcher: TokenMatcher | None = None
-    """Of its constraint; None without one, and until it is compiled."""
+    """Matcher of its constraint; None without one, and until it is compiled."""
     matched: int = 0
-    """How many of the generated tokens the matcher has read."""
+    """Number of generated tokens that the matcher has read."""
 
     @classmethod
     def new(
@@ -152,7 +152,7 @@ class RequestState:
         drawn_for: bool,
         generated: Sequence[int] = (),
     ) -> "RequestState":
-        """That of a request that begins, or goes on after the tokens that were generated for it."""
+        """Return the state of a request that begins, or that goes on after tokens generated for it."""
         sampling = request.sampling
         if drawn_for:
             sampling = replace(sampling, seed=request_seed(sampling.seed, request.request_id))
@@ -170,7 +170,7 @@ class RequestState:
 
     @property
     def pending(self) -> int:
-        """Committed tokens that the verifier does not hold."""
+        """Number of committed tokens that the verifier does not hold."""
         return len(self.tokens) - self.verifier_len
 
     @property
@@ -180,18 +180,18 @@ class RequestState:
 
     @property
     def deadline_at(self) -> float:
-        """When its time is over."""
+        """Time of its deadline."""
         return math.inf if self.request.deadline_s is None else self.queued_at + self.request.deadline_s
 
     @property
     def own_end(self) -> FinishReason | None:
-        """Why its tokens end it; None if they do not."""
+        """Reason for which its tokens end it; None if they do not."""
         if self.new_tokens and self.tokens[-1] in self.request.stop_token_ids:
             return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if self.remaining <= 0 else None
 
     def match(self) -> TokenMatcher | None:
-        """Its matcher, which has read what was generated.
+        """Return its matcher, which has read all generated tokens.
 
         Raises:
             ConstraintError: if the constraint is too complex.
@@ -202,7 +202,7 @@ class RequestState:
         return self.matcher
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Commits tokens up to the first that ends the request, and returns those; others are dropped."""
+        """Commit tokens up to the first that ends the request, and return them; others are dropped."""
         kept = list(tokens[: self.remaining])
         stop = next((i for i, t in enumerate(kept) if t in self.request.stop_token_ids), None)
         if stop is not None:
@@ -211,6 +211,6 @@ class RequestState:
         return kept
 
     def end(self, reason: FinishReason, now: float, error: str = "", retryable: bool = True) -> None:
-        """Says why and when it ended."""
+        """Record the reason and the time of its end."""
         self.finish, self.finished_at = reason, now
         self.error, self.retryable = error, retryable

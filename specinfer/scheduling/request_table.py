@@ -1,4 +1,4 @@
-"""Requests between submission and finish: by id, by deadline, and those that somebody has cancelled. Pure."""
+"""Requests between submission and finish: by id, by deadline, and the cancelled ones. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,11 +21,11 @@ class RequestTable:
 
     @property
     def states(self) -> Mapping[str, RequestState]:
-        """All, by id, in order of submission. To be read only."""
+        """All requests by id, in order of submission. Read-only."""
         return MappingProxyType(self._states)
 
     def check_new(self, request_id: str) -> None:
-        """Checks that none has this id.
+        """Check that no request has this id.
 
         Raises:
             AlreadyExistsError: if one has.
@@ -34,7 +34,7 @@ class RequestTable:
             raise AlreadyExistsError(f"request_id = {request_id!r}: already running")
 
     def get(self, request_id: str) -> RequestState:
-        """The request of this id.
+        """Return the request of this id.
 
         Raises:
             NotFoundError: if there is none.
@@ -44,23 +44,23 @@ class RequestTable:
         return self._states[request_id]
 
     def has(self, state: RequestState) -> bool:
-        """Whether it is this very request that is held under its id."""
+        """Return whether this very request is held under its id."""
         return self._states.get(state.request.request_id) is state
 
     def add(self, state: RequestState) -> None:
-        """A request was submitted."""
+        """Add a submitted request."""
         request_id = state.request.request_id
         self._states[request_id] = state
         if state.request.deadline_s is not None:
             self._deadlines.place(request_id, (state.deadline_at,))
 
     def remove(self, state: RequestState) -> None:
-        """A request has finished, or another gateway goes on with it."""
+        """Remove a request that has finished, or that another gateway goes on with."""
         del self._states[state.request.request_id]
         self._deadlines.remove(state.request.request_id)
 
     def cancel(self, request_id: str) -> None:
-        """Somebody wants a request to end.
+        """Mark a request as cancelled.
 
         Raises:
             NotFoundError: if it is not held.
@@ -71,12 +71,12 @@ class RequestTable:
             self._cancelled.append(state)
 
     def take_cancelled(self) -> list[RequestState]:
-        """Those cancelled since the last call that are still held."""
+        """Return the requests cancelled since the last call that are still held."""
         cancelled, self._cancelled = self._cancelled, []
         return [state for state in cancelled if self.has(state)]
 
     def overdue(self, now: float) -> RequestState | None:
-        """The one whose deadline is over for longest; None if there is none."""
+        """Return the request whose deadline passed first; None if no deadline has passed."""
         first = self._deadlines.first()
         if first is None or self._states[first].deadline_at > now:
             return None

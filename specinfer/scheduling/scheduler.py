@@ -1,4 +1,4 @@
-"""Decides what runs next. A pure state machine: time comes in as an argument, nothing is awaited.
+"""Choice of the requests of each step. A pure state machine: time is an argument, nothing is awaited.
 
     submit -> waiting --plan--> running --commit--> running | finished
                  |   <-preempt--   |
@@ -6,8 +6,8 @@
                  +----- drop ------+--> another gateway's
 
 Iteration-level ("continuous") batching: every plan takes all running requests, admits waiting ones
-while there is room (`specinfer.scheduling.queue` says in which order), and gives prompts at most one chunk of
-prefill per step. Room is counted in cache blocks of what requests hold now, not of the worst case; when the
+while there is space (`specinfer.scheduling.queue` says in which order), and gives prompts at most one chunk of
+prefill per step. Space is counted in cache blocks of what requests hold now, not of the worst case; when the
 running ones outgrow the cache, one of the lowest priority waits again and is computed again later.
 Invariant: what a step needs fits into the verifier's cache, and of the running requests the earliest of the
 highest priority is never preempted, so that it finishes.
@@ -49,12 +49,12 @@ class Scheduler:
 
     @property
     def spare(self) -> int:
-        """How many more requests could run at once, if they were like those that it has."""
+        """Number of further requests that could run at once, if they were like the present ones."""
         return self._batch.spare
 
     @property
     def states(self) -> Mapping[str, RequestState]:
-        """Every request that is waiting or running, by id, in order of submission. To be read only."""
+        """Every request that is waiting or running, by id, in order of submission. Read-only."""
         return self._held.states
 
     def submit(
@@ -67,8 +67,9 @@ class Scheduler:
         drawn_for: bool | None = None,
         arrived_ago_s: float = 0.0,
     ) -> RequestState:
-        """Queues a request: a new one, or one that another gateway began. If its generated tokens end it, it
-        is not queued, and the state that is returned has its `finish` set.
+        """Queue a request: a new one, or one that another gateway began.
+
+        If its generated tokens end it, it is not queued, and the state that is returned has its `finish` set.
 
         Args:
             draws: whether any speculator draws for requests that are sampled.
@@ -93,15 +94,15 @@ class Scheduler:
         return state
 
     def could_hold(self, request: GenerationRequest) -> bool:
-        """Whether the verifier has positions and, all in all, cache enough for a request."""
+        """Return whether the verifier has positions and, all in all, cache enough for a request."""
         return self._room.could_hold(request)
 
     def has_room(self, request: GenerationRequest, generated: int = 0) -> bool:
-        """Whether a request that has so many generated tokens would be admitted at the next plan."""
+        """Return whether a request that has so many generated tokens would be admitted at the next plan."""
         return self.could_hold(request) and self._batch.has_room(request, generated)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request at the next reap.
+        """End a request at the next reap.
 
         Raises:
             NotFoundError: if it is neither waiting nor running.
@@ -109,8 +110,9 @@ class Scheduler:
         self._held.cancel(request_id)
 
     def drop(self, request_id: str) -> RequestState:
-        """Takes a request out without finishing it: another gateway goes on with it. What the verifier
-        answers for it from now on is ignored; it still has to be released there.
+        """Take a request out without finishing it: another gateway goes on with it.
+
+        Later answers of the verifier for it are ignored; it still has to be released there.
 
         Raises:
             NotFoundError: if it is neither waiting nor running.
@@ -120,11 +122,11 @@ class Scheduler:
         return state
 
     def last_waiting(self, most: int) -> list[str]:
-        """Up to so many waiting requests that would be admitted last."""
+        """Return the waiting requests that would be admitted last."""
         return self._batch.queue.last(most)
 
     def reap(self, now: float) -> list[Progress]:
-        """Finishes requests that were cancelled or whose time is over; call before each plan."""
+        """Finish requests that were cancelled or whose deadline has passed; call before each plan."""
         ended = self._held.take_cancelled()
         for state in ended:
             self.finish(state, FinishReason.CANCELLED, now)
@@ -134,8 +136,11 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in ended]
 
     def admit(self, now: float) -> tuple[int, dict[str, int]]:
-        """Admits waiting requests while there is room; how many run, and those of them that want drafts, with
-        the tokens of their contexts."""
+        """Admit waiting requests while there is space.
+
+        Returns the number of running requests, and those of them that want drafts, with the tokens of their
+        contexts.
+        """
         self._batch.admit(now)
         running = self._batch.running.items()
         return len(running), {
@@ -147,7 +152,7 @@ class Scheduler:
     def plan(
         self, now: float, most_nodes: int | None = None, min_path_probability: float = 0.0
     ) -> list[StepEntry]:
-        """The entries of the next step; empty if there is nothing to do.
+        """Return the entries of the next step; empty if there is nothing to do.
 
         Args:
             most_nodes: most nodes of one request's tree or chain in this step; None leaves it to the budget.
@@ -158,15 +163,15 @@ class Scheduler:
         return plan_entries(list(self._batch.running.values()), self._room, most_nodes, min_path_probability)
 
     def unplannable(self) -> list[tuple[RequestState, Exception]]:
-        """Requests that no step could be planned with, and why."""
+        """Return requests that no step could be planned with, and the reasons."""
         return unplannable(self._held.states.values(), self._room)
 
     def take_preempted(self) -> list[str]:
-        """Requests preempted since the last call: the verifier must forget them before the next step."""
+        """Return requests preempted since the last call: the verifier must forget them before a step."""
         return self._batch.take_preempted()
 
     def take_admitted(self) -> list[RequestState]:
-        """New requests admitted since the last call; not those that another gateway began."""
+        """Return new requests admitted since the last call; not those that another gateway began."""
         return [state for state in self._batch.take_admitted() if not state.new_tokens]
 
     def commit(
@@ -176,7 +181,7 @@ class Scheduler:
         verdicts: Mapping[str, VerdictEntry],
         now: float,
     ) -> list[Progress]:
-        """Applies the verifier's verdicts; returns what became of each request that moved."""
+        """Apply the verifier's verdicts; return the progress of each request that moved."""
         progress: list[Progress] = []
         for entry in entries:
             verdict = verdicts.get(entry.request_id)
@@ -190,7 +195,7 @@ class Scheduler:
         return progress
 
     def cut(self, progress: Progress, keep: int, now: float) -> None:
-        """A stop string ended the request after `keep` of its newest tokens."""
+        """End a request by a stop string after `keep` of its newest tokens."""
         progress.cut(keep)
         progress.final = True
         self.finish(progress.state, FinishReason.STOP_STRING, now)
@@ -198,7 +203,7 @@ class Scheduler:
     def fail(
         self, states: Sequence[RequestState], message: str, now: float, retryable: bool = True
     ) -> list[Progress]:
-        """Ends requests with an error; says whether the same request may succeed later.
+        """End requests with an error; `retryable` if the same request may succeed later.
 
         Those that it does not hold any more (finished, dropped) are left as they are.
         """
@@ -209,7 +214,7 @@ class Scheduler:
         return [Progress(state, [], [], state.new_tokens, True) for state in failed]
 
     def finish(self, state: RequestState, reason: FinishReason, now: float) -> None:
-        """Says why a request ended, and takes it out if it still holds it."""
+        """Record the reason of a request's end, and remove it if it is still held."""
         state.end(reason, now)
         if self._held.has(state):
             self._finished(state, now)

@@ -1,4 +1,4 @@
-"""What speculation did for a request: one verified tree, and all of them so far. Pure."""
+"""Counts of speculation for a request: of one verified tree, and of all so far. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,29 +9,29 @@ from specinfer.tree import NOBODY, TokenTree
 
 
 class SpeculatorPart(NamedTuple):
-    """What one speculator contributed to a tree."""
+    """One speculator's contribution to a tree."""
 
     drafted: int
     """Nodes that it proposed, roots excluded."""
     accepted: int
     won: bool
-    """Whether it proposed the whole accepted path, of at least one node."""
+    """True if it proposed the whole accepted path, of at least one node."""
     duplicate: int
-    """Nodes of its that another speculator proposed, too."""
+    """Nodes that another speculator proposed, too."""
 
 
 class TreeOutcome(NamedTuple):
-    """What came of a verified tree."""
+    """Counts of a verified tree."""
 
     drafted: int
     """Nodes, root excluded."""
     accepted: int
     speculators: dict[int, SpeculatorPart]
-    """By number."""
+    """Contributions by the speculator's number."""
 
 
 def outcome_of(tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
-    """Counts the nodes of a tree of which the verifier accepted these."""
+    """Count the nodes of a tree of which the verifier accepted these."""
     nodes: defaultdict[int, set[int]] = defaultdict(set)
     for proposal in tree.proposals:
         if proposal.speculator != NOBODY:
@@ -47,7 +47,7 @@ def outcome_of(tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
 
 
 def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
-    """What is in more than one set."""
+    """Return the members of more than one set."""
     if len(sets) < 2:
         return set()
     twice, seen = set[int](), set(sets[0])
@@ -59,7 +59,7 @@ def _proposed_twice(sets: Sequence[set[int]]) -> set[int]:
 
 @dataclass(slots=True)
 class SpeculatorCounts:
-    """What one speculator contributed to one request, or to all of a gateway."""
+    """One speculator's contribution to one request, or to all of a gateway."""
 
     drafted: int = 0
     accepted: int = 0
@@ -68,7 +68,7 @@ class SpeculatorCounts:
 
 @dataclass(slots=True)
 class RequestSpeculation:
-    """What speculation did for one request."""
+    """Counts of speculation for one request."""
 
     steps: int = 0
     drafted: int = 0
@@ -78,7 +78,7 @@ class RequestSpeculation:
     speculators: dict[int, SpeculatorCounts] = field(default_factory=dict)
 
     def add(self, other: "RequestSpeculation") -> None:
-        """Count what another request did, too."""
+        """Add the counts of another request."""
         self.steps += other.steps
         self.drafted += other.drafted
         self.accepted += other.accepted
@@ -92,7 +92,7 @@ class RequestSpeculation:
             counts.wins += theirs.wins
 
     def record(self, tree: TokenTree, accepted: Sequence[int]) -> TreeOutcome:
-        """Counts one verified tree; what came of it."""
+        """Count one verified tree, and return its outcome."""
         outcome = outcome_of(tree, accepted)
         self.steps += 1
         self.drafted += outcome.drafted

@@ -1,10 +1,10 @@
-"""Hidden states and predictions of the target, on their way from verified trees to the drafters that read them. Pure.
+"""Hidden states and predictions of the target, from verified trees to the drafters that read them. Pure.
 
 A step returns what any drafter wants and lacks; it is kept until each drafter got it. Where no drafter reads any,
-none is asked for.
+none is requested.
 
     context positions   0 .......... start ........ stop
-    of a drafter        sent         | kept here    | asked for with the next step
+    of a drafter        sent         | kept here    | requested with the next step
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,12 @@ from specinfer.scheduling.request import Speculation
 from specinfer.tree import TokenTree
 
 MOST_KEPT_BYTES = 2**24
-"""Of one request: a service that takes none for long lacks them, until it is asked again."""
+"""Most bytes kept of one request: a service that reads none for long lacks them until it requests them
+again."""
 
 
 class Returned(Protocol):
-    """The part of a verifier's answer for one request that this looks at."""
+    """The part of a verifier's answer for one request that is read here."""
 
     held_len: int
     features: bytes
@@ -40,7 +41,7 @@ class Reader(Protocol):
     """A group of drafters that may read outputs of the target."""
 
     features_held: dict[str, int]
-    """Context positions up to which it got hidden states, by request."""
+    """Context positions up to which it has received hidden states, by request."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -52,15 +53,15 @@ class Reader(Protocol):
 
 
 class WantedFeatures(NamedTuple):
-    """Which features a step is to return."""
+    """Features that a step is to return."""
 
     layers: tuple[int, ...] = ()
     since: Mapping[str, int] = MappingProxyType({})
-    """By request, the first context position; those that are not named want none."""
+    """First wanted context position by request; requests without an entry want none."""
     token_bytes: int = 0
 
     def contradiction(self, request_id: str, answer: Returned) -> str:
-        """What of an answer's features cannot be for the wanted; empty if nothing."""
+        """Return the contradiction between an answer's features and the wanted ones, or ""."""
         if not answer.features:
             return ""
         if request_id not in self.since:
@@ -76,26 +77,26 @@ class WantedFeatures(NamedTuple):
 
 
 class FeatureRelay:
-    """What is kept of all requests of one target."""
+    """Hidden states kept of all requests of one target."""
 
     def __init__(self, hidden: int) -> None:
-        """The target's hidden states have so many numbers."""
+        """Start empty; `hidden` is the size of the target's hidden states."""
         self.hidden = hidden
         self.layers: tuple[int, ...] = ()
-        """That any service wants."""
+        """Layers that any service wants."""
         self._kept: dict[str, States] = {}
         self._floor: dict[str, int] = {}
         """Context positions before which the verifier has none."""
 
     def want(self, layers: Sequence[Sequence[int]]) -> None:
-        """From now on services want these layers."""
+        """Set the layers that services want."""
         wanted = tuple(sorted({layer for each in layers for layer in each}))
         if wanted != self.layers:
             self.layers = wanted
             self._kept.clear()
 
     def wanted_from(self, request_id: str, held: Sequence[int]) -> int | None:
-        """The position from which features are to be asked for, or None for no features.
+        """Return the position from which features are to be requested, or None for no features.
 
         Args:
             held: per service that wants them, the position up to which it got them.
@@ -112,7 +113,7 @@ class FeatureRelay:
         return kept.stop
 
     def arrived(self, request_id: str, asked: int, start: int, data: bytes) -> None:
-        """What a verdict brought, asked for from a position and beginning at one."""
+        """Keep the features of a verdict, wanted from one position on and beginning at `start`."""
         states = np.frombuffer(data, np.int16).reshape(-1, len(self.layers), self.hidden)
         if start > asked:
             self._floor[request_id] = start
@@ -123,16 +124,18 @@ class FeatureRelay:
             self._kept[request_id] = States(start, states)
 
     def bytes_of(self, layers: Sequence[int]) -> int:
-        """Of one token's features."""
+        """Return the bytes of one token's features."""
         return 2 * self.hidden * len(layers)
 
     def until(self, start: int, data: bytes, layers: Sequence[int]) -> int:
-        """The context position up to which a service has features once it took this data from `start` on."""
+        """Return the context position up to which a service has features after this data from `start` on."""
         return start + (len(data) // self.bytes_of(layers) if layers else 0)
 
     def take(self, request_id: str, held: int, layers: Sequence[int], most: int) -> tuple[int, bytes]:
-        """What a service lacks that got features up to a position: where they begin, at most so many
-        bytes of them."""
+        """Return the features that a service lacks that got them up to a position.
+
+        Returns their first position, and at most this many bytes of them.
+        """
         kept = self._kept.get(request_id)
         if kept is None or not layers or held >= kept.stop:
             return held, b""
@@ -143,13 +146,13 @@ class FeatureRelay:
         return start, np.ascontiguousarray(states).tobytes()
 
     def drop(self, request_id: str, held: Sequence[int]) -> None:
-        """Forgets what every service got."""
+        """Forget the features that every service has received."""
         kept = self._kept.get(request_id)
         if kept is not None and held:
             kept.drop(min(held))
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Requests that ended."""
+        """Forget requests that ended."""
         for request_id in request_ids:
             self._kept.pop(request_id, None)
             self._floor.pop(request_id, None)
@@ -157,50 +160,52 @@ class FeatureRelay:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
+    """Predictions of the target at the nodes of a tree."""
+
     tree: TokenTree
     top_k: NDArray[np.int64]
     """[nodes, k]"""
 
 
 class TopKRelay:
-    """What is kept of all requests of one target."""
+    """Latest predictions of all requests of one target."""
 
     def __init__(self) -> None:
         self.k = 0
-        """The most that any service wants."""
+        """Most predictions that any service wants."""
         self._latest: dict[str, Predicted] = {}
 
     def want(self, widths: Sequence[int]) -> None:
-        """From now on services want so many tokens per node."""
+        """Set the numbers of tokens per node that services want."""
         wanted = max(widths, default=0)
         if wanted != self.k:
             self.k = wanted
             self._latest.clear()
 
     def arrived(self, request_id: str, tree: TokenTree, ids: Sequence[int]) -> None:
-        """What a verdict brought for the nodes of a tree, [nodes * k] in one row."""
+        """Keep the predictions of a verdict for the nodes of a tree, [nodes * k] in one row."""
         self._latest[request_id] = Predicted(tree, np.array(ids, np.int64).reshape(len(tree), -1))
 
     def take(self, request_id: str, k: int) -> "Predicted | None":
-        """Predictions of the latest verified tree, k for each node; None if there are none or k is 0."""
+        """Return predictions of the latest verified tree, k per node; None if there are none or k is 0."""
         found = self._latest.get(request_id)
         return None if found is None or not k else Predicted(found.tree, found.top_k[:, :k])
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Requests that ended."""
+        """Forget requests that ended."""
         for request_id in request_ids:
             self._latest.pop(request_id, None)
 
 
 class WantedOutputs(NamedTuple):
-    """What of the target a step is to return."""
+    """Outputs of the target that a step is to return."""
 
     features: WantedFeatures = WantedFeatures()
     top_k: Mapping[str, int] = MappingProxyType({})
-    """By request, how many tokens per node; those that are not named want none."""
+    """Wanted tokens per node by request; requests without an entry want none."""
 
     def contradiction(self, request_id: str, nodes: int, answer: Returned) -> str:
-        """What of an answer for a tree of so many nodes cannot be for the wanted; empty if nothing."""
+        """Return the contradiction between an answer for this many nodes and the wanted outputs, or ""."""
         ids, wanted = len(answer.top_k_token_ids), nodes * self.top_k.get(request_id, 0)
         if ids and ids != wanted:
             return f"the verifier returned {ids} token ids of predictions instead of {wanted}"
@@ -211,10 +216,10 @@ NOTHING_WANTED = WantedOutputs()
 
 
 class TargetOutputs:
-    """What is kept of all requests of one target."""
+    """Outputs kept of all requests of one target."""
 
     def __init__(self, hidden: int) -> None:
-        """The target's hidden states have so many numbers."""
+        """Start empty; `hidden` is the size of the target's hidden states."""
         self.features, self.top_k = FeatureRelay(hidden), TopKRelay()
 
     def wanted(
@@ -223,7 +228,7 @@ class TargetOutputs:
         readers: Sequence[Reader],
         reads: Callable[[int, str], bool] = lambda _place, _request_id: True,
     ) -> WantedOutputs:
-        """What of the target a step is to return for these readers.
+        """Return the outputs of the target that a step is to return for these readers.
 
         Args:
             reads: whether the reader in a place drafts for the request of an id.
@@ -237,7 +242,7 @@ class TargetOutputs:
     def _features(
         self, entries: Sequence[StepEntry], every: Sequence[Reader], reads: Callable[[int, str], bool]
     ) -> WantedFeatures:
-        """The hidden states that readers lack of these requests."""
+        """Return the hidden states that readers lack of these requests."""
         features = self.features
         readers = [(place, reader) for place, reader in enumerate(every) if reader.feature_layers]
         features.want([reader.feature_layers for _, reader in readers])
@@ -253,7 +258,7 @@ class TargetOutputs:
     def arrived(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """What a step returned."""
+        """Keep the outputs that a step returned."""
         for name, asked in wanted.features.since.items():
             verdict = verdicts[name]
             if verdict.features:
@@ -263,6 +268,6 @@ class TargetOutputs:
                 self.top_k.arrived(name, trees[name], verdicts[name].top_k)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Requests that ended."""
+        """Forget requests that ended."""
         self.features.forget(request_ids)
         self.top_k.forget(request_ids)

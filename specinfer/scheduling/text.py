@@ -13,11 +13,11 @@ from specinfer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What a push completed."""
+    """Result of a push."""
 
     text: str
     used: int
-    """How many of the pushed tokens count; fewer than pushed only if a stop string ended the text."""
+    """Number of pushed tokens that count; fewer than pushed only if a stop string ended the text."""
     stopped: bool
 
 
@@ -29,19 +29,19 @@ class TextStream:
         self._stops = tuple(stop_strings)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        """What may be the beginning of a stop string, and nothing else between two calls."""
+        """Possible beginning of a stop string, and nothing else between two calls."""
         self._over = False
-        """Whether a stop string has ended the text."""
+        """True once a stop string has ended the text."""
 
     def skip(self, token_ids: Sequence[int]) -> bool:
-        """Reads the beginning at once, whose text nobody wants; says whether it has a stop string."""
+        """Read a beginning that is not returned; return whether it has a stop string."""
         self._held += self._detokenizer.push(token_ids)
         self._over = self._over or self._find_stop(0) is not None
         self._take(len(self._held) - self._possible_stop())
         return self._over
 
     def push(self, token_ids: Sequence[int], last: bool) -> TextPiece:
-        """Adds tokens; `last` gives out everything held back."""
+        """Add tokens; `last` gives out everything held back."""
         if self._over:
             return TextPiece("", 0, True)
         if not self._stops:
@@ -60,7 +60,7 @@ class TextStream:
         return TextPiece("".join(told) + rest, len(token_ids), False)
 
     def _add(self, text: str) -> int | None:
-        """Adds to what is held; where the first stop string begins that it completes."""
+        """Add to the held text; return the start of the first stop string that this completes."""
         searched = max(0, len(self._held) - self._longest + 1)
         self._held += text
         return self._find_stop(searched)
@@ -70,12 +70,12 @@ class TextStream:
         return min(found, default=None)
 
     def _make_room(self) -> str:
-        """What is long enough past to be in no stop string, where much is held."""
+        """Return held text that is too far back to be in a stop string, if much is held."""
         past = len(self._held) - self._longest
         return self._take(past) if past > self._longest + 256 else ""
 
     def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that could begin a stop string."""
+        """Return the length of the longest end of the held text that could begin a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -97,18 +97,18 @@ class StopStrings:
         self._texts: dict[str, TextStream] = {}
 
     def begin(self, request: GenerationRequest, generated: Sequence[int]) -> bool:
-        """From now on a request is searched; says whether what it has generated ends it already."""
+        """Search a request from now on; return whether its generated tokens end it already."""
         if not request.stop_strings:
             return False
         self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
         return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:
-        """After how many of its newest tokens a stop string ends a request; None if none does."""
+        """Return the number of newest tokens after which a stop string ends a request; None if none does."""
         text = self._texts.get(request_id)
         piece = text.push(tokens, last) if text is not None else None
         return piece.used if piece is not None and piece.stopped else None
 
     def forget(self, request_id: str) -> None:
-        """A request has ended, or is another gateway's."""
+        """Forget a request that has ended, or that is another gateway's."""
         self._texts.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""Grows a `TokenTree` node by node; `build` puts it into depth-first order.
+"""Growth of a `TokenTree` node by node; `build` puts it into depth-first order.
 
 A (parent, token) pair is one node however often it is proposed: computed once, tried once per proposal.
 """
@@ -31,11 +31,11 @@ class TreeBuilder:
         return len(self._proposals)
 
     def find(self, parent: int, token_id: int) -> int | None:
-        """The child of `parent` with this token, if there is one."""
+        """Return the child of `parent` with this token, if there is one."""
         return self._index.get((parent, token_id))
 
     def add(self, parent: int, token_id: int, score: float = 1.0) -> int:
-        """The child of `parent` with this token, made if missing; the higher score is kept.
+        """Return the child of `parent` with this token, made if missing; the higher score is kept.
 
         `propose_points` and `propose_samples` leave the score of a node that is there already: what is
         proposed later may follow from a draw, and a candidate's score must not hang on what comes after it.
@@ -56,13 +56,13 @@ class TreeBuilder:
         return self.add(parent, token_id, score) if node is None else node
 
     def propose(self, proposal: Proposal) -> None:
-        """Records who proposed children; its indices are the builder's."""
+        """Record a speculator's proposal of children; its indices are the builder's."""
         self._proposals.append(proposal)
 
     def propose_points(
         self, parent: int, token_ids: Sequence[int], scores: Sequence[float], speculator: int = 0
     ) -> list[int]:
-        """Adds deterministic children of `parent` and their proposal; returns their nodes."""
+        """Add deterministic children of `parent` and their proposal; return their nodes."""
         nodes = [self._first(parent, token, score) for token, score in zip(token_ids, scores, strict=True)]
         if nodes:
             self.propose(Proposal(parent, speculator, ProposalKind.POINT, tuple(dict.fromkeys(nodes))))
@@ -76,9 +76,9 @@ class TreeBuilder:
         q: tuple[Int32, Float32],
         speculator: int = 0,
     ) -> list[int]:
-        """Adds children drawn from `q` in draw order and their proposal; returns their distinct nodes.
+        """Add children drawn from `q` in draw order and their proposal; return their distinct nodes.
 
-        Their scores tell what is known of draws before they are drawn (`specinfer.tree.draws`).
+        Their scores state what is known of draws before they are drawn (`specinfer.tree.draws`).
         """
         probability = dict(zip(q[0].tolist(), q[1].tolist(), strict=True))
         left, nodes = Draws(q[1].tolist(), kind), []
@@ -89,7 +89,7 @@ class TreeBuilder:
         return list(dict.fromkeys(nodes))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
-        """The finished tree, depth first, siblings in insertion order; `order` is that of its candidates."""
+        """Return the finished tree, depth first, siblings in insertion order; `order` is that of its candidates."""
         nodes = topology.depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):
@@ -106,7 +106,7 @@ class TreeBuilder:
 def point_tree(
     tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], nodes: Sequence[int]
 ) -> TokenTree:
-    """The tree of some deterministically chosen nodes, given in ascending order, parents before children."""
+    """Return the tree of deterministically chosen nodes, given in ascending order, parents first."""
     builder, place = TreeBuilder(tokens[0]), {0: 0}
     kids: dict[int, list[int]] = {}
     for node in nodes:

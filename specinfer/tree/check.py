@@ -1,4 +1,4 @@
-"""Whether a token tree that came from outside keeps the rules that merging, cutting and verifying rely on."""
+"""Checks that a token tree from outside keeps the rules that merging, cutting and verifying rely on."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ speculators, and q of 1,024 tokens fit; a message that outgrows the batch's does
 
 
 def check_tree(tree: TokenTree, vocab_size: int, max_nodes: int) -> None:
-    """Checks a tree that came from outside.
+    """Check a tree that came from outside.
 
     Args:
         vocab_size: token ids must be smaller.
@@ -74,7 +74,7 @@ def _check_sizes(tree: TokenTree, max_nodes: int) -> None:
 
 
 def _check_order(tree: TokenTree) -> None:
-    """Every candidate stands in it once, behind one that leads to its parent."""
+    """Check that the order holds each candidate once, after one that leads to its parent."""
     counts = [0] * len(tree.proposals)
     for index in tree.order:
         if not 0 <= index < len(counts):
@@ -113,7 +113,7 @@ def _check_proposal(tree: TokenTree, parents: Sequence[int], index: int, vocab_s
 
 
 def _check_distribution(name: str, proposal: Proposal, drawn: Sequence[int], vocab_size: int) -> None:
-    """In plain Python: q is too short for arrays to be quicker."""
+    """Check a proposal's distribution, in plain Python: q is too short for arrays to be quicker."""
     ids, q = proposal.q_token_ids.tolist(), proposal.q_probabilities.tolist()
     if len(ids) == 0 or len(ids) != len(q):
         raise MalformedTreeError(f"{name}.q", (len(ids), len(q)), "needs as many ids as probabilities")

@@ -25,28 +25,30 @@ Bool = NDArray[np.bool_]
 
 
 class TokenMatcher(Protocol):
-    """Reads tokens, and knows which may come next."""
+    """A reader of tokens that knows which may come next."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing may follow."""
+        """True if nothing may follow."""
 
     def try_read(self, tokens: Sequence[int]) -> int:
-        """Reads tokens up to the first that may not follow; how many were read."""
+        """Read tokens up to the first that may not follow; return how many were read."""
 
     def take_back(self, count: int) -> None:
-        """Forgets the last tokens."""
+        """Forget the last tokens."""
 
     def mask(self) -> Bool:
-        """[V] whether each token may come next."""
+        """Return a mask [V], true for each token that may come next."""
 
     def forced(self) -> list[int]:
-        """Tokens that have to come next."""
+        """Return tokens that have to come next."""
 
 
 def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
-    """The tree without nodes that may not follow, and what is below them. `matcher` has read the root, and
-    is left as it was."""
+    """Return the tree without forbidden nodes and what is below them.
+
+    `matcher` has read the root, and is left as it was.
+    """
     drawn = {p.parent for p in tree.proposals if p.kind is not ProposalKind.POINT}
     place: dict[int, int] = {}
     allowed: dict[int, Bool] = {}
@@ -72,7 +74,7 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 def with_forced(
     tree: TokenTree, matcher: TokenMatcher, most: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """The tree and up to `most` nodes more, of tokens that have to follow its nodes, down to this depth.
+    """Return the tree with up to `most` further nodes of tokens that must follow its nodes, down to this depth.
 
     Those behind the likeliest nodes come first. `matcher` has read the root, and is left as it was.
 
@@ -92,7 +94,7 @@ def with_forced(
 
 
 def _grown_from(tree: TokenTree) -> TreeBuilder:
-    """A builder with the nodes of a tree, under their numbers, and its proposals."""
+    """Return a builder with the nodes of a tree, under their numbers, and its proposals."""
     builder = TreeBuilder(tree.root_token_id)
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
     for token, parent, score in list(numbers)[1:]:
@@ -105,16 +107,16 @@ def _grown_from(tree: TokenTree) -> TreeBuilder:
 class _Offer(NamedTuple):
     node: int
     probability: float
-    """Estimated, that the node is accepted."""
+    """Estimated probability that the node is accepted."""
     tokens: list[int]
 
 
 def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> Iterator[_Offer]:
-    """What is forced behind nodes and not in the tree."""
+    """Return the forced tokens behind nodes that are not in the tree."""
     parents, tokens, scores = tree.parents.tolist(), tree.token_ids.tolist(), tree.scores.tolist()
     edges, inner = set(zip(parents, tokens, strict=True)), set(parents)
     reached: dict[int, tuple[int, float]] = {}
-    """By node, its depth and its probability."""
+    """Depth and probability of each node."""
     for node in _walk(tree, matcher):
         above = reached.get(parents[node], (-1, 1.0))
         reached[node] = above[0] + 1, above[1] * scores[node]
@@ -126,7 +128,7 @@ def _offers(tree: TokenTree, matcher: TokenMatcher, depth: int, chain: bool) -> 
 
 
 def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
-    """Nodes that may follow, parents first; `matcher` has read up to the one that is yielded."""
+    """Yield nodes that may follow, parents first; `matcher` has read up to the one that is yielded."""
     tokens, parents, path = tree.token_ids.tolist(), tree.parents.tolist(), [0]
     reached = {0}
     yield 0
@@ -145,7 +147,7 @@ def _walk(tree: TokenTree, matcher: TokenMatcher) -> Iterator[int]:
 
 
 def _restricted(proposal: Proposal, place: dict[int, int], allowed: dict[int, Bool]) -> Proposal | None:
-    """What is left of a proposal; None if nothing is."""
+    """Return the allowed part of a proposal; None if nothing is left."""
     kept = [at for at, child in enumerate(proposal.children) if child in place]
     if not kept:
         return None

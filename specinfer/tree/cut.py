@@ -1,4 +1,4 @@
-"""Cutting merged trees to a node budget without changing the distribution of the output.
+"""Cuts of merged trees to a node budget that leave the distribution of the output unchanged.
 
 The verifier tries the draws below a node one after another; a rejected draw x from q leaves the residual
 norm(max(0, P - q)) (paper, Algorithm 2). That gives the target's distribution if, at the moment a draw is
@@ -30,17 +30,17 @@ from specinfer.tree.draws import Belief, draws_of, take_at_word
 from specinfer.tree.token_tree import Candidate, Proposal, ProposalKind, TokenTree
 
 Beliefs = Mapping[int, Belief]
-"""Speculator -> what to believe of its draws, for those that were measured."""
+"""Speculator -> belief about its draws, for speculators that were measured."""
 
 Keeps = Callable[[int, float], bool]
-"""(nodes kept so far in all trees, priority of the next) -> whether it is kept, too."""
+"""(nodes kept so far in all trees, priority of the next) -> True to keep that node, too."""
 
 _Offer = tuple[float, Candidate]
-"""A candidate that may be kept next, behind its priority."""
+"""A candidate that may be kept next, after its priority."""
 
 
 def truncate(tree: TokenTree, max_nodes: int, beliefs: Beliefs = MappingProxyType({})) -> TokenTree:
-    """The best part of `tree` with at most `max_nodes` nodes, root included (see `cut_trees`)."""
+    """Return the best part of `tree` with at most `max_nodes` nodes, root included (see `cut_trees`)."""
     return cut_trees([tree], [max_nodes], beliefs)[0]
 
 
@@ -50,8 +50,9 @@ def cut_trees(
     beliefs: Beliefs = MappingProxyType({}),
     keeps: Keeps = lambda kept, priority: True,
 ) -> list[TokenTree]:
-    """The best parts of several merged trees: one ranking over all, so that nodes go where they are
-    likeliest to be accepted.
+    """Return the best parts of several merged trees, from one ranking over all of them.
+
+    Nodes go where they are likeliest to be accepted.
 
     A candidate's priority is the product along its path (Sequoia, EAGLE-2) of the scores of points and of the
     chances of draws, which are known before a draw's token is and are corrected by `beliefs`.
@@ -59,7 +60,7 @@ def cut_trees(
     Args:
         trees: each merged from trees that were not merged before.
         max_nodes: per tree, most nodes kept, root included.
-        keeps: asked about one node after another, best first; the first no ends the cut.
+        keeps: called with one node after another, best first; the first False ends the cut.
     """
     cuts = [_Cut(tree, most, beliefs) for tree, most in zip(trees, max_nodes, strict=True)]
     heap = [(-priority, i, candidate) for i, cut in enumerate(cuts) for priority, candidate in cut.first()]
@@ -77,7 +78,7 @@ def cut_trees(
 
 
 def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
-    """The part of `tree` that these candidates make, to be tried in this order.
+    """Return the part of `tree` that these candidates make, to be tried in this order.
 
     Args:
         candidates: parents before children, and of each proposal's children the first ones.
@@ -102,7 +103,7 @@ def keep(tree: TokenTree, candidates: Sequence[Candidate]) -> TokenTree:
 
 
 def drawing_speculators(tree: TokenTree) -> set[int]:
-    """Those that drew any child."""
+    """Return the speculators that drew any child."""
     return {p.speculator for p in tree.proposals if p.kind is not ProposalKind.POINT}
 
 
@@ -113,11 +114,11 @@ class _Cut:
         self._tree, self._most, self._beliefs = tree, most, beliefs
         self._token_ids, self._scores = tree.token_ids.tolist(), tree.scores.tolist()
         self._kept: list[Candidate] = []
-        self._path_probability = {0: 1.0}  # of every node kept
-        self._chances: dict[int, list[float]] = {}  # of drawn proposals, by their index
+        self._path_probability = {0: 1.0}  # by kept node
+        self._chances: dict[int, list[float]] = {}  # by index of drawn proposal
         drawing = drawing_speculators(tree)
         self._listed: dict[int, deque[Candidate]] = {speculator: deque() for speculator in drawing}
-        """Speculator that draws -> its candidates that are left, in its order."""
+        """Drawing speculator -> its remaining candidates, in its order."""
         if drawing:
             for index, draw in tree.candidates():
                 if (speculator := tree.proposals[index].speculator) in drawing:
@@ -135,16 +136,16 @@ class _Cut:
 
     @property
     def full(self) -> bool:
-        """Whether no more may be kept."""
+        """True if no more nodes may be kept."""
         return self.nodes >= self._most
 
     def first(self) -> list[_Offer]:
-        """What can be kept at the beginning."""
+        """Return the candidates that can be kept at the beginning."""
         speculators = dict.fromkeys(proposal.speculator for proposal in self._tree.proposals)
         return [offer for speculator in speculators for offer in self._uncovered(0, speculator)]
 
     def take(self, candidate: Candidate, priority: float) -> list[_Offer]:
-        """Keeps a candidate; returns what can be kept now and could not before."""
+        """Keep a candidate; return the candidates that can be kept only now."""
         index, draw = candidate
         proposal = self._tree.proposals[index]
         self._kept.append(candidate)
@@ -155,14 +156,14 @@ class _Cut:
         return offers
 
     def build(self) -> TokenTree:
-        """The kept part as a tree, its nodes in their old order: parents still come first."""
+        """Return the kept part as a tree, its nodes in their old order: parents still come first."""
         everything = sum([len(proposal.children) for proposal in self._tree.proposals])
         if len(self._kept) == everything and not self._listed:
             return self._tree
         return keep(self._tree, self._kept)
 
     def _uncovered(self, node: int, speculator: int) -> list[_Offer]:
-        """What a speculator offers once its candidate for a node is kept."""
+        """Return the candidates that a speculator offers once its candidate for a node is kept."""
         if speculator not in self._listed:
             return [self._offer((index, 0)) for index in self._below.pop((node, speculator), ())]
         left = self._listed[speculator]
@@ -173,7 +174,7 @@ class _Cut:
         return self._path_probability[parent] * self._chance(*candidate), candidate
 
     def _chance(self, index: int, draw: int) -> float:
-        """That a candidate is accepted if its parent is; blind to the token of a draw."""
+        """Return the chance that a candidate is accepted if its parent is; blind to the token of a draw."""
         proposal = self._tree.proposals[index]
         if proposal.kind is ProposalKind.POINT:
             return proposal.scores[draw] if proposal.scores else float(self._scores[proposal.children[draw]])

@@ -1,4 +1,4 @@
-"""How likely the draws of a sampled proposal are accepted, estimated before their tokens are looked at.
+"""Acceptance of the draws of a sampled proposal, estimated before their tokens are looked at.
 
 Trees grow and are cut best first. Where a sampled candidate stands in that order must not depend on its own
 token: keeping likely draws and dropping unlikely ones would change the distribution they come from, and the
@@ -16,7 +16,7 @@ from math import sqrt
 from specinfer.tree.token_tree import Proposal, ProposalKind
 
 Belief = Callable[[int, float], float]
-"""(place in the draw order, expected acceptance of a draw that is tried) -> what to believe instead."""
+"""(place in the draw order, expected acceptance of a draw that is tried) -> the belief that replaces it."""
 
 AGREEMENT = (0.85, 0.45, 0.3)
 """Expected acceptance, over the norm of q, of the first draw, the second, and all that follow, each if those
@@ -24,7 +24,7 @@ before it were rejected. Measured with the shipped SSM (docs/findings.md#best-fi
 
 
 def take_at_word(place: int, acceptance: float) -> float:
-    """The belief that nothing was measured."""
+    """Return the expected acceptance unchanged: the belief where nothing was measured."""
     return acceptance
 
 
@@ -34,12 +34,13 @@ class Draws:
     __slots__ = ("_alive", "_belief", "_left", "_replace", "_squares", "_sum", "chance", "place")
 
     place: int
-    """Of the next draw."""
+    """Place of the next draw in the draw order."""
     chance: float
-    """That the next draw is the accepted one if its parent is accepted. Falls from draw to draw."""
+    """Probability that the next draw is the accepted one if its parent is accepted. Falls from draw to
+    draw."""
 
     def __init__(self, q: Sequence[float], kind: ProposalKind, belief: Belief = take_at_word) -> None:
-        """`q` are the probabilities of the tokens that can be drawn."""
+        """Start before the first draw; `q` are the probabilities of the tokens that can be drawn."""
         self._replace, self._belief = kind is ProposalKind.WITH_REPLACEMENT, belief
         self._sum, self._squares, self._left = sum(q), sum([p * p for p in q]), len(q)
         self.place, self._alive = 0, 1.0
@@ -47,14 +48,14 @@ class Draws:
 
     @property
     def acceptance(self) -> float:
-        """Expected probability that the next draw is accepted if it is tried; nothing measured is in it."""
+        """Expected probability that the next draw is accepted if it is tried, without any measurement."""
         if self._left == 0 or self._sum <= 0:
             return 0.0
         agreement = AGREEMENT[min(self.place, len(AGREEMENT) - 1)]
-        return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # of rounding nothing is left
+        return agreement * min(sqrt(max(self._squares, 0.0)) / self._sum, 1.0)  # rounding left nothing
 
     def take(self, probability: float) -> None:
-        """Counts a draw of a token that q gave this probability."""
+        """Count a draw of a token that q gave this probability."""
         self._alive -= self.chance
         self.place += 1
         if not self._replace:
@@ -67,7 +68,7 @@ class Draws:
 def draws_of(
     proposal: Proposal, token_ids: Sequence[int], belief: Belief = take_at_word
 ) -> Iterator[tuple[int, Draws]]:
-    """Every child of a sampled proposal in draw order, with what is known before it is drawn.
+    """Return every child of a sampled proposal in draw order, with its estimates before it is drawn.
 
     Args:
         token_ids: of the tree's nodes.

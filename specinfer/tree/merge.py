@@ -1,4 +1,4 @@
-"""Merging the trees of several speculators (paper, Definition 3.2): the trie of all root-to-node paths.
+"""Merges of the trees of several speculators (paper, Definition 3.2): the trie of all root-to-node paths.
 
 Every proposal keeps the distribution it was drawn from, so that the verifier can try each candidate against
 the q of the speculator that proposed it. A token that two speculators propose is one node and two candidates.
@@ -18,11 +18,11 @@ def merge_trees(
     max_nodes: int | None = None,
     beliefs: Beliefs = MappingProxyType({}),
 ) -> TokenTree:
-    """Merges (speculator index, tree) pairs that share their root.
+    """Merge (speculator index, tree) pairs that share their root.
 
     The candidates of the first tree come first, then those of the second, each in their own order;
     `cut_trees` interleaves them. A node's score is the highest that any speculator gave it. Only where
-    somebody draws each point keeps the score of its own speculator: another's may follow from a token that
+    a speculator draws, each point keeps the score of its own speculator: another's may follow from a token that
     was drawn.
 
     Args:

@@ -5,7 +5,7 @@ from specinfer.tree.topology import depths
 
 
 def best_path(tree: TokenTree, most: int) -> list[int]:
-    """Tokens of the path of at most `most` nodes below the root that has the most expected accepted tokens.
+    """Return the tokens of the path of at most `most` nodes below the root that has the highest worth.
 
     A token counts if it and all before it are accepted, whose probability is the product of their scores s.
     So the worth of a node v is w(v) = s(v) * (1 + max of w(c) over its children c), and the path follows the

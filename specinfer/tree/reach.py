@@ -1,4 +1,4 @@
-"""How deep a tree may reach: one rule for whoever plans, drafts and checks trees.
+"""Limit of a tree's depth: one rule for planning, drafting and checking trees.
 
     context of 4, limit of 6     position   0 1 2 3 | 4 5
                                  depth            0   1 2
@@ -9,7 +9,7 @@ counts; how many nodes there are is the affair of the cache and of the pass, whi
 
 
 def most_depth(base_len: int, delta_len: int, max_context_len: int) -> int:
-    """Most depth of a tree whose root is the last token of the context.
+    """Return the greatest depth of a tree whose root is the last token of the context.
 
     Args:
         base_len: context tokens that are held.

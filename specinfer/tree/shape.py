@@ -7,7 +7,7 @@ from specinfer.errors import SettingError
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """What a tree may be at most."""
+    """Limits of one tree."""
 
     nodes: int
     """Most nodes besides the root; 0 means no tree."""
@@ -20,7 +20,7 @@ class TreeLimits:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing may be drafted."""
+        """True if nothing may be drafted."""
         return self.nodes <= 0 or self.depth <= 0
 
 
@@ -32,7 +32,7 @@ class ExpansionVector:
 
     @classmethod
     def parse(cls, text: str) -> "ExpansionVector":
-        """Reads "1,1,3,1".
+        """Parse a vector such as "1,1,3,1".
 
         Raises:
             SettingError: if it is not a list of positive integers.

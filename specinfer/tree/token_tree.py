@@ -25,17 +25,17 @@ _NO_TOKENS: Int32 = np.zeros(0, np.int32)
 _NO_PROBABILITIES: Float32 = np.zeros(0, np.float32)
 
 NOBODY = 2**32 - 1
-"""As a speculator: nobody proposed it, a constraint leaves no choice (`specinfer.tree.constrained`)."""
+"""Speculator number of forced nodes, where a constraint leaves no choice (`specinfer.tree.constrained`)."""
 
 Candidate = tuple[int, int]
 """One child of one proposal: (index of the proposal, place among its children)."""
 
 
 class ProposalKind(IntEnum):
-    """How the children of one node were chosen; the numbers are those of the wire."""
+    """Way in which the children of one node were chosen; the numbers are those of the wire."""
 
     POINT = 1
-    """Deterministically (top-k, n-gram, retrieval): q is a point mass on each child in turn."""
+    """Deterministic choice (top-k, n-gram, retrieval): q is a point mass on each child in turn."""
     WITH_REPLACEMENT = 2
     """Independent draws from q; a token may have been drawn several times."""
     WITHOUT_REPLACEMENT = 3
@@ -43,7 +43,7 @@ class ProposalKind(IntEnum):
 
 
 class Proposal(NamedTuple):
-    """What one speculator proposed as continuations of node `parent`.
+    """One speculator's proposal of continuations of node `parent`.
 
     `children` are node indices in draw order, repeats kept. `q_token_ids` and `q_probabilities` (each [K],
     empty for POINT) are the distribution that was really sampled from. `scores` are those of a merged
@@ -65,7 +65,7 @@ class Proposal(NamedTuple):
         speculator: int | None = None,
         count: int | None = None,
     ) -> "Proposal":
-        """The same in a tree in which node v is called place[v].
+        """Return the same proposal in a tree in which node v is called place[v].
 
         Args:
             place: names at least the parent and the children that are kept.
@@ -93,16 +93,17 @@ class TokenTree:
     parents: Int32
     """[N] parent of each node; -1 for the root, smaller than the node's own index otherwise."""
     proposals: tuple[Proposal, ...]
-    """Who proposed which children."""
+    """Proposals, each with its speculator and its children."""
     scores: Float32
-    """[N] estimated probability that a node is accepted given its parent is. A hint, never a q."""
+    """[N] estimated probability that a node is accepted given that its parent is. A hint, never a q."""
     order: tuple[int, ...] = ()
-    """The order of all candidates: indices of proposals, each occurrence standing for the proposal's next
-    child. Draws below a node are tried in this order, whoever made them. Empty: proposal by proposal."""
+    """Order of all candidates: indices of proposals, each occurrence standing for the proposal's next child.
+    Draws below a node are tried in this order, across speculators. Empty: proposal by proposal.
+    """
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
-        """The tree of plain decoding."""
+        """Return the tree of plain decoding."""
         return cls(np.array([token_id], np.int32), np.array([-1], np.int32), (), np.ones(1, np.float32))
 
     def __len__(self) -> int:
@@ -114,7 +115,7 @@ class TokenTree:
         return int(self.token_ids[0])
 
     def proposals_by_parent(self) -> dict[int, list[Proposal]]:
-        """All proposals for the children of each node."""
+        """Return all proposals for the children of each node."""
         result: dict[int, list[Proposal]] = {}
         for proposal in self.proposals:
             result.setdefault(proposal.parent, []).append(proposal)
@@ -122,16 +123,16 @@ class TokenTree:
 
     @property
     def has_draws(self) -> bool:
-        """Whether any child was drawn."""
+        """True if any child was drawn."""
         return any(proposal.kind is not ProposalKind.POINT for proposal in self.proposals)
 
     @property
     def forced(self) -> frozenset[int]:
-        """Nodes that a constraint forces and nobody proposed."""
+        """Nodes that a constraint forces and no speculator proposed."""
         return frozenset(c for p in self.proposals if p.speculator == NOBODY for c in p.children)
 
     def candidates(self) -> Iterator[Candidate]:
-        """All candidates in their order."""
+        """Return all candidates in their order."""
         if not self.order:
             for index, proposal in enumerate(self.proposals):
                 yield from [(index, place) for place in range(len(proposal.children))]
@@ -142,7 +143,7 @@ class TokenTree:
             places[index] += 1
 
     def draws_by_parent(self) -> dict[int, list[Candidate]]:
-        """The drawn candidates below each node that has any, in the order in which they are tried."""
+        """Return the drawn candidates below each node that has any, in the order in which they are tried."""
         result: dict[int, list[Candidate]] = {}
         if self.has_draws:
             for index, place in self.candidates():
@@ -151,7 +152,7 @@ class TokenTree:
         return result
 
     def path_to(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; empty for the root."""
+        """Return nodes from the root's child down to `node`; empty for the root."""
         path: list[int] = []
         while node > 0:
             path.append(node)
@@ -159,10 +160,10 @@ class TokenTree:
         return path[::-1]
 
     def sequence_of(self, node: int) -> tuple[int, ...]:
-        """S_u of Definition 3.1: the tokens from the root to `node`."""
+        """Return S_u of Definition 3.1: the tokens from the root to `node`."""
         return (self.root_token_id, *(int(self.token_ids[v]) for v in self.path_to(node)))
 
 
 def distribution(token_ids: Sequence[int], probabilities: Sequence[float]) -> tuple[Int32, Float32]:
-    """A draft distribution in the form `Proposal` keeps it."""
+    """Return a draft distribution in the form that `Proposal` keeps."""
     return np.asarray(token_ids, np.int32), np.asarray(probabilities, np.float32)

@@ -1,4 +1,4 @@
-"""What follows from the parents alone: depths, children, depth-first order.
+"""Consequences of the parents alone: depths, children, depth-first order.
 
 Pure functions of `parents` ([N], -1 for the root, parents before children). Trees are small: plain lists
 are quicker than arrays.
@@ -12,7 +12,7 @@ from specinfer.tree.token_tree import Int32
 
 
 def depths(parents: Int32) -> Int32:
-    """[N] distance from the root."""
+    """Return the distance [N] of each node from the root."""
     result: list[int] = []
     for parent in parents.tolist():
         result.append(result[parent] + 1 if parent >= 0 else 0)
@@ -20,7 +20,7 @@ def depths(parents: Int32) -> Int32:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Children of every node, in index order."""
+    """Return children of every node, in index order."""
     result: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -29,7 +29,7 @@ def children(parents: Sequence[int]) -> list[list[int]]:
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """[N] node indices in depth-first order, siblings in index order."""
+    """Return the node indices [N] in depth-first order, siblings in index order."""
     kids = children(parents)
     order: list[int] = []
     stack = [0]

@@ -1,8 +1,8 @@
-"""The verifier's domain: context deltas and trees in, verdicts out. No gRPC here.
+"""Domain of the verifier: context deltas and trees in, verdicts out. No gRPC here.
 
 One path for everything: append a delta, score a tree, accept; once the verdicts are out, compact the
 cache. A wrong or failing entry gets its own error; the rest of the batch is served. A pass that fails for
-want of a layer is nobody's fault: its entries are EXHAUSTED and come again.
+want of a layer is no entry's fault: its entries are EXHAUSTED and come again.
 """
 
 import logging
@@ -28,8 +28,8 @@ from specinfer.verification.tree_verifier import TreeVerifier, Verification
 
 log = logging.getLogger(__name__)
 _COMPILING_S, _COMPILING_ALONE_S = 0.01, 2.0
-"""How long a step waits for constraints to be compiled, beside other requests and for one alone. Most take a
-millisecond; for others the gateway comes again."""
+"""Seconds for which a step waits for constraints to be compiled, beside other requests and for one alone.
+Most take a millisecond; for others the gateway comes again."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Held:
 
 
 class VerifierEngine:
-    """Holds the model and every request's cache. One thread at a time may call it."""
+    """The model and every request's cache. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,22 +50,22 @@ class VerifierEngine:
         clock: Callable[[], float] = time.monotonic,
         compiler: Compiler | None = None,
     ) -> None:
-        """`compiler`: of constraints; None: they are refused."""
+        """Start with empty caches; without `compiler` constraints are refused."""
         self.runner, self.limits = runner, limits or EngineLimits()
         self._trees = TreeVerifier(acceptance, self.runner.chooser)
         self._held: dict[str, _Held] = {}
         self._unsettled: list[tuple[KVSequence, list[int]]] = []
         """Sequences of the last step, each with the tentative nodes that it keeps."""
         self.evicted_tokens = 0
-        """Context tokens dropped from windowed caches, since the start."""
+        """Context tokens dropped from windowed caches since the start."""
         self.passes: list[tuple[int, float]] = []
-        """Tokens and nodes of each pass of the last step, and the seconds it took."""
+        """Tokens and nodes of each pass of the last step, and its seconds."""
         self.faults = 0
-        """What failed that nobody foresaw, since the start."""
+        """Number of unforeseen failures since the start."""
         self._clock, self._compiler = clock, compiler
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
-        """Serves one step; one outcome per job, in order."""
+        """Serve one step; one outcome per job, in order."""
         self.settle()
         self._forget_idle()
         self.passes = []
@@ -105,7 +105,7 @@ class VerifierEngine:
         return [outcomes[index] for index in range(len(jobs))]
 
     def settle(self) -> None:
-        """Keeps in the cache what the last step accepted and drops the rest.
+        """Keep in the cache what the last step accepted, and drop the rest.
 
         The next call does it, too; called before, it takes no time from a step.
         """
@@ -120,7 +120,7 @@ class VerifierEngine:
                 self.abandon([name for name, held in self._held.items() if held.sequence is sequence])
 
     def release(self, request_ids: Sequence[str]) -> int:
-        """Forgets requests; returns how many were known."""
+        """Forget requests; return how many were known."""
         self.settle()
         known = [request_id for request_id in request_ids if request_id in self._held]
         for request_id in known:
@@ -135,7 +135,7 @@ class VerifierEngine:
         return self.release(list(self._held))
 
     def abandon(self, request_ids: Sequence[str]) -> None:
-        """Forgets requests after a fault in the middle of their step, whatever state their caches are in."""
+        """Forget requests after a fault in the middle of their step, whatever state their caches are in."""
         broken = [self._held[name].sequence for name in request_ids if name in self._held]
         self._unsettled = [item for item in self._unsettled if not any(item[0] is s for s in broken)]
         self.release(request_ids)
@@ -150,7 +150,7 @@ class VerifierEngine:
         return held.sequence.length if held else 0
 
     def _matcher(self, job: VerifyJob, waits_until: float) -> Matcher | None:
-        """That of a constraint with which a request starts over.
+        """Return the matcher of the constraint with which a request starts over.
 
         Raises:
             InvalidInputError: if it cannot be compiled.
@@ -166,7 +166,7 @@ class VerifierEngine:
         return matcher
 
     def _admit(self, job: VerifyJob, room: int, matcher: Matcher | None) -> Segment:
-        """Checks a job, reserves its cache and returns its part of the pass."""
+        """Check a job, reserve its cache and return its part of the pass."""
         check_job(job, room, self.runner.config.vocab_size, self.limits)
         held = self._held.get(job.request_id)
         if held is None:
@@ -190,8 +190,10 @@ class VerifierEngine:
         return Segment(held.sequence, job.delta[known:], nodes, parents, want_last=job.tree is not None)
 
     def _forward(self, segments: list[Segment]) -> list[Rows]:
-        """One pass over all segments; if it fails, one pass each, so that only the culprit fails. A layer
-        that cannot be read is missing to all of them alike."""
+        """Run one pass over all segments; if it fails, one pass each, so that only the culprit fails.
+
+        A layer that cannot be read is missing to all of them alike.
+        """
         if not segments:
             return []
         started = time.perf_counter()
@@ -217,7 +219,7 @@ class VerifierEngine:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """What the rules ask. A pass on a device is waited for here, which counts as its time."""
+        """Return the outcomes of the acceptance rules; the wait for a device counts as time of the pass."""
         started = time.perf_counter()
         targets = self._trees.targets(jobs, logits, adjustments)
         if self.passes:
@@ -267,7 +269,7 @@ class VerifierEngine:
         return VerifyOutcome(job.request_id, status, error.for_logs, held_len=self._held_len(job.request_id))
 
     def _faulty(self, job: VerifyJob, error: Exception) -> VerifyOutcome:
-        """The outcome of a job that meets a fault of ours; its cache, whatever state that is in, goes."""
+        """Return the outcome of a job that meets a fault of ours, and drop its cache in any state."""
         self.faults += 1
         log.exception("an entry failed", extra=about(job.request_id))
         self.abandon([job.request_id])
@@ -282,7 +284,7 @@ class VerifierEngine:
 
 
 def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
-    """Tokens and parents of the nodes below the root, numbered as the cache numbers tentative nodes."""
+    """Return tokens and parents of the nodes below the root, numbered as the cache numbers tentative nodes."""
     if tree is None:
         return [], []
     return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

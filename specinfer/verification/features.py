@@ -1,4 +1,4 @@
-"""What a verdict tells of hidden states: from which position on, and how much of it in one message."""
+"""Hidden states of a verdict: their first position, and their number in one message."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from specinfer.model.cache.kv_cache import PagedKVCache
 from specinfer.model.cache.sequence import KVSequence
 
 MESSAGE_BYTES = 2**23
-"""Most features in one message, of 16 MiB at most: half of it."""
+"""Most bytes of features in one message, half of its limit of 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def features_of(
     since: int,
     most: int,
 ) -> FeatureSpan:
-    """The features from a context position on, as far as the store knows them.
+    """Return the features from a context position on, as far as the store knows them.
 
     Args:
         accepted: tentative nodes that become context, in order.
@@ -48,7 +48,7 @@ def features_of(
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:
-    """Where the context begins that is held without a gap: a window drops tokens behind the sinks."""
+    """Return the start of the context that is held without a gap: a window drops tokens behind the sinks."""
     if cache.window is None or not sequence.evicted:
         return 0
     return sequence.evicted + cache.window.sink_blocks * cache.block_tokens

@@ -15,14 +15,14 @@ from specinfer.verification.features import NO_FEATURES, FeatureSpan
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one pass and one tree may be at most."""
+    """Limits of one pass and one tree."""
 
     max_requests: int = 64
     max_nodes: int = 128
     max_step_tokens: int = 2048
     max_context_len: int = 8192
     idle_seconds: float = 300.0
-    """A request not heard of for this long is forgotten."""
+    """Seconds after which an idle request is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class VerifyJob:
     sampling: Sampling
     logprobs: bool = False
     top_logprobs: int = 0
-    """Most probable tokens wanted beside each returned one."""
+    """Number of most probable tokens to return beside each returned one."""
     top_k: int = 0
     features_from: int | None = None
     """First context position whose features are wanted."""
     prompt_len: int = 0
-    """Context tokens that were not generated; told by jobs that start over (base_len 0)."""
+    """Context tokens that were not generated; set by jobs that start over (base_len 0)."""
     constraint: Constraint | None = None
-    """What the text must look like; told by jobs that start over."""
+    """Constraint on the text; set by jobs that start over."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """What became of a job."""
+    """Outcome of a job."""
 
     request_id: str
     status: EntryStatus
@@ -59,7 +59,7 @@ class VerifyOutcome:
     top_k: tuple[tuple[int, ...], ...] = ()
     features: FeatureSpan = NO_FEATURES
     finished: bool = False
-    """The bonus token completes what the constraint asks for."""
+    """True if the bonus token completes the constrained text."""
 
 
 _MOST_TOP_K = 256
@@ -67,9 +67,10 @@ _MOST_TOP_K = 256
 
 
 def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) -> None:
-    """Checks one job.
+    """Check one job.
 
     Args:
+        job: the job.
         room: tokens that may still be added to the pass.
 
     Raises:

@@ -1,7 +1,7 @@
 """Log-probabilities of returned tokens, and of the most probable ones beside them.
 
 They are the model's own, before adjustments, temperature, top-k and top-p (as vLLM's by default): so they
-tell the same of a token whatever was asked for, and at the node that emitted it what plain decoding tells.
+do not depend on the request, and at the node that emitted a token they equal those of plain decoding.
 """
 
 import torch
@@ -13,7 +13,7 @@ from specinfer.verification.acceptance import Verdict
 
 
 def logprobs_of(tree: TokenTree, verdict: Verdict, rows: torch.Tensor, top: int) -> list[LogprobRow]:
-    """Those of the accepted tokens and of the bonus token, by the logits [N, V] of a tree's nodes."""
+    """Return the log-probabilities of accepted and bonus tokens, by the logits [N, V] of a tree's nodes."""
     nodes = [0, *verdict.accepted]
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]
     logp = rows[nodes].log_softmax(-1)

@@ -1,4 +1,4 @@
-"""How long passes take by their tokens, measured before serving: where the gateway's planner starts from."""
+"""Seconds of passes by their tokens, measured before serving: the start of the gateway's planner."""
 
 import logging
 import time
@@ -13,19 +13,18 @@ from specinfer.model.runner import ModelRunner
 log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 6, 7, 8, 10, 12, 13, 16, 18, 19, 24, 32, 48, 64)
-"""The kernels take six rows at a time, so the seventh, the thirteenth and so on cost most."""
+"""Measured sizes: the kernels take six rows at a time, so the seventh, the thirteenth and so on cost most."""
 _CONTEXT = 256
 _MOST_ROUNDS, _LARGE, _ROUNDS_OF_LARGE = 8, 32, 2
-"""Passes over many tokens take long, and steps are rarely that large."""
+"""Size from which fewer rounds are measured: such passes take long, and steps are rarely that large."""
 _SLOW_S, _FEW = 0.5, (1, 16, 64)
-"""Where a pass takes so long, as with offloaded weights, few sizes are measured: starting must not take
-minutes."""
+"""Seconds of a pass from which few sizes are measured: starting must not take minutes."""
 _CHEAP = 2.0
 """Times a pass over one token up to which larger passes are measured: a GPU's 512 nodes may cost as much as
 one."""
 _MOVED, _FELL = 4 / 3, 0.8
-"""How much a size may differ between two measurements, and how much less a larger pass may take than a
-smaller one, before both are thought to be disturbed."""
+"""Factors by which two measurements of a size may differ, and by which a larger pass may be faster than a
+smaller one, before both count as disturbed."""
 _AGAIN = 6
 """Most measurements behind the first."""
 
@@ -39,7 +38,7 @@ def measure_passes(
     clock: Callable[[], float] = time.perf_counter,
     most_tokens: int = _SIZES[-1],
 ) -> list[tuple[int, float]]:
-    """(tokens, seconds) of passes behind a context of 256 tokens, or what fits a smaller model or cache.
+    """Return (tokens, seconds) of passes behind a context of 256 tokens, or less in a smaller model or cache.
 
     All is measured twice, in half the time each, and again while that differs by more than a third or falls
     with more tokens, a few times at most: a neighbour was busy. Disturbances only prolong, so the least of
@@ -79,7 +78,7 @@ def measure_passes(
 
 
 def undisturbed(measure: Callable[[], Costs]) -> Costs:
-    """The least of measurements, of which the last two agree unless there were too many."""
+    """Return the least of several measurements; the last two agree unless there were too many."""
     least = latest = measure()
     for number in range(_AGAIN):
         before, latest = latest, measure()
@@ -105,8 +104,10 @@ def _falls(costs: Costs) -> bool:
 def _in_turns(
     one_pass: Callable[[int], float], sizes: Sequence[int], budget_s: float, clock: Callable[[], float]
 ) -> Costs:
-    """The medians of rounds, in which the sizes take turns, so that a slow moment of the machine hits all of
-    them. At least one round is run, and no further one once the time is up."""
+    """Return the medians of rounds in which the sizes take turns, so that a slow moment hits all of them.
+
+    At least one round is run, and no further one once the time is up.
+    """
     found: dict[int, list[float]] = {size: [] for size in sizes}
     until = clock() + budget_s
     for number in range(_MOST_ROUNDS):
@@ -119,12 +120,12 @@ def _in_turns(
 
 
 def _nodes(sequence: KVSequence, size: int) -> Segment:
-    """So many nodes below the root."""
+    """Return a segment with this many nodes below the root."""
     return Segment(sequence, (), [1] * size, [-1] * size)
 
 
 def _one_pass(runner: ModelRunner, segment: Segment, clock: Callable[[], float]) -> float:
-    """Its time; nothing of it stays in the cache. One logit is fetched: a device may be at work still."""
+    """Return the seconds of a pass that leaves no trace in the cache; a fetched logit waits for a device."""
     started = clock()
     runner.forward([segment])[0][-1, :1].cpu()
     seconds = clock() - started

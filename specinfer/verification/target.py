@@ -1,6 +1,6 @@
-"""What the target predicts at the nodes of a tree, from the logits of a pass, for the acceptance rules.
+"""The target's predictions at the nodes of a tree, from the logits of a pass, for the acceptance rules.
 
-From logits on the host each node is looked at when a rule asks: most are never visited, and rows are long.
+From logits on the host each node is computed when a rule visits it: most are never visited, and rows are long.
 On a device that can choose (`specinfer.model.sampling.choices`) all nodes of all requests are chosen for at
 once, and the logits stay there.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _NOT_FINITE = "the model produced non-finite logits"
 
 Rows: TypeAlias = "torch.Tensor | Exception"
-"""Logits [N, V] of a job, or why there are none."""
+"""Logits [N, V] of a job, or the reason for their absence."""
 
 
 class BrokenModelError(SpecInferError):
@@ -36,25 +36,25 @@ class BrokenModelError(SpecInferError):
 
 
 class LogitsTarget:
-    """From logits [N, V] of a tree; looks only at nodes it is asked about."""
+    """Predictions from logits [N, V] of a tree, computed for a node on request."""
 
     def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
         self.logits, self._sampling = logits, sampling
 
     def best(self, node: int) -> int:
-        """The most probable next token.
+        """Return the most probable next token.
 
         Raises:
             BrokenModelError: if the node's logits are not finite.
         """
         row = self.row(node).cpu().numpy()
-        index = int(row.argmax())  # of a row with a NaN: the NaN
+        index = int(row.argmax())  # NaN if the row has one
         if not math.isfinite(row[index]):
             raise BrokenModelError(_NOT_FINITE)
         return index
 
     def probabilities(self, node: int) -> Float64:
-        """[V] distribution under the request's sampling parameters.
+        """Return the distribution [V] under the request's sampling parameters.
 
         Raises:
             BrokenModelError: if the node's logits are not finite.
@@ -65,7 +65,7 @@ class LogitsTarget:
         return p
 
     def choose(self, node: int, noise: Noise) -> int:
-        """A token drawn from these probabilities.
+        """Return a token drawn from these probabilities.
 
         Raises:
             BrokenModelError: if the node's logits are not finite.
@@ -76,12 +76,12 @@ class LogitsTarget:
             raise BrokenModelError(_NOT_FINITE) from error
 
     def row(self, node: int) -> torch.Tensor:
-        """[V] logits behind a node."""
+        """Return the logits [V] behind a node."""
         return self.logits[node]
 
 
 class AdjustedTarget(LogitsTarget):
-    """The same with logits that are changed by what the request asks for, behind each node's own path."""
+    """Predictions from logits that a request's adjustments change, behind each node's own path."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class AdjustedTarget(LogitsTarget):
         super().__init__(logits, sampling)
         self._tree, self._adjustment = tree, adjustment
         self._rows: dict[int, torch.Tensor] = {}
-        """By node: rules may ask for a node twice."""
+        """Changed logits by node: rules may request a node twice."""
 
     def row(self, node: int) -> torch.Tensor:
-        """See `LogitsTarget.row`."""
+        """Return the logits [V] behind a node."""
         if node not in self._rows:
             row = self.logits[node].cpu().numpy().copy()
             self._adjustment.change(row, self._tree.token_ids[self._tree.path_to(node)].tolist())
@@ -105,25 +105,25 @@ class AdjustedTarget(LogitsTarget):
 
 
 class ChosenTarget:
-    """From what was chosen for every node beforehand, under the request's sampling parameters and noise."""
+    """Predictions chosen for every node beforehand, under the request's sampling parameters and noise."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
     def best(self, node: int) -> int:
-        """See `LogitsTarget.best`."""
+        """Return the most probable next token."""
         token = self._choices.tokens[node]
         if token < 0:
             raise BrokenModelError(_NOT_FINITE)
         return token
 
     def probabilities(self, node: int) -> Excerpt:
-        """The same, told apart at the tokens that may be drawn below the node; only of nodes with draws."""
+        """Return the distribution at the tokens drawable below the node; only for nodes with draws."""
         self.best(node)
         return self._choices.excerpts[node]
 
     def choose(self, node: int, noise: Noise) -> int:
-        """See `LogitsTarget.choose`."""
+        """Draw a token from the probabilities behind a node."""
         token, excerpt = self.best(node), self._choices.excerpts.get(node)
         return token if excerpt is None else noise.choose(excerpt)
 
@@ -134,7 +134,7 @@ def targets_of(
     adjustments: Sequence[RequestAdjustment | None],
     chooser: Chooser | None,
 ) -> list[Target | Exception | None]:
-    """The target of each job; an error where its pass or choice failed, None where nothing is to be verified.
+    """Return the target of each job; an error where its pass or choice failed, None where it has no tree.
 
     If that fails for all jobs together, it is done for each by itself, so that only the culprit fails.
     """
@@ -163,7 +163,7 @@ def _targets_of(
     found: dict[int, Target | Exception | None] = {
         index: rows for index, rows in enumerate(logits) if isinstance(rows, Exception)
     }
-    # what is not lossless looks at whole distributions, and adjustments change whole rows
+    # a rule that is not lossless looks at whole distributions, and adjustments change whole rows
     here = [
         i for i in verified if chooser is None or adjustments[i] is not None or not jobs[i].sampling.lossless
     ]

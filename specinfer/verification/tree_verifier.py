@@ -21,20 +21,20 @@ from specinfer.verification.target import BrokenModelError, Rows, targets_of
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a pass says about a job; no verdict if it had no tree."""
+    """Result of a pass for a job; no verdict if it had no tree."""
 
     verdict: Verdict | None = None
     logprobs: Sequence[LogprobRow] = ()
     top_k: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
-    """The bonus token completes what the constraint asks for."""
+    """True if the bonus token completes the constrained text."""
 
 
 class TreeVerifier:
-    """Applies the acceptance rules to what a pass says about trees."""
+    """Applies the acceptance rules to the logits of a pass."""
 
     def __init__(self, acceptance: str, chooser: Chooser | None = None) -> None:
-        """`chooser`: what chooses where the logits lie, if they are not on the host."""
+        """Take the rule's name; `chooser` chooses where the logits lie, if they are not on the host."""
         self._greedy, self._stochastic = find_rule("greedy"), find_rule(acceptance)
         self._chooser = chooser
 
@@ -44,7 +44,7 @@ class TreeVerifier:
         logits: Sequence[Rows],
         adjustments: Sequence[RequestAdjustment | None],
     ) -> list[Target | Exception | None]:
-        """What the rules ask, one per job; waits for logits on a device."""
+        """Return the rules' results, one per job; wait for logits on a device."""
         return targets_of(jobs, logits, adjustments, self._chooser)
 
     def verify(
@@ -54,7 +54,7 @@ class TreeVerifier:
         target: Target | Exception | None,
         adjustment: RequestAdjustment | None = None,
     ) -> Verification | SpecInferError:
-        """Verifies one job by its logits; an error says why that was not possible. Changes nothing."""
+        """Verify one job by its logits; return an error where that is not possible. Changes nothing."""
         if isinstance(target, UnavailableError):
             return target
         if isinstance(target, Exception):
@@ -82,8 +82,10 @@ class TreeVerifier:
 def _up_to_end(
     tree: TokenTree, verdict: Verdict, adjustment: RequestAdjustment | None
 ) -> tuple[Verdict, bool]:
-    """The verdict up to the token that completes what a constraint asks for, which is then its bonus token;
-    and whether there is one."""
+    """Cut the verdict at the token that completes the constrained text, which becomes its bonus token.
+
+    Returns the verdict, and True if there is such a token.
+    """
     if adjustment is None:
         return verdict, False
     tokens = [*(int(tree.token_ids[node]) for node in verdict.accepted), verdict.bonus]

@@ -1,5 +1,7 @@
-"""Steps for nobody before a verifier serves: the first ones take several times as long as those to come, and
-the gateway chooses by what passes take."""
+"""Warm-up steps before a verifier serves.
+
+The first steps take several times as long as later ones, and the gateway chooses by pass times.
+"""
 
 import time
 from collections.abc import Callable
@@ -13,15 +15,17 @@ from specinfer.verification.jobs import VerifyJob
 _NAME = "warm-up"
 _ROUNDS = 3
 _SLOW_S = 0.5
-"""Where a step takes so long, as with weights that are read in every pass, two are enough."""
+"""Seconds of a step from which two steps are enough, as with weights that are read in every pass."""
 _SAMPLED = Sampling(temperature=0.8, seed=1)
 _SIZES = (0, 2, 4, 8)
-"""Nodes of trees."""
+"""Node counts of the trees."""
 
 
 def warm_up(engine: VerifierEngine, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Verifies trees of several sizes, greedy and sampled, behind a prompt that fills no block of the cache,
-    so that nothing of it stays."""
+    """Verify trees of several sizes, greedy and sampled.
+
+    Their prompt fills no block of the cache, so that nothing of it stays.
+    """
     limits = engine.limits
     most = min(limits.max_nodes, limits.max_step_tokens, limits.max_context_len) - 1
     steps = product((GREEDY, _SAMPLED) * _ROUNDS, _SIZES)

@@ -33,7 +33,7 @@ app.command("blockwise", help=f"{BLOCKWISE}\n\n{ENDING}")(train_blockwise)
 
 
 def main() -> None:
-    """Exit code 130 if a signal ended the work, 2 for bad input."""
+    """Run a command; exit code 130 if a signal ended the work, 2 for bad input."""
     for number in SIGNALS:  # also where a shell has started us in the background with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:

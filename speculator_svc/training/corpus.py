@@ -2,7 +2,7 @@
 
 One JSON object per line, `{"p": [prompt ids], "o": [output ids]}`, optionally gzipped. Lines we write carry
 the job's `id`, by which an interrupted run knows what is done, and what the target thought most probable at
-every output token, so that nobody has to ask it again. Knows no model.
+every output token, so that it need not run again. Knows no model.
 """
 
 import base64
@@ -22,18 +22,19 @@ from specinfer.errors import InvalidInputError
 from specinfer.tokenizer import Tokenizer
 
 _MARK = "\u2063"
-"""Stands for the user's text while the template is cut open (an invisible separator: no template has it)."""
+"""Placeholder of the user's text while the template is cut open (an invisible separator: no template has
+it)."""
 
 
 def whole_prompt(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Token ids of one user turn, ready for the answer; of a base model those of the text."""
+    """Return token ids of one user turn, ready for the answer; for a base model those of the text."""
     if not tokenizer.has_chat_template:
         return tuple(tokenizer.encode(text))
     return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
 def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Token ids up to where a prompt begins: what follows is an invented one.
+    """Return token ids up to where a prompt begins: the model continues them with an invented one.
 
     Of a conversation up to the user's text; of a base model what texts begin with, or what lies between them.
     """
@@ -46,7 +47,7 @@ def open_prompt(tokenizer: Tokenizer, stop_tokens: Sequence[int]) -> tuple[int, 
 
 
 def usable(tokenizer: Tokenizer, tokens: Sequence[int], stop_tokens: Sequence[int]) -> bool:
-    """Whether an invented prompt says something, and is a whole user turn; a document may be cut anywhere."""
+    """Return whether an invented prompt is a whole user turn with a text; a document may be cut anywhere."""
     return len(tokens) > 4 and (tokens[-1] in stop_tokens or not tokenizer.has_chat_template)
 
 
@@ -56,7 +57,7 @@ HELD_OUT = 200
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """For one continuation of n output tokens: the target's K most probable tokens at each."""
+    """Labels of a continuation of n output tokens: the target's K most probable tokens at each."""
 
     ids: NDArray[np.int32]
     """[n, K] token ids of the target in a corpus, indices into the draft vocabulary in training."""
@@ -66,16 +67,16 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One prompt and what the target said."""
+    """One prompt and the target's answer."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     labels: Labels | None = field(default=None, compare=False)
-    """None where whoever wrote the corpus did not keep them."""
+    """Labels; None if the corpus was written without them."""
 
 
 def read_corpus(path: Path) -> list[Continuation]:
-    """All continuations of a file.
+    """Yield all continuations of a file.
 
     Raises:
         InvalidInputError: naming file and line.
@@ -103,7 +104,7 @@ def _parse(line: str, place: str) -> Continuation:
 
 
 def _decoded(text: str, tokens: int) -> Labels:
-    """Labels from base64: all ids (4 bytes each), then all probabilities (2 bytes each)."""
+    """Return labels from base64: all ids (4 bytes each), then all probabilities (2 bytes each)."""
     data = base64.b64decode(text, validate=True)
     ids = np.frombuffer(data[: len(data) // 6 * 4], np.int32)
     probabilities = np.frombuffer(data[len(data) // 6 * 4 :], np.float16)
@@ -115,7 +116,7 @@ def _encoded(labels: Labels) -> str:
 
 
 def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) -> int:
-    """Appends continuations by id as they come, flushed one by one; returns how many."""
+    """Append continuations by id as they come, flushed one by one; return how many."""
     count = 0
     with path.open("a") as file:
         for job_id, item in rows:
@@ -128,7 +129,7 @@ def write_continuations(path: Path, rows: Iterable[tuple[str, Continuation]]) ->
 
 
 def finished_jobs(path: Path) -> dict[str, Continuation]:
-    """What an earlier run wrote, by id, without labels; a line cut short by its end is taken off."""
+    """Return the results of an earlier run by id, without labels; drop a last line that was cut short."""
     if not path.is_file():
         return {}
     text = path.read_text()
@@ -142,7 +143,7 @@ def finished_jobs(path: Path) -> dict[str, Continuation]:
 def split_corpus(
     corpus: Sequence[Continuation], held_out: int
 ) -> tuple[list[Continuation], list[Continuation]]:
-    """Every n-th continuation is held out, `held_out` of them, so that both parts hold all kinds."""
+    """Split off every n-th continuation, `held_out` of them, so that both parts hold all kinds."""
     step = max(1, len(corpus) // max(held_out, 1))
     chosen = set(range(0, len(corpus), step)[:held_out])
     training = [item for i, item in enumerate(corpus) if i not in chosen]
@@ -150,7 +151,7 @@ def split_corpus(
 
 
 def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[Continuation]]:
-    """What is trained on, by file, and what is held out: some of the first, whose prompts nowhere else count.
+    """Return training data by file, and held-out data of the first, whose prompts are used nowhere else.
 
     Raises:
         InvalidInputError: naming file and line, or a first file of which nothing would be left.
@@ -165,13 +166,13 @@ def read_corpora(paths: Sequence[Path]) -> tuple[list[list[Continuation]], list[
 def without_prompts_of(
     held_out: Iterable[Continuation], corpus: Iterable[Continuation]
 ) -> list[Continuation]:
-    """What of a corpus may be trained on: nothing with a prompt that is held out."""
+    """Return the part of a corpus without held-out prompts, which may be trained on."""
     prompts = {item.prompt for item in held_out}
     return [item for item in corpus if item.prompt not in prompts]
 
 
 def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int64]:
-    """The `size` most frequent output tokens, in order of id: the draft vocabulary (FR-Spec)."""
+    """Return the `size` most frequent output tokens, in order of id: the draft vocabulary (FR-Spec)."""
     counts = Counter(token for item in corpus for token in item.output)
     chosen = [token for token, _ in counts.most_common(size)]
     filler = (token for token in range(size * 2) if token not in counts)
@@ -181,28 +182,28 @@ def frequent_tokens(corpus: Iterable[Continuation], size: int) -> NDArray[np.int
 
 
 class Teaching(Protocol):
-    """A batch."""
+    """Batch of a training."""
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """[R] what the target really said: as many tokens as the batch teaches."""
+        """[R] tokens of the target's output: as many as the batch teaches."""
 
     def to(self, device: torch.device) -> Any:
-        """The same there."""
+        """Return the batch on a device."""
 
 
 B = TypeVar("B", bound=Teaching, covariant=True)
 
 
 class Material(Protocol[B]):
-    """What is learnt from."""
+    """Source of a training's batches."""
 
     @property
     def corpus(self) -> Sequence[Continuation]:
-        """All of it."""
+        """Continuations of the source."""
 
     def batch(self, indices: Sequence[int]) -> B:
-        """Some continuations, padded on the right."""
+        """Return some continuations, padded on the right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,28 +217,28 @@ class TrainingBatch:
     next_tokens: torch.Tensor
 
     def to(self, device: torch.device) -> "TrainingBatch":
-        """The same there."""
+        """Return the batch on a device."""
         return TrainingBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """What is learnt from: continuations, what the target says at every output token, which count."""
+    """Training data: continuations, the target's labels at every output token, and the tokens that count."""
 
     corpus: Sequence[Continuation]
     labels: Sequence[Labels]
     counted: Sequence[NDArray[np.bool_]] | None = None
-    """Per continuation, the output tokens that count; None counts all."""
+    """Output tokens of each continuation that count; None counts all."""
 
     def batch(self, indices: Sequence[int]) -> TrainingBatch:
-        """Some continuations, padded on the right."""
+        """Return some continuations, padded on the right."""
         items = [self.corpus[i] for i in indices]
         counted = [self.counted[i] for i in indices] if self.counted is not None else None
         return _batch(items, [self.labels[i] for i in indices], counted)
 
 
 def batches(examples: Material[B], tokens: int, rng: np.random.Generator) -> Iterator[tuple[list[int], B]]:
-    """One epoch: sequences of similar length together, batches in random order, with their indices."""
+    """Yield one epoch: sequences of similar length together, batches in random order, with their indices."""
     corpus = examples.corpus
     lengths = np.array([len(c.prompt) + len(c.output) - 1 for c in corpus])
     order = np.argsort(lengths + rng.uniform(0, 16, len(corpus)))

@@ -1,6 +1,6 @@
 """Runs of training: a schedule by time, steps, and the state of a run that was interrupted.
 
-The schedule follows time, not steps: a run is told how many minutes it may take and its learning rate
+The schedule follows time, not steps: a run has a given number of minutes and its learning rate
 ends at zero just then. State is saved every few minutes, on SIGINT or SIGTERM, and at the end; the same
 command goes on where it stopped.
 """
@@ -32,11 +32,11 @@ from speculator_svc.training.run import (
 from speculator_svc.training.student import Student
 
 _LEAST_ACCEPTED = 1e-6
-"""Below it only the cross-entropy teaches."""
+"""Acceptance below which only the cross-entropy teaches."""
 
 
 class Labelled(Protocol):
-    """What the target says of R tokens."""
+    """Labels of R tokens by the target."""
 
     @property
     def label_ids(self) -> torch.Tensor:
@@ -48,9 +48,9 @@ class Labelled(Protocol):
 
 
 def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
-    """Mean of two terms: how far the draft Q is from the target's (renormalised) most probable tokens P.
+    """Return the mean of two distances between the draft Q and the target's most probable tokens P.
 
-    The cross-entropy of Q under P asks for all of P. Minus log sum(min(P, Q)) asks for what is accepted of Q
+    The cross-entropy of Q under P measures all of P. Minus log sum(min(P, Q)) measures the accepted part of Q
     (an LK loss, arXiv 2602.23881): a model too small for all of P is to spend itself on that. Where the
     draft vocabulary has nothing of P there is nothing to learn.
     """
@@ -62,31 +62,31 @@ def distillation_loss(logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
 
 
 def ssm_loss(student: Student, batch: TrainingBatch) -> torch.Tensor:
-    """Of one batch."""
+    """Return the loss of one batch."""
     return distillation_loss(ssm_logits(student, batch), batch)
 
 
 def ssm_logits(student: Student, batch: TrainingBatch) -> torch.Tensor:
-    """[R, draft vocabulary] at the output positions of a batch."""
+    """Return the logits [R, draft vocabulary] at the output positions of a batch."""
     with rough(student.device):
         logits: torch.Tensor = student(batch.token_ids, batch.rows)
     return logits
 
 
 def rough(device: torch.device) -> torch.autocast:
-    """bfloat16 where that is no slower."""
+    """Return a context that computes in bfloat16 where that is no slower."""
     return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16_is_fast(device))
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """How often the true next token is among a draft's most probable ones."""
+    """Frequencies with which the true next token is among a draft's most probable ones."""
 
     top: dict[int, float]
     """k -> share of tokens within the top k."""
 
     def to_json(self) -> dict[str, float]:
-        """For the record of a training."""
+        """Return the shares for the record of a training."""
         return {f"top{k}": round(share, 4) for k, share in self.top.items()}
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Success:
 def ranks(
     student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5
 ) -> list[NDArray[np.int64]]:
-    """Per continuation: the place of each output token among the draft's `most` best, or `most`.
+    """Return per continuation each output token's place among the draft's `most` best, or `most`.
 
     Tokens outside the draft vocabulary have no place.
     """
@@ -115,19 +115,19 @@ def ranks(
 
 
 def evaluate(student: Student, examples: Examples, vocabulary: torch.Tensor, most: int = 5) -> Success:
-    """Success on the tokens the target really went on with."""
+    """Return the success on the target's own continuations."""
     place = np.concatenate(ranks(student, examples, vocabulary, most))
     return Success({k: float((place < k).mean()) for k in range(1, most + 1)})
 
 
 SAVE_EVERY_S = 120.0
 LONGEST_STEP_S = 10.0
-"""A step never counts for more, so that a run that was suspended for a while loses nothing."""
+"""Most seconds for which a step counts, so that a suspended run loses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistilOptions:
-    """How to train."""
+    """Options of a training."""
 
     minutes: float
     learning_rate: float = 1e-3
@@ -145,7 +145,7 @@ def distil(
     report: Callable[[float, float, int], None],
     loss_of: Callable[[Any, Any], torch.Tensor] = ssm_loss,
 ) -> int:
-    """Trains in place until the time is over; returns the tokens seen.
+    """Train in place until the time is over; return the tokens seen.
 
     `report(minutes, loss, tokens seen)` is called after every step; `loss_of` a student and a batch.
 
@@ -185,7 +185,7 @@ def distil(
 
 
 def _epochs(examples: Material[B], options: DistilOptions, first: int) -> Iterator[tuple[int, B]]:
-    """Batches without end, with their epoch."""
+    """Yield batches without end, with their epoch."""
     for epoch in itertools.count(first):
         rng = np.random.default_rng((options.seed, epoch))
         for _, batch in batches(examples, options.tokens_per_batch, rng):
@@ -207,7 +207,7 @@ def _step(
 
 
 def _schedule(done: float, warmup: float) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """Return the factor of the learning rate: linear warm-up, then a cosine to zero."""
     if done < warmup:
         return done / warmup
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
@@ -217,15 +217,17 @@ console = Console(stderr=True)
 
 
 def progress_bar() -> Progress:
-    """A bar with elapsed and remaining time."""
+    """Return a bar with elapsed and remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 
 
 @contextmanager
 def finishing(state: Path, out: Path) -> Iterator[None]:
-    """The checkpoint is written within: whole or not there. Behind it the state of the training goes, so that
-    whoever trains again begins anew."""
+    """Write a checkpoint within: whole or not at all; then drop the state of the training.
+
+    A later training begins anew.
+    """
     with deferred_signals():
         yield
         state.unlink()
@@ -239,7 +241,7 @@ def distil_with_bar(
     state: Path,
     loss_of: Callable[[Any, Any], Tensor],
 ) -> int:
-    """`distil`, with a bar that tells the mean loss of the latest fifty steps."""
+    """Call `distil` with a bar that shows the mean loss of the latest fifty steps."""
     with progress_bar() as bar:
         task = bar.add_task("training", total=options.minutes)
         average: list[float] = []

@@ -37,13 +37,13 @@ class EagleStudent(FeatureStudent):
     def __init__(
         self, config: ModelConfig, embedding: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        """`config` is the target's; `embedding` [V, hidden] stays as it is, `tensors` are trained."""
+        """Take the target's `config`; `embedding` [V, hidden] stays as it is, `tensors` are trained."""
         super().__init__(tensors, {EMBEDDING: embedding})
         vocabulary = len(tensors["lm_head.weight"])
         self.config = replace(config, layers=1, vocab_size=vocabulary, tied_embeddings=False)
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """See `FeatureStudent`."""
+        """Compute the logits of the steps."""
         found = self.all_tensors()
         batch_size, length = batch.token_ids.shape
         config = replace(self.config, max_positions=length + len(batch.steps))
@@ -67,7 +67,7 @@ class EagleStudent(FeatureStudent):
     def _inputs(
         self, step: int, hidden: torch.Tensor, embedded: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a step reads of each row: its own last output, from step 1 on, and the token one ahead."""
+        """Return a step's input at each row: its own last output, from step 1 on, and the token one ahead."""
         return hidden, embedded
 
 
@@ -80,7 +80,7 @@ class UnrolledAttention:
         self._values: list[torch.Tensor] = []
 
     def __call__(self, _: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See `Attend`: [B * T, H, D]."""
+        """Attend over the cached keys and values: [B * T, H, D]."""
         q = self._heads(query)
         self._keys.append(self._heads(key).repeat_interleave(self._group, 1))
         self._values.append(self._heads(value).repeat_interleave(self._group, 1))
@@ -109,7 +109,7 @@ class UnrolledAttention:
 def starting_tensors(
     config: ModelConfig, target: Mapping[str, torch.Tensor], layers: int, vocabulary: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Starts as the target's last layer, which reads the last of `layers` hidden states and no token."""
+    """Start as the target's last layer, which reads the last of `layers` hidden states and no token."""
     hidden, last = config.hidden_size, f"model.layers.{config.layers - 1}."
     fc = torch.zeros(hidden, layers * hidden)
     fc[:, -hidden:] = torch.eye(hidden)
@@ -131,7 +131,7 @@ def starting_tensors(
 
 
 STEP_WEIGHT = 0.8
-"""Of each further step's loss, as in EAGLE-3: a token counts less the fewer drafts come to it."""
+"""Factor of each further step's loss, as in EAGLE-3: a token counts less the fewer drafts reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,13 @@ class UnrolledExamples:
 
     corpus: Sequence[Continuation]
     states: Sequence[NDArray[np.int16]]
-    """Per continuation [tokens - 1, layers, hidden]."""
+    """Hidden states of each continuation [tokens - 1, layers, hidden]."""
     labels: Sequence[Labels]
-    """In the draft vocabulary."""
+    """Labels in the draft vocabulary."""
     steps: int
 
     def batch(self, indices: Sequence[int]) -> UnrolledBatch:
-        """Some continuations, padded on the right."""
+        """Return some continuations, padded on the right."""
         items = [self.corpus[i] for i in indices]
         width = max(len(item.prompt) + len(item.output) - 2 for item in items)
         states = np.zeros((len(items), width, *self.states[indices[0]].shape[1:]), np.int16)
@@ -161,7 +161,7 @@ class UnrolledExamples:
         )
 
     def _rows(self, indices: Sequence[int], width: int, step: int) -> UnrolledRows:
-        """Row j predicts token j + 2 + step, which must be one of the output."""
+        """Return the rows of a step: row j predicts token j + 2 + step, which must be one of the output."""
         rows, ids, probabilities, following = [], [], [], []
         for row, index in enumerate(indices):
             item = self.corpus[index]
@@ -181,7 +181,7 @@ class UnrolledExamples:
 
 
 def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor:
-    """Mean over steps of the distillation loss, weighted by `STEP_WEIGHT` to the power of the step."""
+    """Return the mean of the steps' losses, weighted by `STEP_WEIGHT` to the power of the step."""
     with rough(student.device):
         logits = student(batch)
     weights = [STEP_WEIGHT**step for step in range(len(logits))]
@@ -196,8 +196,10 @@ def unrolled_loss(student: FeatureStudent, batch: UnrolledBatch) -> torch.Tensor
 def evaluate_unrolled(
     student: FeatureStudent, examples: UnrolledExamples, vocabulary: torch.Tensor, most: int = 5
 ) -> list[Success]:
-    """Per step the success on what the target went on with. Students that read the tokens before (EAGLE) are
-    given the right ones."""
+    """Return the success of each step on the target's continuations.
+
+    Students that read the tokens before (EAGLE) get the right ones.
+    """
     hits: list[list[torch.Tensor]] = [[] for _ in range(examples.steps)]
     for _, batch in batches(examples, 4096, np.random.default_rng(0)):
         batch = batch.to(student.device)

@@ -1,4 +1,4 @@
-"""How much the parts of a model matter, measured on text of its own.
+"""Importance of the parts of a model, measured on text of its own.
 
 Layers: what the model says without one is compared with what it says whole, by the mean Kullback-Leibler
 divergence KL(whole || without) over the output tokens of the text. Draws of the model that is left are
@@ -22,9 +22,9 @@ from speculator_svc.training.corpus import Continuation
 from speculator_svc.training.student import causal_attention
 
 LENGTH = 160
-"""Tokens of a continuation, its prompt included, that are read."""
+"""Most tokens read of a continuation, its prompt included."""
 _LEAST_OUTPUT = 32
-"""Tokens of it that are left for the output, at least."""
+"""Least tokens of it that are left for the output."""
 
 
 class Continuations(NamedTuple):
@@ -33,11 +33,11 @@ class Continuations(NamedTuple):
     token_ids: torch.Tensor
     """[B, T], padded on the right."""
     rows: torch.Tensor
-    """[R] flat positions at which the model says an output token."""
+    """[R] flat positions at which the model predicts an output token."""
 
     @classmethod
     def of(cls, corpus: Sequence[Continuation], tokens: int) -> "Continuations":
-        """Continuations spread over the corpus, about so many tokens. None where all prompts are long."""
+        """Return continuations spread over the corpus, about `tokens` tokens; empty if prompts are long."""
         fitting = [item for item in corpus if len(item.prompt) <= LENGTH - _LEAST_OUTPUT]
         chosen = fitting[:: max(1, len(fitting) * LENGTH // tokens)][: max(1, tokens // LENGTH)]
         read = [(item.prompt + item.output)[: LENGTH + 1][:-1] for item in chosen]  # nothing follows the last
@@ -52,23 +52,25 @@ class Continuations(NamedTuple):
 
 
 class PredictionComparison(NamedTuple):
-    """How a model's predictions compare with those of the whole model."""
+    """Comparison of a model's predictions with those of the whole model."""
 
     divergence: float
-    """Mean KL(whole || this), nats."""
+    """Mean KL(whole
+
+    this) in nats."""
     agreement: float
-    """Share of the tokens of which both think the same one most probable."""
+    """Share of the tokens for which both have the same most probable one."""
 
 
 class Whole:
-    """What the whole model says at the rows of a text."""
+    """Predictions of the whole model at the rows of a text."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._p, self._first = logits.softmax(-1), logits.argmax(-1)
         self._entropy = -(self._p * logits.log_softmax(-1)).sum(-1).mean()
 
     def compare(self, logits: torch.Tensor) -> PredictionComparison:
-        """With what another says there: logits [R, V]."""
+        """Compare with another model's predictions there: logits [R, V]."""
         cross_entropy = logits.logsumexp(-1).mean() - self._p.flatten() @ logits.flatten() / len(logits)
         same = (logits.argmax(-1) == self._first).float().mean()
         return PredictionComparison(float(cross_entropy - self._entropy), float(same))
@@ -87,17 +89,17 @@ class AblatedModel:
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Number of the model's layers."""
         return len(self._model.layers)
 
     def through(self, x: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-        """Hidden states [T, hidden] behind some layers, of those before them."""
+        """Return the hidden states [T, hidden] behind these layers, given those before them."""
         for layer in layers:
             x = self._model.layers[layer](x, self._angles, self._attend)
         return x
 
     def logits(self, x: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-        """[R, V] behind some layers that are the last, of the hidden states before them."""
+        """Return the logits [R, V] behind the last layers, given the hidden states before them."""
         return self._model.logits(self.through(x, layers)[self._rows])
 
 
@@ -106,13 +108,13 @@ class Removal(NamedTuple):
 
     layer: int
     verdict: PredictionComparison
-    """Of what was left then."""
+    """Comparison of the remaining layers."""
 
 
 def remove_layers(
     reader: AblatedModel, whole: Whole, keep: int, tick: Callable[[], None]
 ) -> Iterator[Removal]:
-    """One layer after another until so many are left: each time that without which the divergence is least.
+    """Yield removed layers until `keep` are left: each time the one with the least divergence.
 
     All that are left are measured anew each time, since layers stand in for each other. `tick` is called
     after each of the `measurements(layers, keep)`.
@@ -125,13 +127,13 @@ def remove_layers(
 
 
 def measurements(layers: int, keep: int) -> int:
-    """How often `remove_layers` compares."""
+    """Return the number of comparisons in `remove_layers`."""
     return sum(range(keep + 1, layers + 1))
 
 
 @torch.inference_mode()
 def _least(reader: AblatedModel, whole: Whole, kept: Sequence[int], tick: Callable[[], None]) -> Removal:
-    """What of these layers to take out."""
+    """Return the removal of the least important of these layers."""
     found, x = [], reader.start
     for place, layer in enumerate(kept):
         found.append(Removal(layer, whole.compare(reader.logits(x, kept[place + 1 :]))))
@@ -141,19 +143,19 @@ def _least(reader: AblatedModel, whole: Whole, kept: Sequence[int], tick: Callab
 
 
 class PartEffects(NamedTuple):
-    """Of one layer."""
+    """Effects of the parts of one layer."""
 
     kv_heads: torch.Tensor
-    """[KV heads] mean square of what each adds to the layer's output, with its query heads."""
+    """[KV heads] mean square of each head's part in the layer's output, with its query heads."""
     neurons: torch.Tensor
-    """[neurons] of the MLP, the same."""
+    """[neurons] mean square of each neuron's part in the output of the MLP."""
 
 
 @torch.inference_mode()
 def part_effects(
     weights: Weights, text: Continuations, make: Callable[[Surgery], Transformer]
 ) -> list[PartEffects]:
-    """Of every layer of the model of these weights, which `make` makes."""
+    """Return the effects in every layer of the model of these weights, which `make` makes."""
     watch = _Watch()
     model = make(watch)
     reader = AblatedModel(model, text)
@@ -169,7 +171,7 @@ def part_effects(
 
 
 def group_effects(inputs: torch.Tensor, weight: torch.Tensor, width: int) -> torch.Tensor:
-    """[in / width] mean of |W_g x_g|^2 over inputs [R, in] of a weight [out, in], for each `width` of them.
+    """Return [in / width], the mean of |W_g x_g|^2 per `width` inputs, over x [R, in] of W [out, in].
 
     |W_g x_g|^2 = sum over i and j of (x_i x_j) (W_i . W_j), so means of products of inputs are enough.
     """
@@ -192,20 +194,19 @@ class _Watched:
 
 
 class _Watch(Surgery):
-    """Keeps what the output projections read: of each layer that of attention, then that of the MLP."""
+    """Keeps the inputs of the output projections: of each layer that of attention, then that of the MLP."""
 
     def __init__(self) -> None:
         self.outputs: list[_Watched] = []
 
     def embedding(self, lookup: Linear) -> Linear:
-        """See `Surgery.embedding`: as it is."""
+        """Return the lookup unchanged."""
         return lookup
 
     def output(self, linear: Linear) -> Linear:
-        """See `Surgery.output`."""
         self.outputs.append(_Watched(linear))
         return self.outputs[-1]
 
     def head(self, linear: Linear) -> Linear:
-        """See `Surgery.head`: as it is."""
+        """Return the head unchanged."""
         return linear

@@ -1,4 +1,4 @@
-"""Students that read the target's hidden states: what they share, and Medusa's and blockwise heads."""
+"""Students that read the target's hidden states: common parts, and Medusa's and blockwise heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,17 +15,17 @@ from speculator_svc.training.student import parameter_key, tensor_name
 
 @dataclass(frozen=True, slots=True)
 class UnrolledRows:
-    """What step k of the unrolling predicts: flat rows j of [B, T], of each the token j + 2 + k."""
+    """Predictions of step k of the unrolling: flat rows j of [B, T], for each the token j + 2 + k."""
 
     rows: torch.Tensor
     label_ids: torch.Tensor
     """[R, K] indices into the draft vocabulary."""
     label_probabilities: torch.Tensor
     next_tokens: torch.Tensor
-    """[R] of the target."""
+    """[R] next tokens of the target."""
 
     def to(self, device: torch.device) -> "UnrolledRows":
-        """The same there."""
+        """Return the rows on a device."""
         return UnrolledRows(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -40,22 +40,24 @@ class UnrolledBatch:
     steps: tuple[UnrolledRows, ...]
 
     def to(self, device: torch.device) -> "UnrolledBatch":
-        """The same there."""
+        """Return the batch on a device."""
         steps = tuple(step.to(device) for step in self.steps)
         return UnrolledBatch(self.token_ids.to(device), self.states.to(device), steps)
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """Of the first step: how many tokens the batch teaches."""
+        """Next tokens of the first step: as many as the batch teaches."""
         return self.steps[0].next_tokens
 
 
 class FeatureStudent(nn.Module):
-    """Its parameters are the tensors of its checkpoint. Called with a batch it gives, per step, the logits
-    [R, draft vocabulary] of the step's rows."""
+    """A student whose parameters are the tensors of its checkpoint.
+
+    Called with a batch it returns, per step, the logits [R, draft vocabulary] of the step's rows.
+    """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], frozen: Mapping[str, torch.Tensor]) -> None:
-        """`frozen` tensors stay as they are and belong to no checkpoint."""
+        """Register the tensors; `frozen` ones stay as they are and belong to no checkpoint."""
         super().__init__()
         for name, tensor in trained.items():
             self.register_parameter(parameter_key(name), nn.Parameter(tensor.float().clone()))
@@ -64,15 +66,15 @@ class FeatureStudent(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors by name."""
+        """Return the trained tensors by name."""
         return {tensor_name(key): value.detach() for key, value in self.named_parameters()}
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        """Trained and frozen ones by name, as gradients find them."""
+        """Return trained and frozen tensors by name, as gradients find them."""
         return {tensor_name(key): tensor for key, tensor in (*self.named_parameters(), *self.named_buffers())}
 
 
@@ -87,12 +89,12 @@ class HeadsStudent(FeatureStudent):
         trained: Mapping[str, torch.Tensor],
         frozen: Mapping[str, torch.Tensor],
     ) -> None:
-        """`config` is the target's; `frozen` are its `tensors_of_target`."""
+        """Take the target's `config`; `frozen` are its `tensors_of_target`."""
         super().__init__(trained, frozen)
         self._config, self._kind, self._count = config, kind, count
 
     def forward(self, batch: UnrolledBatch) -> list[torch.Tensor]:
-        """See `FeatureStudent`."""
+        """Compute the logits of the steps."""
         parts = Parts(self._config, self.all_tensors(), torch.float32, str(self.device))
         heads = Heads(self._kind, self._count, self._config, parts)
         outs = heads.outs(batch.states[:, :, -1].flatten(0, 1).float())
@@ -107,7 +109,7 @@ def starting_heads(
     token_ids: torch.Tensor,
     seed: int,
 ) -> dict[str, torch.Tensor]:
-    """All say what the target says of the next token: what heads add to its state starts at zero."""
+    """Return heads that predict as the target predicts the next token: their additions start at zero."""
     hidden = config.hidden_size
     if issubclass(kind, BlockwiseSource):
         generator = torch.Generator().manual_seed(seed)

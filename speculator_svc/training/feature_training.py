@@ -1,4 +1,4 @@
-"""What the commands share that train readers of the target's hidden states: data, schedule, state, report."""
+"""Common parts of the commands that train readers of hidden states: data, schedule, state, report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=FeatureStudent)
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What every such command is asked for."""
+    """Options of every such command."""
 
     corpus: Sequence[Path]
     out: Path
@@ -52,17 +52,17 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMethod(Generic[S]):
-    """What a command trains."""
+    """Subject of a command's training."""
 
     method: str
     flags: str
-    """Of its own, as they are recorded."""
+    """Its own flags, as they are recorded."""
     layers: tuple[int, ...]
-    """After how many layers of the target it reads hidden states."""
+    """Numbers of the target's layers after which it reads hidden states."""
     steps: int
-    """How many tokens ahead it says."""
+    """Number of tokens ahead that it predicts."""
     make: Callable[[Mapping[str, torch.Tensor], torch.Tensor], S]
-    """The untrained student, of the target's weights and the draft vocabulary."""
+    """Makes the untrained student from the target's weights and the draft vocabulary."""
     save: Callable[[S, torch.Tensor, Mapping[str, Any]], None]
     """Writes the checkpoint of a student, the draft vocabulary and the record of its training."""
     token_ids: torch.Tensor | None = None
@@ -73,7 +73,7 @@ class FeatureTraining:
     """One run of such a command."""
 
     def __init__(self, asked: TrainingOptions) -> None:
-        """Checks what is asked for.
+        """Check the options.
 
         Raises:
             SettingError: naming the bad option.
@@ -90,7 +90,7 @@ class FeatureTraining:
             raise SettingError("vocabulary", asked.vocabulary, f"must be {LABEL_WIDTH} to {most}")
 
     def run(self, reader: TrainingMethod[S]) -> None:
-        """Trains and saves a reader.
+        """Train and save a reader.
 
         Raises:
             InterruptionError: if a signal came; what is done is kept.
@@ -110,7 +110,7 @@ class FeatureTraining:
     def _record(
         self, reader: TrainingMethod[S], vocabulary: int, seen: int, success: Sequence[Success]
     ) -> dict[str, Any]:
-        """How it was trained, without paths: they mean nothing elsewhere."""
+        """Return the record of the training, without paths: they mean nothing elsewhere."""
         asked, options = self._asked, self._asked.options
         return {
             "command": f"specinfer train {reader.method} --model {asked.model} {reader.flags} "
@@ -122,7 +122,7 @@ class FeatureTraining:
         }
 
     def _prepare(self, reader: TrainingMethod[S]) -> tuple[UnrolledExamples, UnrolledExamples, torch.Tensor]:
-        """What is trained on, what is held out of the first corpus, and the draft vocabulary."""
+        """Return the training data, the held-out part of the first corpus, and the draft vocabulary."""
         asked, options = self._asked, RunnerOptions(kv_tokens=CACHE_TOKENS, device=self._device)
         runner = ModelRunner.load(self.directory, options)
         parts, held_out = read_corpora(asked.corpus)
@@ -142,7 +142,7 @@ class FeatureTraining:
 def think_aloud(
     runner: ModelRunner, corpus: list[Continuation], layers: tuple[int, ...], work: Path
 ) -> list[Thoughts]:
-    """The thoughts of all continuations, with a progress bar."""
+    """Return the thoughts of all continuations, with a progress bar."""
     with progress_bar() as bar:
         task = bar.add_task("features", total=len(corpus))
         return think(

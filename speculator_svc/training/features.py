@@ -1,4 +1,4 @@
-"""What the target thinks at every token of a corpus, computed once and kept on disk.
+"""The target's hidden states and labels at every token of a corpus, computed once and kept on disk.
 
 One pass per group of continuations gives both: hidden states after some of its layers at all tokens but the
 last (what EAGLE and Medusa read), and its most probable tokens at every output token (what they learn).
@@ -28,12 +28,12 @@ _LABELS = "labels.npz"
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Of one continuation of p prompt and n output tokens."""
+    """Hidden states and labels of one continuation of p prompt and n output tokens."""
 
     states: NDArray[np.int16]
     """[p + n - 1, layers, hidden] bfloat16, by their bits."""
     labels: Labels
-    """In the target's vocabulary."""
+    """Labels in the target's vocabulary."""
 
 
 def think(
@@ -43,7 +43,7 @@ def think(
     directory: Path,
     report: Callable[[int, int], None],
 ) -> list[Thoughts]:
-    """The thoughts of all continuations, in order; `layers` as of `ModelRunner.forward_with_features`."""
+    """Return the thoughts of all continuations; `layers` as in `ModelRunner.forward_with_features`."""
     thoughts: list[Thoughts] = []
     for start in range(0, len(corpus), CHUNK):
         chunk = corpus[start : start + CHUNK]
@@ -57,18 +57,18 @@ def think(
 
 
 class Kept(NamedTuple):
-    """Where the thoughts of a chunk lie, and of which layers."""
+    """Files with the thoughts of a chunk, and their layers."""
 
     place: Path
     layers: tuple[int, ...]
 
     @property
     def whole(self) -> bool:
-        """Whether they were written to the end."""
+        """True if they were written to the end."""
         return (self.place / _LABELS).is_file()
 
     def states(self, layers: Sequence[int]) -> NDArray[np.int16]:
-        """[tokens, layers, hidden] of some of its layers: mapped where these are neighbours, else copied."""
+        """Return states [tokens, layers, hidden] of some layers: mapped if these are neighbours, or copied."""
         states: NDArray[np.int16] = np.load(self.place / "states.npy", mmap_mode="r")
         places = [self.layers.index(layer) for layer in layers]
         if places == list(range(places[0], places[-1] + 1)):
@@ -88,7 +88,7 @@ def _place(directory: Path, digest: str, layers: Sequence[int]) -> Path:
 
 
 def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
-    """Thoughts of these layers and perhaps others, if some were written."""
+    """Return the kept thoughts of these layers and perhaps others, if some were written."""
     for place in sorted(directory.glob(f"features-{digest}-*")):
         kept = Kept(place, tuple(int(layer) for layer in place.name.split("-")[2:]))
         if kept.whole and set(layers) <= set(kept.layers):
@@ -97,7 +97,7 @@ def _kept(directory: Path, digest: str, layers: Sequence[int]) -> Kept | None:
 
 
 def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
-    """Neighbours that fit into one pass together."""
+    """Yield neighbours that fit into one pass together."""
     group: list[Continuation] = []
     for item in chunk:
         tokens = sum(len(other.prompt) + len(other.output) for other in [*group, item])
@@ -111,8 +111,10 @@ def _groups(chunk: Sequence[Continuation]) -> Iterator[list[Continuation]]:
 def _think(
     runner: ModelRunner, chunk: Sequence[Continuation], layers: Sequence[int]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(states, ids, probabilities) of each continuation: its output but the last token is scored as a chain
-    behind the prompt."""
+    """Yield (states, ids, probabilities) of each continuation.
+
+    Its output but the last token is scored as a chain behind the prompt.
+    """
     for group in _groups(chunk):
         segments = []
         for item in group:
@@ -131,7 +133,7 @@ def _write(place: Path, found: Iterator[tuple[torch.Tensor, torch.Tensor, torch.
     np.save(place / "states.npy", torch.cat(states).view(torch.int16).numpy())
     partial = place / "labels.part.npz"
     np.savez(partial, ids=torch.cat(ids).numpy(), probabilities=torch.cat(probabilities).numpy())
-    partial.replace(place / _LABELS)  # last: whoever finds it finds a whole chunk
+    partial.replace(place / _LABELS)  # last: its presence marks a whole chunk
 
 
 def _read(kept: Kept, chunk: Sequence[Continuation], layers: Sequence[int]) -> Iterator[Thoughts]:

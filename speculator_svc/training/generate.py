@@ -1,4 +1,4 @@
-"""Lets the target continue prompts, many at once: the raw material of a corpus.
+"""Continuations of prompts by the target, many at once: the raw material of a corpus.
 
 Continuous batching in its simplest form: as soon as one continuation ends the next prompt takes its
 place. A continuation depends on its own job alone, never on its batch-mates, so an interrupted run goes on
@@ -32,7 +32,7 @@ class ContinuationJob:
     temperature: float
     """0 is greedy."""
     seed: int
-    """Of this job alone."""
+    """Seed of this job alone."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Running:
     """[label width] their probabilities."""
 
     def continuation(self) -> Continuation:
-        """What came of it."""
+        """Return the continuation so far."""
         labels = None
         if self.likely:
             labels = Labels(torch.stack(self.likely).numpy(), torch.stack(self.chances).numpy())
@@ -63,7 +63,7 @@ def continue_prompts(
     stop_tokens: Sequence[int],
     label_width: int = 0,
 ) -> Iterator[tuple[ContinuationJob, Continuation]]:
-    """Yields jobs and what came of them as they end; a stop token is the last of its output.
+    """Yield jobs and their continuations as they end; a stop token is the last of its output.
 
     With a `label_width` the target's so many most probable tokens at every output token come along.
     """
@@ -81,14 +81,14 @@ def continue_prompts(
 
 
 def _begin(runner: ModelRunner, job: ContinuationJob) -> _Running:
-    """What prompts have in common (system prompt, open turn) is found in the cache."""
+    """Start a job; the common beginning of prompts (system prompt, open turn) is found in the cache."""
     sequence = runner.open()
     known = runner.cache.share(sequence, job.prompt[:-1])
     return _Running(job, sequence, np.random.default_rng((job.seed, 0)), job.prompt[known:])
 
 
 def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int) -> None:
-    """One pass: every continuation gets its next token."""
+    """Run one pass: every continuation gets its next token."""
     logits = torch.cat(runner.forward([Segment(x.sequence, x.delta, want_last=True) for x in running]))
     for item, token in zip(running, _next_tokens(running, logits), strict=True):
         item.output.append(token)
@@ -101,13 +101,13 @@ def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int)
 
 
 def most_probable(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities [N, width] in float16, renormalised over these tokens, and their columns in int32."""
+    """Return probabilities [N, width] in float16, renormalised over these tokens, and their columns in int32."""
     values, ids = logits.topk(width, dim=-1)
     return values.softmax(-1).half().cpu(), ids.int().cpu()
 
 
 def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]:
-    """Greedy rows take the maximum; sampled ones invert their distribution at a number of their own."""
+    """Choose tokens: greedy rows take the maximum, sampled ones invert their distribution at random."""
     tokens = logits.argmax(-1)
     sampled = [i for i, item in enumerate(running) if item.job.temperature > 0]
     if sampled:
@@ -121,12 +121,12 @@ def _next_tokens(running: Sequence[_Running], logits: torch.Tensor) -> list[int]
 
 
 LABEL_WIDTH = 32
-"""K of labels that we make."""
+"""Tokens in each label (K)."""
 CHUNK = 100
 
 
 def in_draft_vocabulary(labels: Labels, vocabulary: NDArray[np.int64]) -> Labels:
-    """A corpus's labels for a drafter: tokens it does not know get probability 0, the others all of it.
+    """Return a corpus's labels for a drafter: tokens it does not know get probability 0, the others all of it.
 
     Where it knows none of them, all probabilities are 0.
     """
@@ -144,7 +144,7 @@ def label_corpus(
     width: int,
     report: Callable[[int, int], None],
 ) -> list[Labels]:
-    """Labels of all continuations, in order."""
+    """Return labels of all continuations, in order."""
     directory.mkdir(parents=True, exist_ok=True)
     labels: list[Labels] = []
     for start in range(0, len(corpus), CHUNK):
@@ -157,7 +157,7 @@ def label_corpus(
 
 
 def _label(runner: ModelRunner, item: Continuation, vocabulary: NDArray[np.int64], width: int) -> Labels:
-    """One pass: the output but its last token, scored as a chain behind the prompt."""
+    """Return labels from one pass: the output but its last token is scored as a chain behind the prompt."""
     sequence = runner.open()
     chain = item.output[:-1]
     segment = Segment(sequence, item.prompt, chain, range(-1, len(chain) - 1), want_last=True)

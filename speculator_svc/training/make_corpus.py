@@ -88,7 +88,7 @@ def make_corpus(
 
 
 class _Maker:
-    """Runs jobs whose result is not in a file yet, and puts it there."""
+    """Runs jobs whose result is not in a file yet, and writes it there."""
 
     def __init__(self, runner: ModelRunner, batch: int, seed: int) -> None:
         self._runner, self._batch, self._seed = runner, batch, seed
@@ -101,7 +101,7 @@ class _Maker:
         max_new_tokens: int,
         label_width: int = 0,
     ) -> dict[str, Continuation]:
-        """All results by id, in the order of the jobs.
+        """Return all results by id, in the order of the jobs.
 
         Raises:
             SettingError: if the file has results of other prompts.

@@ -52,7 +52,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Size(NamedTuple):
-    """How much stays."""
+    """Parts that stay."""
 
     layers: int
     kv_heads: int
@@ -60,7 +60,7 @@ class Size(NamedTuple):
 
     @classmethod
     def checked(cls, config: ModelConfig, layers: int, kv_heads: int, neurons: int) -> "Size":
-        """From options, of which 0 means all that this model has.
+        """Check options, of which 0 means all parts of this model.
 
         Raises:
             SettingError: if it does not have so many, or if nothing would go.
@@ -79,15 +79,15 @@ class Size(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What is left of a model."""
+    """Remaining parts of a model."""
 
     config: ModelConfig
     tensors: dict[str, torch.Tensor]
     cuts: list[LayerCut]
     removed: list[Removal]
-    """Layers, in the order in which they went."""
+    """Removed layers, in the order of their removal."""
     verdict: PredictionComparison
-    """Of what is left, with the whole model."""
+    """Comparison of the remaining model with the whole one."""
 
 
 class Pruning:
@@ -98,7 +98,7 @@ class Pruning:
 
     @torch.inference_mode()
     def run(self, size: Size) -> Pruned:
-        """Measures and cuts, and shows how far it is."""
+        """Measure and cut, with a progress bar."""
         reader = AblatedModel(self._make(self._weights, self._config), self._text)
         whole = Whole(reader.logits(reader.start, range(reader.layers)))
         removed = self._layers(reader, whole, size.layers)
@@ -124,7 +124,7 @@ class Pruning:
         return removed
 
     def _parts(self, cuts: list[LayerCut], size: Size) -> list[LayerCut]:
-        """The cuts without the heads and neurons that add least to their layers."""
+        """Return the cuts without the heads and neurons that add least to their layers."""
         if (size.kv_heads, size.neurons) == (self._config.kv_heads, self._config.intermediate_size):
             return cuts
         tensors, config = self._cut(cuts)
@@ -143,7 +143,7 @@ class Pruning:
 
 
 def _most(effects: torch.Tensor, count: int) -> tuple[int, ...]:
-    """Places of the largest, ascending."""
+    """Return the places of the largest values, ascending."""
     return tuple(sorted(effects.topk(count).indices.tolist()))
 
 
@@ -194,7 +194,7 @@ def prune(
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    """Only a pruned model is replaced, and only if that is asked for."""
+    """Check that only a pruned model is replaced, and only with `overwrite`."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_pruned(out):
@@ -204,7 +204,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _record(model: str, size: Size, tokens: int, pruned: Pruned) -> dict[str, Any]:
-    """What `config.json` tells of the cut."""
+    """Return the record of the cut for `config.json`."""
     return {
         "original": Path(model).name,
         "layers": [cut.layer for cut in pruned.cuts],
@@ -221,7 +221,7 @@ def _record(model: str, size: Size, tokens: int, pruned: Pruned) -> dict[str, An
 
 @contextmanager
 def _result(out: Path) -> Iterator[Path]:
-    """A directory to fill, which then takes the place of `out`.
+    """Yield a directory to fill, which then takes the place of `out`.
 
     Raises:
         UnavailableError: if it cannot be written.

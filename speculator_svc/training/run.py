@@ -17,7 +17,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is
 
 
 def place_for(device: str, threads: int) -> str:
-    """The device to train on; where it is the CPU, with so many threads, or torch's default for 0.
+    """Return the device to train on; on a CPU set the number of threads, or torch's default for 0.
 
     Raises:
         SettingError: if there is no such device here.
@@ -29,7 +29,7 @@ def place_for(device: str, threads: int) -> str:
 
 
 def pick_device(name: str) -> str:
-    """The device of this name.
+    """Return the device of this name.
 
     Raises:
         SettingError: if there is no such device here.
@@ -44,7 +44,7 @@ def pick_device(name: str) -> str:
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether it is no slower than float32; a CPU without instructions for it takes twenty times as long."""
+    """Return whether bfloat16 is no slower than float32; a CPU may lack instructions for it."""
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -65,7 +65,7 @@ Overwrite = Annotated[
 
 
 def layer_numbers(name: str, text: str) -> list[int]:
-    """The numbers of an option with commas between them.
+    """Return the numbers of an option with commas between them.
 
     Raises:
         SettingError: if they are none.
@@ -80,12 +80,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptionError(SpecInferError):
-    """A signal ended the work; the message says what is kept and how to go on."""
+    """Error of work that a signal ended; the message names the kept state and the way to go on."""
 
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Within, a signal only notes that it came, and the work ends where it can be saved.
+    """Defer signals within: the work can test for one, and end where it can be saved.
 
     Yields a function that says whether one came. A second signal acts at once. On the main thread only.
     """
@@ -112,7 +112,7 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 def save_state(
     student: nn.Module, optimizer: torch.optim.Optimizer, path: Path, progress: tuple[float, int, int]
 ) -> None:
-    """Writes the state whole or not at all; `progress` is (minutes, tokens seen, epoch)."""
+    """Write the state whole or not at all; `progress` is (minutes, tokens seen, epoch)."""
     partial = path.with_suffix(".part")
     torch.save(
         {"student": student.state_dict(), "optimizer": optimizer.state_dict(), "at": progress}, partial
@@ -121,7 +121,7 @@ def save_state(
 
 
 def restore_state(student: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> tuple[float, int, int]:
-    """(minutes, tokens seen, epoch) of an interrupted run, or zeros.
+    """Return (minutes, tokens seen, epoch) of an interrupted run, or zeros.
 
     Raises:
         SettingError: if it is of a run with other options.

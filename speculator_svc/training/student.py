@@ -31,8 +31,10 @@ from speculator_svc.training.run import layer_numbers
 
 
 def causal_attention(batch: int, length: int) -> Attend:
-    """Of `batch` sequences of `length` tokens, one behind the other. Padding is on the right and attention
-    causal, so no real token sees it."""
+    """Return causal attention over `batch` sequences of `length` tokens, one behind the other.
+
+    Padding is on the right, so no real token sees it.
+    """
 
     def attend(_: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         heads = (t.to(value.dtype).view(batch, length, *t.shape[1:]) for t in (query, key, value))
@@ -47,12 +49,12 @@ _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class LayerStart(NamedTuple):
-    """What a layer starts as."""
+    """Initial weights of a layer."""
 
     weights: Weights
     layer: int
     silent: bool = False
-    """Whether its outputs start at zero, so that the model starts as if it were not there."""
+    """True if its outputs start at zero, so that the model starts as if it were not there."""
 
 
 class Student(nn.Module):
@@ -61,7 +63,7 @@ class Student(nn.Module):
     def __init__(
         self, config: ModelConfig, weights: Weights, layers: Sequence[LayerStart], head: torch.Tensor
     ) -> None:
-        """Copies `layers`, embeddings and final norm of `weights`, `head` [draft vocabulary, hidden]."""
+        """Copy `layers`, embeddings and final norm of `weights`, and `head` [draft vocabulary, hidden]."""
         super().__init__()
         self.config = replace(config, layers=len(layers), vocab_size=len(head), tied_embeddings=False)
         for name in frozen_names(config):
@@ -77,7 +79,7 @@ class Student(nn.Module):
     def from_target(
         cls, config: ModelConfig, target: Weights, layers: Sequence[int], vocabulary: torch.Tensor
     ) -> "Student":
-        """Starts as some of the target's layers, with its head's rows of the draft vocabulary."""
+        """Start as some of the target's layers, with its head's rows of the draft vocabulary."""
         head = target["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
         return cls(config, target, [LayerStart(target, layer) for layer in layers], head[vocabulary])
 
@@ -85,7 +87,7 @@ class Student(nn.Module):
     def from_draft(
         cls, draft: DraftModel, target: Weights | None = None, inserted: Sequence[int] = ()
     ) -> "Student":
-        """Goes on from a trained SSM; the `inserted` layers of `target` go before its last one, silently."""
+        """Go on from a trained SSM; the `inserted` layers of `target` go before its last one, silently."""
         own = [LayerStart(draft.weights, layer) for layer in range(draft.config.layers)]
         if target is not None:
             own[-1:-1] = [LayerStart(target, layer, silent=True) for layer in inserted]
@@ -93,20 +95,20 @@ class Student(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     @property
     def layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return self.config.layers
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors under their checkpoint names."""
+        """Return the trained tensors under their checkpoint names."""
         return {tensor_name(key): parameter.detach() for key, parameter in self.named_parameters()}
 
     def forward(self, token_ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, draft vocabulary] at the flat positions `rows` of token ids [B, T]."""
+        """Return logits [R, draft vocabulary] at the flat positions `rows` of token ids [B, T]."""
         batch, length = token_ids.shape
         # rows of fused matrices are put together anew in every step, so that gradients find their way
         found = {
@@ -133,12 +135,12 @@ class Student(nn.Module):
 
 
 def parameter_key(name: str) -> str:
-    """A tensor's name as `torch` allows it for parameters."""
+    """Return a tensor's name in the form that `torch` allows for parameters."""
     return name.replace(".", "/")
 
 
 def tensor_name(key: str) -> str:
-    """The name of a parameter's tensor in the checkpoint."""
+    """Return the name of a parameter's tensor in the checkpoint."""
     return key.replace("/", ".")
 
 
@@ -150,11 +152,11 @@ class Start(NamedTuple):
     model: Path
     """The target or a pruned model of it."""
     layers: Sequence[int]
-    """Of `model`, or of the target if they go into an SSM."""
+    """Layers of `model`, or of the target if they go into an SSM."""
 
     @classmethod
     def read(cls, target: Path, start: Path | None, layers: str, insert: str) -> "Start":
-        """From options: `layers` and `insert` are numbers with commas between them, or nothing.
+        """Read options: `layers` and `insert` are numbers with commas between them, or nothing.
 
         Raises:
             SettingError: if a layer is not there, or if there is no SSM to put some into.
@@ -172,7 +174,7 @@ class Start(NamedTuple):
         return cls(target, None, start or target, _numbers("layers", layers, config) or usual)
 
     def student(self, token_ids: torch.Tensor) -> Student:
-        """The SSM to train; one that starts from layers has these tokens as its draft vocabulary."""
+        """Return the SSM to train; one that starts from layers has these tokens as its draft vocabulary."""
         config = load_config(self.model)
         weights = open_weights(self.model, config)
         if self.ssm is not None:
@@ -181,7 +183,7 @@ class Start(NamedTuple):
 
 
 def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
-    """Numbers of layers of a model."""
+    """Parse numbers of layers of a model."""
     numbers = layer_numbers(name, text)
     if not all(0 <= number < config.layers for number in numbers):
         raise SettingError(name, text, f"the model has layers 0 to {config.layers - 1}")
@@ -189,7 +191,7 @@ def _numbers(name: str, text: str, config: ModelConfig) -> list[int]:
 
 
 def _inserted(insert: str, ssm: ModelConfig, target: ModelConfig) -> list[int]:
-    """The target layers to put into an SSM."""
+    """Return the target layers to put into an SSM."""
     numbers = _numbers("insert", insert, target)
     if numbers and shape_fields(ssm, target).keys() - {"num_hidden_layers"}:
         raise SettingError("insert", insert, "the target's layers have another shape than those of --start")

@@ -39,7 +39,7 @@ HeadCount = Annotated[
 
 
 def command_for(kind: type[HeadsSource]) -> Callable[..., None]:
-    """The command that trains heads of a kind."""
+    """Return the command that trains heads of a kind."""
 
     def train(
         corpus: Corpora,
@@ -126,8 +126,10 @@ def train_eagle(
 
 
 def feature_layers(text: str, config: ModelConfig) -> tuple[int, ...]:
-    """Whose hidden states are read; by default a low one, the middle and the last (EAGLE-3 takes 2, half,
-    and three below the last; the last is what Medusa's heads read, so features are sent once for both).
+    """Return the layers whose hidden states are read; by default a low one, the middle and the last.
+
+    EAGLE-3 takes 2, half, and three below the last; the last is also read by Medusa's heads, so features are
+    sent once for both.
 
     Raises:
         SettingError: naming the bad number.

@@ -49,7 +49,7 @@ from speculator_svc.training.student import Start, Student
 
 
 def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor) -> Examples:
-    """The examples with only those tokens counted that no SSM of the pool guesses first."""
+    """Return the examples with only those tokens counted that no SSM of the pool guesses first."""
     places = [ranks(student, examples, vocabulary, 1) for student in pool]
     counted = [np.minimum.reduce(found) > 0 for found in zip(*places, strict=True)]
     return Examples(examples.corpus, examples.labels, counted)
@@ -58,7 +58,7 @@ def missed_by_all(pool: Sequence[Student], examples: Examples, vocabulary: torch
 def pool_report(
     pool: Sequence[Student], examples: Examples, vocabulary: torch.Tensor
 ) -> list[dict[str, float]]:
-    """Per added SSM: its own first-guess success, the pool's, and the first SSM's with as many guesses."""
+    """Return per added SSM its first-guess success, the pool's, and the first SSM's with as many guesses."""
     most = len(pool)
     places = np.array([np.concatenate(ranks(student, examples, vocabulary, most)) for student in pool])
     return [
@@ -146,7 +146,7 @@ def train_ssm(
 
 
 def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]) -> str:
-    """The flags that say what the training began with. Without directories, which mean nothing elsewhere."""
+    """Return the flags of the training's start, without directories, which mean nothing elsewhere."""
     flags = [f"--start {start.name}"] if start is not None else []
     flags += [f"--layers {','.join(map(str, begin.layers))}"] if begin.ssm is None else []
     flags += [f"--insert {insert}"] if insert else []
@@ -156,7 +156,7 @@ def _origin(begin: Start, start: Path | None, insert: str, after: Sequence[Path]
 def _record(
     command: str, corpus: Sequence[Path], options: DistilOptions, seen: int, success: Success
 ) -> dict[str, object]:
-    """What a checkpoint tells of its training."""
+    """Return the checkpoint's record of its training."""
     return {
         "command": command,
         "corpus": [path.name for path in corpus],
@@ -178,7 +178,7 @@ class _Data:
 def _prepare(
     runner: ModelRunner, corpora: Sequence[Path], work: Path, vocabulary: int | torch.Tensor
 ) -> _Data:
-    """Reads and labels all corpora. Some of the first is held out, and its prompts nowhere trained on."""
+    """Read and label all corpora. Some of the first is held out, and its prompts are nowhere trained on."""
     parts, held_out = read_corpora(corpora)
     if isinstance(vocabulary, int):
         token_ids = torch.from_numpy(frequent_tokens([item for part in parts for item in part], vocabulary))
@@ -198,7 +198,7 @@ def _prepare(
 def _label(
     runner: ModelRunner, corpus: list[Continuation], token_ids: torch.Tensor, work: Path, what: str
 ) -> Examples:
-    """What a corpus lacks lies in a directory named by what it is of: stale labels are never taken."""
+    """Return the labels of a corpus, from a directory named by their inputs: stale labels are never used."""
     vocabulary = token_ids.numpy()
     unlabelled = [item for item in corpus if item.labels is None]
     digest = hashlib.blake2b(vocabulary.tobytes(), digest_size=6)

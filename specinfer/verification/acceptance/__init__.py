@@ -2,7 +2,7 @@
 
 Every rule in `RULES` is lossless: whatever the tree proposes, the tokens it returns follow the target's own
 distribution (greedy: are the target's own choices). A rule is one file plus one line there. The one that is
-not, `typical`, is none that a service is started with: a request asks for it, with its thresholds.
+not, `typical`, is none that a service is started with: a request selects it, with its thresholds.
 """
 
 from dataclasses import dataclass
@@ -32,54 +32,54 @@ Float64 = NDArray[np.float64]
 class Target(Protocol):
     """The target model's prediction after each node of a tree.
 
-    `choose` draws from what `probabilities` says, which is quicker where nobody needs to see it.
+    `choose` draws from what `probabilities` says, which is quicker where the caller need not see it.
     """
 
     def best(self, node: int) -> int:
-        """The most probable next token."""
+        """Return the most probable next token."""
 
     def probabilities(self, node: int) -> Float64 | Excerpt:
-        """[V] next-token distribution; the caller may change it, at tokens that could be drawn there."""
+        """Return the next-token distribution [V]; the caller may change it at drawable tokens."""
 
     def choose(self, node: int, noise: Noise) -> int:
-        """The next token, drawn by noise."""
+        """Return the next token, drawn by noise."""
 
 
 class Randomness(Protocol):
-    """What chance says at the position behind a node of some depth."""
+    """Randomness at the position behind a node of some depth."""
 
     def stream(self, depth: int) -> np.random.Generator:
-        """For trying what was drawn."""
+        """Return the random stream for trying draws at this depth."""
 
     def noise(self, depth: int) -> Noise:
-        """For choosing tokens; it hangs on nothing but seed and position."""
+        """Return the noise for choosing tokens; it depends on nothing but seed and position."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRandomness:
-    """That of a request."""
+    """Randomness of a request."""
 
     sampling: Sampling
     context_len: int
-    """Absolute position of what follows the root."""
+    """Absolute position of the token behind the root."""
 
     def stream(self, depth: int) -> np.random.Generator:
-        """See `Randomness.stream`."""
+        """Return the random stream for trying draws at this depth."""
         return generator(self.sampling, self.context_len + depth, StreamDomain.VERIFY)
 
     def noise(self, depth: int) -> Noise:
-        """See `Randomness.noise`."""
+        """Return the noise for choosing tokens at this depth."""
         return Noise(self.sampling.seed, self.context_len + depth)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a tree."""
+    """Verdict of the target on a tree."""
 
     accepted: tuple[int, ...]
-    """Nodes from the root's child downwards."""
+    """Accepted nodes from the root's child downwards."""
     bonus: int
-    """The token the target adds after them."""
+    """Token that the target adds after the accepted nodes."""
 
 
 class AcceptanceRule(Protocol):
@@ -89,7 +89,7 @@ class AcceptanceRule(Protocol):
 
 
 def find_rule(name: str) -> AcceptanceRule:
-    """The rule of this name.
+    """Return the rule of this name.
 
     Raises:
         SettingError: if there is none.
@@ -102,13 +102,13 @@ def find_rule(name: str) -> AcceptanceRule:
 
 
 def children_by_token(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """(Node, token) -> the child of the node that has the token."""
+    """Return a map from (node, token) to the child of the node that has the token."""
     edges = zip(tree.parents[1:].tolist(), tree.token_ids[1:].tolist(), strict=True)
     return {edge: child for child, edge in enumerate(edges, start=1)}
 
 
 def drawable(tree: TokenTree) -> dict[int, Int32]:
-    """By node with draws, the tokens that could have been drawn below it, ascending."""
+    """Return by node with draws the tokens that could have been drawn below it, ascending."""
     found: dict[int, list[Int32]] = {}
     for proposal in tree.proposals:
         if proposal.kind is not ProposalKind.POINT:

@@ -5,7 +5,7 @@ from specinfer.verification.acceptance import Randomness, Target, Verdict, child
 
 
 def verify_greedy(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """u = root; while a child v of u has t_v = argmax P(.|u): accept v, u = v. Then add argmax P(.|u)."""
+    """Start at u = root; while a child v of u has t_v = argmax P(.|u), accept v, u = v. Add argmax P(.|u)."""
     children = children_by_token(tree)
     accepted: list[int] = []
     node = 0

@@ -27,11 +27,11 @@ from specinfer.tree.token_tree import Int32
 from specinfer.verification.acceptance import Float64, Randomness, Target, Verdict, children_by_token
 
 _ROUNDING = 1e-6
-"""Share of a total below which what is left of it may be rounding, and is added up anew."""
+"""Share of a total below which the remainder may be rounding, and is summed again."""
 
 
 def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """Accepts a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
+    """Accept a path whose tokens, with the bonus token, are distributed as the target's (Theorem 4.2)."""
     draws, children = tree.draws_by_parent(), children_by_token(tree)
     accepted: list[int] = []
     node = 0
@@ -52,7 +52,7 @@ def verify_multi_step(tree: TokenTree, target: Target, randomness: Randomness) -
 def _try_draws(
     tree: TokenTree, draws: Sequence[Candidate], p: Float64 | Excerpt, rng: np.random.Generator
 ) -> int | None:
-    """The accepted child, or None with `p` changed in place into the residual distribution, unnormalised.
+    """Return the accepted child, or None with `p` changed in place into the unnormalised residual.
 
     P is p / total: a rejection then costs as much as q has tokens, not as much as the vocabulary.
     """
@@ -80,7 +80,7 @@ def _normalised(q: Float64) -> Float64:
 
 
 def _subtract(p: Float64 | Excerpt, total: float, ids: Int32, q: Float64) -> float:
-    """p := max(0, p - total * q) in place; returns the new total, or 0 if nothing would be left."""
+    """Set P := max(0, p - total * q) in place; return the new total, or 0 if nothing would be left."""
     before = p[ids]
     after = np.maximum(before - total * q, 0.0)
     p[ids] = after

@@ -1,4 +1,4 @@
-"""Naive sampling (the paper's baseline NS, section 4.3): draw from the target, look whether it is a child.
+"""Naive sampling (the paper's baseline NS, section 4.3): draw from the target, follow equal children.
 
 Draws exactly what plain decoding with the same seed draws, so its output is plain decoding's, token
 for token, whatever is proposed. It rejects draws more often than multi-step sampling (Theorem 4.3).
@@ -9,7 +9,7 @@ from specinfer.verification.acceptance import Randomness, Target, Verdict, child
 
 
 def verify_naive(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """u = root; draw x ~ P(.|u); while x is a child of u: accept it and draw again below."""
+    """Draw x ~ P(.|u) from u = root; while x is a child of u, accept it and draw again below."""
     children = children_by_token(tree)
     accepted: list[int] = []
     node = 0

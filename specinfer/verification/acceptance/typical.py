@@ -25,7 +25,7 @@ class TypicalAcceptance:
     delta: float
 
     def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-        """See `AcceptanceRule`; chance has no say."""
+        """Walk the tree and return the verdict; `randomness` is unused."""
         children: dict[int, list[int]] = defaultdict(list)
         for node, parent in enumerate(tree.parents.tolist()):
             if node:
@@ -48,7 +48,7 @@ class TypicalAcceptance:
         return Verdict(paths[last], target.best(last))
 
     def threshold(self, p: Float64) -> float:
-        """The probability above which a token of the distribution p [V] is accepted."""
+        """Return the probability above which a token of the distribution p [V] is accepted."""
         some = p[p > 0]
         entropy = float(-(some * np.log(some)).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))

@@ -1,8 +1,8 @@
-"""Adjustments: changes of the target's logits that a request asks for.
+"""Adjustments: changes of the target's logits by a request's parameters.
 
 They come before temperature, top-k and top-p, and so before any acceptance rule: P is what is left of the
 changed logits, and tree, chain and plain decoding follow the same P. They look at what was generated, so a
-node's change hangs on the tokens of its path; only the nodes that a rule asks about are changed.
+node's change hangs on the tokens of its path; only the nodes that a rule visits are changed.
 
     prompt | generated, committed | root's child, ... , node
            | `Adjustment.read`    | `path` of `Adjustment.change`
@@ -25,41 +25,41 @@ from specinfer.verification.jobs import VerifyJob
 
 Float32 = NDArray[np.float32]
 KINDS = ("specinfer.verification.adjustments.biases:biases_of",)
-"""Functions (job, vocabulary's size) -> what the job asks for of this kind, or None."""
+"""Functions (job, vocabulary's size) -> the job's adjustment of this kind, or None."""
 
 
 class Adjustment(Protocol):
-    """One kind of change, of one request."""
+    """One kind of change to one request's logits."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """These were generated and are committed: the next ones, in order."""
+        """Read generated tokens that are committed now: the next ones, in order."""
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """Changes in place the logits [V] of what follows the committed tokens and those of a path.
+        """Change in place the logits [V] behind the committed tokens and those of a path.
 
         -infinity forbids a token. Paths come in any order; what `change` learns of one must be undone.
         """
 
 
 class RequestAdjustment:
-    """All that a request asks for."""
+    """All adjustments of a request."""
 
     def __init__(
         self, prompt_len: int, parts: Sequence[Adjustment], constrained: Constrained | None = None
     ) -> None:
-        """`prompt_len`: context tokens that were not generated. `constrained` is the last part."""
+        """Join the parts; `prompt_len` context tokens were not generated, `constrained` is the last part."""
         self._prompt_len, self._constrained = prompt_len, constrained
         self._parts = [*parts, constrained] if constrained is not None else parts
 
     def read(self, position: int, tokens: Sequence[int]) -> None:
-        """Context tokens from a position on were committed."""
+        """Read context tokens that were committed from a position on."""
         generated = tokens[max(0, self._prompt_len - position) :]
         if generated:
             for part in self._parts:
                 part.read(generated)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """See `Adjustment.change`.
+        """Change the logits [V] behind a path in place.
 
         Raises:
             ConstraintError: see `Constrained.change`.
@@ -68,14 +68,14 @@ class RequestAdjustment:
             part.change(row, path)
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """See `Constrained.end`."""
+        """Count the tokens up to the end of the constrained text; None if it goes on."""
         return None if self._constrained is None else self._constrained.end(tokens)
 
 
 def adjustment_of(
     job: VerifyJob, vocab_size: int, matcher: Matcher | None = None
 ) -> RequestAdjustment | None:
-    """What a request asks for, from its first job; None if nothing. `matcher` is that of its constraint.
+    """Return a request's adjustments from its first job; None if it has none. `matcher`: of its constraint.
 
     Raises:
         InvalidInputError: naming the field and its value.

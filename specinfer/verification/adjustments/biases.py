@@ -16,7 +16,7 @@ from specinfer.verification.jobs import VerifyJob
 
 
 class Biases:
-    """What is added to the logits of one request.
+    """Additions to the logits of one request.
 
     Invariant: `_added[x]` is a function of the count of x alone, computed anew at each change. So it has the
     same bits whether x was committed or lies on a path, and greedy speculation stays exact.
@@ -31,12 +31,12 @@ class Biases:
             self._count(token, 0)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """See `Adjustment.read`."""
+        """Read tokens that were committed."""
         for token in tokens:
             self._count(token, 1)
 
     def change(self, row: Float32, path: Sequence[int]) -> None:
-        """See `Adjustment.change`."""
+        """Change the logits [V] behind a path in place."""
         for token in path:
             self._count(token, 1)
         row += self._added
@@ -50,7 +50,7 @@ class Biases:
 
 
 def biases_of(job: VerifyJob, vocab_size: int) -> Biases | None:
-    """Those of a job; None if it has none.
+    """Return the biases of a job; None if it has none.
 
     Raises:
         InvalidInputError: if a token is not in the vocabulary.

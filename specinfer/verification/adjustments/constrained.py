@@ -21,17 +21,17 @@ class Constrained:
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._wrong: ConstraintError | None = None
-        """Why it cannot be followed any more; whoever asks next is told."""
+        """Reason why the constraint cannot be followed any more; later calls raise it again."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """See `Adjustment.read`."""
+        """Read tokens that were committed."""
         try:
             self._matcher.read(tokens)
         except ConstraintError as error:
             self._wrong = error
 
     def change(self, row: NDArray[np.float32], path: Sequence[int]) -> None:
-        """See `Adjustment.change`.
+        """Change the logits [V] behind a path in place.
 
         Raises:
             ConstraintError: if the constraint is too complex, or was not followed.
@@ -47,8 +47,10 @@ class Constrained:
         self._matcher.take_back(len(path))
 
     def end(self, tokens: Sequence[int]) -> int | None:
-        """After how many of these tokens, which may follow, the text is complete and nothing may follow; None
-        if it is not."""
+        """Count the tokens up to the one that completes the text; None if none does.
+
+        These tokens may follow, and nothing may follow the one that completes it.
+        """
         read = 0
         while not self._matcher.finished and read < len(tokens):
             self._matcher.read([tokens[read]])
