@@ -83,7 +83,7 @@ def test_readme_commands(tmp_path: Path) -> None:
             done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
             if command == "make demo":
-                for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", "ngram won"):
+                for word in ("incremental", "sequence", "tree", "tok/s", "tok/step", " won "):
                     assert word in done.stdout
         _check_clients(tmp_path, f"127.0.0.1:{http_port}")
         _check_health()
@@ -108,7 +108,7 @@ def _check_clients(folder: Path, http: str) -> None:
     done = subprocess.run([sys.executable, folder / "clients.py"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     _, *answers = done.stdout.split(">")
-    assert [len(answer.split()) > 10 for answer in answers] == [True, True]
+    assert [len(answer.split()) > 10 for answer in answers] == [True, True, True]
 
 
 def _check_health() -> None:
