@@ -29,14 +29,14 @@ from gateway.observability.traces import RequestTraces
 from gateway.session.constraints import Constraints
 from gateway.session.limits import longest_request
 from gateway.session.session import Shared
-from gateway.session.step_recorder import StepRecorder
 from gateway.session.token_stream import TokenStreams
 from gateway.settings import GatewaySettings
 from gateway.store.connection import RedisConnection
 from gateway.store.leases import LeaseStore
 from gateway.store.requests import RequestStore
 from specinfer.errors import UnavailableError
-from specinfer.planning.weights import load_weights
+from specinfer.planning.learned import load_weights
+from specinfer.planning.learned_training import StepRecorder
 from specinfer.service.stream import MeterInterceptor
 from specinfer.service.tracing import Tracer
 from specinfer.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ async def build_gateway(
     )
     watches = Watches()
     callers = Callers.load(settings.key_file)
-    weights, recorder = settings.weights_file, StepRecorder.open(settings.recording)
+    weights, recorder = settings.weights_file, StepRecorder(settings.recording)
     trained = load_weights("planner_weights", weights) if weights is not None else {}
     connection = RedisConnection.open(settings.redis_url, **settings.redis_tls(settings.redis_url))
     store = RequestStore(connection, gateway_id, settings.retention_seconds, settings.max_waiting)

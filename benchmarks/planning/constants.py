@@ -19,7 +19,7 @@ from benchmarks.planning.world import World
 from benchmarks.publish import RESULTS, publish
 from benchmarks.tables import head, line, origin
 from specinfer.cli.about import about_this_run
-from specinfer.planning import acceptance, by_nodes, calibration, latency, pass_times, recent, trials
+from specinfer.planning import acceptance, by_nodes, calibration, latency, pass_times, trials
 
 CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     *(
@@ -32,7 +32,7 @@ CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     *((latency, name) for name in ("_COLD", "_PART")),
     *((trials, name) for name in ("_MARGIN", "_TIMES", "_CREDIT", "_CREDIT_SHARE", "_SHARE", "_NEARNESS")),
     *((trials, name) for name in ("_TREES", "_LEAST")),
-    *((recent, name) for name in ("_WINDOW", "_FEW")),
+    *((pass_times, name) for name in ("_WINDOW", "_FEW")),
 )
 BATCHES = (1, 4, 16)
 

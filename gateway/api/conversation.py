@@ -1,27 +1,11 @@
 """Conversations from outside: turns and tools as chat templates take them. Pure."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specinfer.errors import InvalidInputError
-from specinfer.planning.repeats import Repeats
 from specinfer.v1 import generation_pb2
-
-
-class TextMatches:
-    """Of the requests that are asked about; others are forgotten."""
-
-    def __init__(self, tokens_of: Callable[[str], Sequence[int]]) -> None:
-        self._tokens_of = tokens_of
-        self._repeats: dict[str, Repeats] = {}
-
-    def __call__(self, contexts: Mapping[str, int]) -> list[int]:
-        """For requests with the tokens of their contexts, what `Repeats.match` says."""
-        known = self._repeats
-        self._repeats = {name: known.get(name) or Repeats() for name in contexts}
-        return [self._repeats[name].match(self._tokens_of(name), length) for name, length in contexts.items()]
-
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_TOOLS = 128

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import Named
-from specinfer.planning.collapse import WINDOW, AcceptanceTrend
-from specinfer.planning.step_counts import StepCounts
+from specinfer.planning.step_counts import WINDOW, AcceptanceTrend, StepCounts
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """What a session may ask of its verifier: the gateway's settings within the verifier's limits."""
 
 from gateway.settings import GatewaySettings
-from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import derive_budget
 from specinfer.scheduling.limits import NodeBudget, SchedulerLimits
 from specinfer.v1 import verifier_pb2
 

@@ -15,12 +15,12 @@ from gateway.events import Events
 from gateway.session.constraints import Constraints
 from gateway.session.persist import Persistence
 from gateway.session.releases import Releases
-from gateway.session.step_recorder import NO_RECORDER, StepRecorder
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import FencedError, ServiceChangedError, UnavailableError
 from specinfer.log_lines import LogPace
 from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes
+from specinfer.planning.learned_training import NO_RECORDER, StepRecorder
 from specinfer.planning.planner import PLAIN, Planner
 from specinfer.scheduling.entries import Progress
 from specinfer.scheduling.request import GenerationRequest, RequestState

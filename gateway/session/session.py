@@ -20,7 +20,6 @@ from gateway.session.limits import node_budget, scheduler_limits
 from gateway.session.loop import SessionLoop
 from gateway.session.persist import Persistence
 from gateway.session.prefixes import PrefixIndex
-from gateway.session.step_recorder import StepRecorder
 from gateway.session.token_stream import TokenStreams
 from gateway.session.verifier import VerifierClient, pass_curve
 from gateway.settings import GatewaySettings
@@ -28,9 +27,10 @@ from gateway.store.leases import VerifierLease
 from gateway.store.records import Record
 from gateway.store.requests import RequestStore
 from specinfer.errors import SpecInferError
-from specinfer.planning.acceptance_models import acceptance_model
+from specinfer.planning.acceptance import AcceptanceModel
 from specinfer.planning.feedback import FinishedStep
-from specinfer.planning.linear import LinearModel
+from specinfer.planning.learned import LearnedAcceptance, LinearModel, TextMatches
+from specinfer.planning.learned_training import StepRecorder
 from specinfer.planning.planner import Planner
 from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.scheduler import Scheduler
@@ -57,7 +57,7 @@ class Shared:
     watches: Watches
     recorder: StepRecorder
     trained: Mapping[str, LinearModel]
-    """Weights of the learned planner by speculator set; see `specinfer.planning.weights`."""
+    """Weights of the learned planner by speculator set; see `specinfer.planning.learned`."""
 
 
 class VerifierSession:
@@ -225,7 +225,10 @@ class VerifierSession:
         channel = MeteredChannel(self.link.channel, shared.events.meter("verifier"))
         verifier = VerifierClient(channel, settings.hung_seconds, self.lease.fence)
         verifier.expect(description)
-        acceptance = acceptance_model(settings.planner, shared.trained, pool.names, scheduler.states)
+        acceptance = AcceptanceModel()
+        if settings.planner == "learned":
+            matches = TextMatches(lambda name: scheduler.states[name].tokens)
+            acceptance = LearnedAcceptance(shared.trained, pool.names, matches)
         planner = Planner(curve, budget, settings.adaptive, acceptance)
         return SessionLoop(
             *(scheduler, pool, verifier, shared.events, planner, persistence),

@@ -128,7 +128,7 @@ def train(context: typer.Context) -> None:
     learned planner: `scheduler`."""
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:
-        module, arguments = "gateway.training", arguments[1:]
+        module, arguments = "specinfer.planning.learned_training", arguments[1:]
     command = [sys.executable, "-m", module, *arguments]
     os.execv(sys.executable, command)  # in our place, so that it gets our signals
 

@@ -21,9 +21,8 @@ from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.held_weights import AUTO, held_weights
 from specinfer.model.options import RunnerOptions
 from specinfer.model.runner import ModelRunner
-from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import Planner
+from specinfer.planning.planner import Planner, derive_budget
 from specinfer.scheduling.limits import SchedulerLimits
 from specinfer.scheduling.scheduler import Scheduler
 from specinfer.step import StepMachine

@@ -2,10 +2,10 @@
 
     accepted(S, n) = share(S) * accepted(n) * sum over requests r of  a_r
 
-accepted(n) is what trees of n nodes bring of a usual text, measured by batch size (`by_nodes`), a_r how
-predictable a text is beside that: the ratio of what its own trees brought to what was expected of them, and
-of eight usual ones. share(S) is what a speculator set would have brought of what the whole pool did: of every
-accepted token it is known who proposed it.
+accepted(n) is the number of tokens that trees of n nodes bring in a usual text, measured by batch size
+(`by_nodes`). a_r is the predictability of a text: the ratio of the tokens that its own trees brought to the
+expected ones, with the weight of eight usual trees. share(S) is the part of the whole pool's tokens that a
+speculator set would have brought, counted from the proposers of every accepted token.
 """
 
 from collections import deque
@@ -15,18 +15,17 @@ from math import sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specinfer.planning.by_nodes import ByNodes, sizes_up_to
+from specinfer.planning.by_nodes import ByNodes, ranked_nodes, sizes_up_to
 from specinfer.planning.latency import SpeculatorSet
-from specinfer.planning.subtrees import ranked_nodes
 from specinfer.tree import TokenTree
 
 _REQUEST_MEMORY = 40.0
-"""Trees after which one counts 1/e of the newest in what is known of a text."""
+"""Trees of a text after which one counts 1/e of the newest."""
 _PRIOR = 12.0
-"""Accepted tokens that what is usual counts for in it: some eight steps."""
+"""Weight of the usual text in this, in accepted tokens: some eight steps."""
 _TEXT, _HOPE = 4, 0.5
-"""Trees after which a text is seen; how much better than those seen a new one is hoped to be, over the root
-of their number: as texts differ, a few say little of the next one."""
+"""Trees after which a text counts as seen; factor by which a new text is assumed to be better than those, over
+the root of their number: as texts differ, few predict little of the next one."""
 _RECORDS = 256
 """Trees of the whole pool from which shares are counted, anew whenever an eighth of them is new."""
 _SHARES_KNOWN = 16
@@ -39,12 +38,12 @@ Outcomes = Mapping[str, tuple[TokenTree, Sequence[int]]]
 
 
 class Expected(NamedTuple):
-    """Of a step of all followed requests, by the nodes planned for each."""
+    """Outcome expected of a step of all followed requests, by the nodes planned for each."""
 
     tokens: dict[SpeculatorSet, list[float]]
-    """Accepted ones, by whom is asked."""
+    """Accepted tokens by speculator set."""
     kept: list[float]
-    """Nodes that are verified of one request's tree."""
+    """Nodes of one request's tree that are verified."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class _Ratio:
     """Accepted tokens over expected ones, older ones counting less."""
 
     hope: float
-    """What it is thought to be as long as nothing of it is known."""
+    """Value before any tree."""
     accepted: float = 0.0
     expected: float = 0.0
     trees: int = 0
@@ -63,7 +62,7 @@ class _Ratio:
         self.accepted, self.expected = fade * self.accepted + accepted, fade * self.expected + expected
 
     def value(self, unknown: float = 1.0) -> float:
-        """The ratio, if it would be that without any trees."""
+        """Return the ratio, given its value without any trees."""
         return (self.accepted + _PRIOR * unknown) / (self.expected + _PRIOR)
 
 
@@ -74,40 +73,40 @@ class AcceptanceModel:
         self.everybody: SpeculatorSet = frozenset()
         self._sets: list[SpeculatorSet] = []
         self._batches: dict[int, ByNodes] = {}
-        """By batch size in powers of two: the larger it is, the more is cut of trees."""
+        """Means by batch size in powers of two: the larger it is, the more is cut of trees."""
         self._requests: dict[str, _Ratio] = {}
         self._texts_seen = 0
-        """Of which it saw some trees."""
+        """Texts of which some trees were counted."""
         self._paths: deque[tuple[SpeculatorSet, ...]] = deque(maxlen=_RECORDS)
-        """Who proposed each token of an accepted path."""
+        """Proposers of each token of accepted paths."""
         self._whole = self._new = 0
-        """Trees of the whole pool, and those of them that shares were not counted from."""
+        """Trees of the whole pool, and those of them from which shares were not counted yet."""
         self._shares: dict[SpeculatorSet, float] = {}
 
     def enrol(self, everybody: SpeculatorSet) -> None:
-        """From now on the pool has these speculators; what is known stays."""
+        """Replace the pool's speculators; the statistics stay."""
         self.everybody = everybody
         self._count_shares()
 
     def follow(self, contexts: Mapping[str, int]) -> None:
-        """From now on these requests, with so many tokens each, want drafts; others are forgotten."""
+        """Take these requests, with so many tokens each, for those that want drafts; forget others."""
         known = self._requests
         hope = 1 + _HOPE / sqrt(max(1, len(contexts) + self._texts_seen))
         self._requests = {name: known.get(name) or _Ratio(hope) for name in contexts}
 
     @property
     def sets(self) -> list[SpeculatorSet]:
-        """Those that may be asked: single speculators, and the pool built up by whoever adds most, the whole
-        one last (2n - 1 sets, not 2^n). Until the pool has shown enough trees only it itself."""
+        """Sets that may be chosen: single speculators, and the pool built up by the one that adds most, the whole
+        pool last (2n - 1 sets, not 2^n). Only the whole pool until enough of its trees were counted."""
         return self._sets if self._whole >= _SHARES_KNOWN else self._sets[-1:]
 
     def ratio(self, name: str) -> float:
-        """Accepted tokens of a followed request over those of a usual one."""
+        """Return accepted tokens of a followed request over those of a usual one."""
         request = self._requests[name]
         return request.value(request.hope)
 
     def usual(self, batch: int) -> ByNodes:
-        """What trees bring at a batch size."""
+        """Return the means of trees at a batch size."""
         size = (batch - 1).bit_length()
         if size not in self._batches:
             nearest = min(self._batches, key=lambda other: abs(other - size), default=None)
@@ -115,7 +114,7 @@ class AcceptanceModel:
         return self._batches[size]
 
     def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
-        """For trees of these sizes, in rising order."""
+        """Return the outcome expected of trees of these sizes, in rising order."""
         usual = self.usual(batch).expect(sizes)
         ratios = sum([request.value(request.hope) for request in self._requests.values()])
         tokens = {
@@ -124,9 +123,6 @@ class AcceptanceModel:
             for factor in [ratios * self.share(asked)]
         }
         return Expected(tokens, [brought.kept for brought in usual])
-
-    def chosen(self, asked: SpeculatorSet, nodes: int) -> None:
-        """These are asked in the step that begins, for so many nodes for each followed request."""
 
     def observe(
         self,
@@ -137,20 +133,23 @@ class AcceptanceModel:
         merged: bool = True,
         contexts: Mapping[str, int] = NO_CONTEXTS,
     ) -> None:
-        """Counts one step.
+        """Count one step.
 
         Args:
+            batch: requests of the step.
+            asked: speculators that drafted in it.
             nodes: planned for each request. That fewer were kept, because none promised enough, is part of
-            the outcome.
-            merged: whether trees hold what everybody asked proposed, so that they tell of shares; chains do
-            not.
+                the outcome.
+            outcomes: trees and accepted nodes by request.
+            merged: True for trees that hold the proposals of all these speculators, so that shares can be
+                counted from them; False for chains.
             contexts: tokens of the requests when the step began.
         """
         share = self.share(asked) if merged else 1.0
         usual = self.usual(batch)
         expected = share * usual.expect(sizes_up_to(nodes))[-1].accepted if nodes else 0.0
         for name, (tree, path) in outcomes.items():
-            forced = tree.forced  # comes whoever is asked
+            forced = tree.forced  # proposed whatever set is chosen
             accepted = [node for node in path if node not in forced] if forced else path
             request = self._requests.get(name)
             if expected > 0:
@@ -164,8 +163,8 @@ class AcceptanceModel:
                 self._record(tree, accepted)
 
     def share(self, asked: SpeculatorSet) -> float:
-        """What a speculator set brings of what the whole pool does: of the recorded paths, the tokens up to
-        the first that nobody of these proposed."""
+        """Return the part of the whole pool's tokens that a speculator set brings: of the recorded paths, the
+        tokens up to the first that none of these proposed."""
         whole = sum([len(path) for path in self._paths])
         if asked == self.everybody or not whole:
             return 1.0 if asked else 0.0

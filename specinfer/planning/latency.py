@@ -1,34 +1,49 @@
-"""The latency model: expected seconds of a step. Pure.
-
-    seconds(S, n) = rest + max over services of drafts(S in that service, n) + pass(batch + kept nodes)
-
-Each part is what it lately took (`recent`), by batch size and by the nodes asked for: two nodes draft in half
-the time of twelve. Services of one machine draft side by side on the same cores: the more of them are asked,
-the longer each takes. So their times are kept by how many were asked, and of fewer than were ever asked the
-best is hoped: that each takes as much less as there are fewer. What is hoped of is tried, and then it is
-measured (docs/findings.md#side-by-side).
-
-Shared machines change their speed by a fifth within seconds, and what is chosen is measured now while the
-alternatives were measured then. So every time is kept relative to the pace of its moment, which the passes
-tell (`pass_times`). The first steps of a process are cold, several times as long as those to come, and left
-out.
-"""
+"""LATENCY"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log2
 from typing import NamedTuple
 
-from specinfer.planning.pass_times import PassCurve, PassTimes
-from specinfer.planning.reading import Reading
-from specinfer.planning.recent import Recent
+from specinfer.planning.pass_times import PassCurve, PassTimes, Recent
+
+_READING_PART = 0.2
+"""Of what a token of a pass takes the target: what reading one is thought to take until it was measured."""
+
+
+class Reading:
+    """Knows the contexts' lengths, and learns how fast services read."""
+
+    def __init__(self, token_s: float) -> None:
+        """`token_s`: what the target takes for one of several tokens of a pass."""
+        self._first_s = _READING_PART * token_s
+        self._seconds: dict[frozenset[int], Recent] = {}
+        """By service, for one token at the usual pace."""
+        self._contexts: Mapping[str, int] = {}
+        self._asked: Mapping[str, int] = {}
+
+    def follow(self, contexts: Mapping[str, int]) -> None:
+        """From now on these are the requests that want drafts, with the tokens of their contexts."""
+        self._contexts = contexts
+
+    def asked(self) -> None:
+        """Speculators are asked in this step: afterwards they have read all there is."""
+        self._asked = self._contexts
+
+    def observe(self, service: frozenset[int], tokens: int, seconds: float) -> None:
+        """A service read so many tokens in so many seconds, at the usual pace."""
+        self._seconds.setdefault(service, Recent()).add(seconds / tokens)
+
+    def seconds_to_catch_up(self, service: frozenset[int]) -> float:
+        """For all that came since speculators were last asked."""
+        missed = sum([tokens - self._asked.get(name, 0) for name, tokens in self._contexts.items()])
+        seconds = self._seconds.get(service)
+        return missed * (seconds.value if seconds else self._first_s)
+
 
 SpeculatorSet = frozenset[int]
-
 _COLD = 3
 """Steps with a service, and plain ones, whose times are left out."""
-
-
 _PART = 0.25
 """Of a pass over one token: what drafts are thought to take until they were measured."""
 

@@ -1,85 +1,199 @@
-"""The learned policy: accepted tokens predicted from a request's text and its steps so far. Pure.
+"""The learned policy: accepted tokens predicted from a request's text and its steps so far. Pure but for files.
 
-    accepted(S, n) = sum over requests r of  x(r, S) . W(S) . (log2(1 + m), m / (1 + m)),   m = n / requests
+    accepted(S, n) = log2(1 + n) * sum over requests r of  x(r, S) . w(S)
 
-x are the features (`features`), W(S) the weights of a speculator set, trained from recorded steps
-(`specinfer train scheduler`) and refined with every tree that was verified (`linear`). A set without trained
-weights begins with those that make it the measured policy.
+x are the features (`NAMES`), w(S) the weights of a speculator set: fitted to recorded steps
+(`specinfer train scheduler`) and refined with every verified tree. A set without fitted weights begins with
+those that make it the measured policy. The weights are a random walk that a Kalman filter follows; P is their
+variance over that of the tokens y of the rows R, each a request's features times log2(1 + n):
+
+    P += (V - P) / 2000                            for every step, with rows or without
+    w += G clip(y - R w),  P -= G R P              G = P R' (R P R' + 1)^-1
+
+So weights that were not seen for long are believed least, and V bounds every change, whatever R is.
 """
 
+import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from math import log2
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specinfer.errors import SettingError
 from specinfer.planning.acceptance import NO_CONTEXTS, AcceptanceModel, Expected, Outcomes
-from specinfer.planning.by_nodes import sizes_up_to
-from specinfer.planning.features import Floats, Text, features_of
+from specinfer.planning.by_nodes import nodes_needed, sizes_up_to
 from specinfer.planning.latency import SpeculatorSet
-from specinfer.planning.linear import LinearModel, functions_of, rows_of
-from specinfer.planning.subtrees import nodes_needed
-from specinfer.planning.weights import set_name
-from specinfer.tree import TokenTree
 
+Floats = NDArray[np.float64]
+Rows = tuple[Floats, Floats]
+"""[N, features] rows, and the accepted tokens."""
 Matches = Callable[[Mapping[str, int]], Sequence[int]]
-"""Requests with the tokens of their contexts -> how long a stretch at the end of each stands in it before
-(`repeats`)."""
+"""Requests with the tokens of their contexts -> the length of each one's repeated end (`Repeats`)."""
 
-
+MOST = 8
+"""Tokens of a repeated end that are compared."""
+_LENGTHS = (2, 4, MOST)
+NAMES = ("one", "usual", *(f"match {length}" for length in _LENGTHS))
+"""Features of a request and a speculator set: 1; accepted tokens per log2(1 + n) that the measured policy expects;
+1 if the last k tokens stand in the text before."""
+_FORMAT = 2
 _USUAL = (2, 4, 8)
 """Sizes of usual trees."""
-_MOST_BEGUN = 64
+_MOST_WAITING = 64
 """Steps of a request that may wait to be learnt from; as many as may wait for the store."""
+_DOUBT = 0.25
+"""Diagonal of V, and of P at the start: wrong weights are outgrown within some hundred steps."""
+_RELAXATION = 2000.0
+"""Steps after which 1/e of P is left."""
+_MOST_ERROR = 4.0
+"""Tokens that an error counts for at most."""
+
+
+class Repeats:
+    """Finds where the end of one growing text has occurred in it before: there, lookups draft long paths."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[int, int], int] = {}
+        """Two tokens in a row -> the latest place of the second, the text's last place excluded."""
+        self._read = 1
+
+    def match(self, tokens: Sequence[int], length: int) -> int:
+        """Return how many tokens, up to `MOST`, at the end of tokens[:length] also stand at the latest earlier
+        place of the last two; 0 if these are new. The length never falls between calls."""
+        for place in range(self._read, length - 1):
+            self._latest[tokens[place - 1], tokens[place]] = place
+        self._read = max(self._read, length - 1)
+        earlier = self._latest.get((tokens[length - 2], tokens[length - 1])) if length > 1 else None
+        if earlier is None:
+            return 0
+        most = min(MOST, earlier + 1)
+        return next((k for k in range(most) if tokens[earlier - k] != tokens[length - 1 - k]), most)
+
+
+class TextMatches:
+    """Repeated ends of the requests of each call; others are forgotten."""
+
+    def __init__(self, tokens_of: Callable[[str], Sequence[int]]) -> None:
+        self._tokens_of = tokens_of
+        self._repeats: dict[str, Repeats] = {}
+
+    def __call__(self, contexts: Mapping[str, int]) -> list[int]:
+        """Return `Repeats.match` of requests with the tokens of their contexts."""
+        self._repeats = {name: self._repeats.get(name) or Repeats() for name in contexts}
+        return [self._repeats[name].match(self._tokens_of(name), length) for name, length in contexts.items()]
+
+
+class LinearModel:
+    """Weights of one speculator set, and how certain they are."""
+
+    def __init__(self, weights: Floats) -> None:
+        self.weights = weights
+        self._variance = _DOUBT * np.eye(len(weights))
+        """P."""
+        self._refined = 0
+        """Number of the step that refined it last."""
+
+    @classmethod
+    def usual(cls) -> "LinearModel":
+        """Return the measured policy's."""
+        return cls(np.array([float(name == "usual") for name in NAMES]))
+
+    def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
+        """Learn from the accepted tokens of [N, features] rows, in a step of this number."""
+        kept = (1 - 1 / _RELAXATION) ** (step - self._refined)
+        self._refined = step
+        spread = kept * self._variance + (1 - kept) * _DOUBT * np.eye(len(NAMES))
+        errors = np.clip(accepted - rows @ self.weights, -_MOST_ERROR, _MOST_ERROR)
+        across = rows @ spread
+        gain = np.linalg.solve(across @ rows.T + np.eye(len(rows)), across).T
+        self.weights = self.weights + gain @ errors
+        spread = spread - gain @ across
+        self._variance = (spread + spread.T) / 2
+
+
+def set_name(names: Iterable[str]) -> str:
+    """Return the name of a speculator set in files."""
+    return "+".join(sorted(names))
+
+
+def save_weights(path: Path, models: Mapping[str, LinearModel], trained: Mapping[str, Any]) -> None:
+    """Write models by the names of their sets, with a description of their training.
+
+    Raises:
+        SettingError: if the file cannot be written.
+    """
+    sets = {name: model.weights.tolist() for name, model in models.items()}
+    content = {"format": _FORMAT, "features": list(NAMES), "trained": trained, "sets": sets}
+    try:
+        path.write_text(json.dumps(content) + "\n")
+    except OSError as error:
+        raise SettingError("out", str(path), f"cannot be written: {error.strerror}") from error
+
+
+def load_weights(setting: str, path: Path) -> dict[str, LinearModel]:
+    """Return the models of a file.
+
+    Raises:
+        SettingError: naming the setting, the file and its fault.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != _FORMAT or tuple(content["features"]) != NAMES:
+            raise ValueError(f"format {content['format']} of features {content['features']}")
+        return {str(name): _model_of(weights) for name, weights in content["sets"].items()}
+    except OSError as error:
+        raise SettingError(setting, str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"not what `specinfer train scheduler` writes: {error!r}"
+        raise SettingError(setting, str(path), why) from error
+
+
+def _model_of(content: Sequence[float]) -> LinearModel:
+    weights = np.array(content, float)
+    if weights.shape != (len(NAMES),) or not np.isfinite(weights).all():
+        raise ValueError(f"weights of the form {weights.shape}, or not all of them finite")
+    return LinearModel(weights)
 
 
 class LearnedAcceptance(AcceptanceModel):
-    """Predicts, and learns from what came."""
+    """Predicts accepted tokens, and learns from the outcomes."""
 
     def __init__(self, trained: Mapping[str, LinearModel], names: Sequence[str], matches: Matches) -> None:
-        """`trained` are weights by the names of sets, `names` those of the speculators by number, which the
-        pool goes on filling."""
+        """Begin with weights by the names of sets; `names` are those of the speculators by number, to which
+        the pool goes on adding."""
         super().__init__()
         self._trained, self._names, self._matches = trained, names, matches
-        self._steps, self._refined = 0, dict[SpeculatorSet, int]()
-        """Steps so far, and the latest of each set that it was refined with."""
+        self._steps = 0
         self._models: dict[SpeculatorSet, LinearModel] = {}
-        self._texts: dict[str, Text] = {}
-        self._begun: dict[str, dict[int, dict[SpeculatorSet, Floats]]] = {}
-        """By request and its context: the features of steps that were not learnt from yet."""
+        self._contexts: Mapping[str, int] = {}
+        self._waiting: dict[str, dict[int, dict[SpeculatorSet, Floats]]] = {}
+        """Features of steps that were not learnt from yet, by request and context."""
 
     def follow(self, contexts: Mapping[str, int]) -> None:
-        """From now on these requests, with so many tokens each, want drafts; others are forgotten."""
+        """Take these requests, with so many tokens each, for those that want drafts; forget others."""
         super().follow(contexts)
-        known, begun = self._texts, self._begun
-        self._texts = {
-            name: known.get(name) or Text.new(context, self.usual_text) for name, context in contexts.items()
-        }
-        self._begun = {name: begun.get(name, {}) for name in contexts}
-        for name, context in contexts.items():
-            self._texts[name].grow(context)
+        self._contexts = contexts
+        self._waiting = {name: self._waiting.get(name, {}) for name in contexts}
 
     def expect(self, batch: int, sizes: Sequence[int]) -> Expected:
-        """As the measured policy, but with predicted tokens."""
-        usual = super().expect(batch, sizes)
-        known = self._features()
+        """Return the measured policy's expectation with predicted tokens."""
+        features = self._features()
         self._steps += 1
-        for i, (name, text) in enumerate(self._texts.items()):
-            self._begun[name][text.context] = dict(zip(self.sets, known[i], strict=True))
-            if len(self._begun[name]) > _MOST_BEGUN:
-                del self._begun[name][min(self._begun[name])]
+        for (name, context), own in zip(self._contexts.items(), features, strict=True):
+            waiting = self._waiting[name]
+            waiting[context] = dict(zip(self.sets, own, strict=True))
+            if len(waiting) > _MOST_WAITING:
+                del waiting[min(waiting)]
         weights = np.array([self.model(asked).weights for asked in self.sets])
-        of_functions = (known.sum(axis=0)[:, None] @ weights)[:, 0]
+        per_doubling = (features.sum(axis=0) * weights).sum(axis=1)
         nodes = np.array(sizes, float)
-        tokens = np.clip(of_functions @ functions_of(nodes), 0.0, len(self._texts) * nodes)
-        return Expected(dict(zip(self.sets, tokens.tolist(), strict=True)), usual.kept)
-
-    def chosen(self, asked: SpeculatorSet, nodes: int) -> None:
-        """What the step does, with so many nodes for each followed request."""
-        doublings = np.log2(1 + nodes) * self.share(asked)
-        for text in self._texts.values():
-            text.planned = float(doublings)
+        tokens = np.clip(per_doubling[:, None] * np.log2(1 + nodes), 0.0, len(self._contexts) * nodes)
+        return Expected(dict(zip(self.sets, tokens.tolist(), strict=True)), super().expect(batch, sizes).kept)
 
     def observe(
         self,
@@ -90,55 +204,46 @@ class LearnedAcceptance(AcceptanceModel):
         merged: bool = True,
         contexts: Mapping[str, int] = NO_CONTEXTS,
     ) -> None:
-        """Counts one step; see the measured policy's."""
+        """Count one step, as the measured policy does, and refine the weights of the sets asked in it."""
         super().observe(batch, asked, nodes, outcomes, merged)
         for one, found in self.lessons(asked, nodes, outcomes, contexts).items() if merged else ():
-            self.model(one).refine(*found, self._steps - self._refined.get(one, 0))
-            self._refined[one] = self._steps
+            self.model(one).refine(*found, self._steps)
 
     def lessons(
         self, asked: SpeculatorSet, nodes: int, outcomes: Outcomes, contexts: Mapping[str, int]
-    ) -> dict[SpeculatorSet, tuple[Floats, Floats]]:
-        """By speculator set: rows, and the tokens that came. A tree tells of every set that was asked in
-        it."""
+    ) -> dict[SpeculatorSet, Rows]:
+        """Return rows and accepted tokens by speculator set: a tree shows them of every set asked in it."""
         sizes = np.array(sizes_up_to(nodes))
         found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
-        for tree, accepted, known in self._known(outcomes, contexts):
-            for one, own in known.items():
+        for name, (tree, accepted) in outcomes.items():
+            for one, features in self._take_waiting(name, contexts.get(name, -1)).items():
                 if one <= asked:
                     rows, came = found.setdefault(one, ([], []))
                     needed = nodes_needed(tree, accepted, one)
-                    rows.append(rows_of(own, sizes))
+                    rows.append(np.log2(1 + sizes)[:, None] * features)
                     came.extend([bisect_right(needed, size) for size in sizes])
         return {one: (np.concatenate(rows), np.array(came, float)) for one, (rows, came) in found.items()}
 
     def model(self, asked: SpeculatorSet) -> LinearModel:
-        """The weights of a set."""
+        """Return the model of a set."""
         if asked not in self._models:
             name = set_name(self._names[speculator] for speculator in asked)
             self._models[asked] = deepcopy(self._trained.get(name)) or LinearModel.usual()
         return self._models[asked]
 
-    @property
-    def usual_text(self) -> float:
-        """Accepted tokens of a usual text for every doubling of its trees."""
-        return self.usual(1).expect(_USUAL)[-1].accepted / log2(1 + _USUAL[-1])
-
     def _features(self) -> Floats:
-        """[requests, sets, features]."""
-        own = np.array([self.usual_text * self.ratio(name) for name in self._texts])
-        usual = np.outer(own, [self.share(asked) for asked in self.sets])
-        contexts = {name: text.context for name, text in self._texts.items()}
-        return features_of(list(self._texts.values()), self._matches(contexts), usual)
+        """Return [requests, sets, features]."""
+        usual = self.usual(1).expect(_USUAL)[-1].accepted / log2(1 + _USUAL[-1])
+        found = np.ones((len(self._contexts), len(self.sets), len(NAMES)))
+        of_requests, shares = [self.ratio(name) for name in self._contexts], [*map(self.share, self.sets)]
+        found[..., 1] = usual * np.outer(of_requests, shares)
+        found[..., 2:] = (np.array(self._matches(self._contexts))[:, None] >= _LENGTHS)[:, None]
+        return found
 
-    def _known(
-        self, outcomes: Outcomes, contexts: Mapping[str, int]
-    ) -> Iterator[tuple[TokenTree, Sequence[int], Mapping[SpeculatorSet, Floats]]]:
-        """Tree, accepted nodes and features of the requests that were chosen for, which are forgotten."""
-        for name, (tree, accepted) in outcomes.items():
-            begun = self._begun.get(name, {})
-            known = begun.get(contexts.get(name, -1))
-            for old in [context for context in begun if context <= contexts.get(name, -1)]:
-                del begun[old]
-            if known is not None:
-                yield tree, accepted, known
+    def _take_waiting(self, name: str, context: int) -> Mapping[SpeculatorSet, Floats]:
+        """Return the features of a request's step at this context, if it was chosen for; forget older ones."""
+        waiting = self._waiting.get(name, {})
+        features = waiting.get(context, {})
+        for old in [each for each in waiting if each <= context]:
+            del waiting[old]
+        return features

@@ -1,6 +1,6 @@
-"""What passes of the target take by their tokens: what the verifier said, put right while serving. Pure."""
+"""Times of the target's passes by their tokens: the verifier's measurements, corrected while serving. Pure."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,27 +10,62 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from specinfer.planning.recent import Recent
+_WINDOW = 15
+"""Values that count: a change is believed once eight of them show it."""
+_FEW = 8
+"""Number of values below which the lower ones are believed: disturbances only prolong."""
+
+
+class Recent:
+    """Mean of the last values without the highest and the lowest."""
+
+    __slots__ = ("_latest", "_ordered", "_outer", "value")
+
+    def __init__(self, outer: int = 6) -> None:
+        """Leave out one in `outer` values at both ends: a sixth is near the average, a third follows a change only
+        when most values show it."""
+        self._outer = outer
+        self._latest = deque[float]()
+        self._ordered: list[float] = []
+        self.value = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of values that count."""
+        return len(self._ordered)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        latest, ordered = self._latest, self._ordered
+        if len(latest) == _WINDOW:
+            del ordered[bisect_left(ordered, latest.popleft())]
+        latest.append(value)
+        insort(ordered, value)
+        if len(ordered) < _FEW:
+            self.value = ordered[len(ordered) // 3]
+            return
+        left_out = len(ordered) // self._outer
+        self.value = sum(ordered[left_out:-left_out]) / (len(ordered) - 2 * left_out)
+
 
 _LEAST_S = 1e-6
-"""What the verifier tells, in seconds, stays positive: nothing is free."""
+"""Least seconds of a measured pass: nothing is free."""
 _ROW = 1e-4
 """Least price of a token more, as part of a pass over one."""
 _PER_OCTAVE = 4
-"""Sizes of passes that are told apart while their tokens double."""
+"""Sizes of passes that are distinguished while their tokens double."""
 _KNOWN = 5
-"""Passes of one size after which its errors tell of the machine's pace."""
+"""Passes of one size after which its errors count as the machine's pace."""
 _PACE, _LATEST = 0.2, 5
-"""How much of the latest errors' median the pace follows."""
+"""Part of the latest errors' median that the pace follows, and the number of these errors."""
 _LASTING = 300.0
 """Passes after which 1/e of a pace that lasts is taken for usual."""
 
 
 class PassCurve:
-    """Seconds of a pass by its tokens, from what the verifier measured: interpolated, always rising."""
+    """Seconds of a pass by its tokens, interpolated between the verifier's measurements, always rising."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """`points` are (tokens, seconds). A pass takes no longer than any that was measured with more tokens:
+        """Take (tokens, seconds) points. A pass takes no longer than any that was measured with more tokens:
         disturbances only prolong passes.
 
         Raises:
@@ -43,8 +78,8 @@ class PassCurve:
         level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
-        """(first, last) -> [1 + last - first] seconds of passes over that many tokens. Beyond all that was
-        measured: in proportion. Batch sizes come again and again."""
+        """(first, last) -> [1 + last - first] seconds of passes over that many tokens; beyond the largest that
+        was measured in proportion. Cached, as batch sizes repeat."""
 
     def _between(self, first: int, last: int) -> NDArray[np.float64]:
         tokens = np.arange(first, last + 1)
@@ -52,7 +87,7 @@ class PassCurve:
         return np.asarray(np.interp(tokens, self._sizes, self._seconds) * beyond)
 
     def at(self, tokens: float) -> float:
-        """Seconds of one pass; of a part of a token that part."""
+        """Return the seconds of one pass, interpolated between whole numbers of tokens."""
         whole = int(tokens)
         first, second = self.between(whole, whole + 1).tolist()
         return float(first + (tokens - whole) * (second - first))
@@ -64,12 +99,12 @@ class PassCurve:
 
 
 class PassTimes:
-    """Learns while serving what passes take: T(tokens) * correction(tokens) * pace.
+    """Learns the seconds of passes while serving: T(tokens) * correction(tokens) * pace.
 
-    T is what the verifier said, which may have been disturbed. The correction is the middle of what passes of
-    about that size lately took over it (`Recent`); between sizes that were seen it is interpolated, beyond
-    them it is the nearest one's, so that a first pass puts the whole curve right. The pace is common to all:
-    what was seen long ago is compared with the present at the speed that the machine has now.
+    T is the verifier's measurement, which may have been disturbed. The correction is the trimmed mean of the
+    latest passes of about that size over T (`Recent`), interpolated between sizes that were seen and that of the
+    nearest one beyond them, so that a first pass corrects the whole curve. The pace is common to all: it compares
+    earlier measurements with the present at the speed that the machine has now.
     """
 
     def __init__(self, curve: PassCurve) -> None:
@@ -78,20 +113,20 @@ class PassTimes:
         self._errors = deque[float](maxlen=_LATEST)
         self._keys: list[int] = []
         self._places: list[float] = []
-        """Of each size that was seen, log2 of its tokens on average."""
+        """Mean log2 of the tokens of each size that was seen."""
         self._corrections: list[Recent] = []
 
     @property
     def pace(self) -> float:
-        """Seconds of passes over what they usually take."""
+        """Seconds of passes over their usual ones."""
         return exp(self._pace)
 
     def seconds(self, tokens: float) -> float:
-        """Seconds to expect of a pass."""
+        """Return the seconds to expect of a pass."""
         return self._curve.at(tokens) * exp(self._pace + self._correction(log2(tokens)))
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Counts a pass."""
+        """Count a pass."""
         error = log(max(seconds, _LEAST_S) / self._curve.at(tokens)) - self._pace
         place = log2(tokens)
         key = round(_PER_OCTAVE * place)

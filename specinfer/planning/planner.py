@@ -1,23 +1,9 @@
-"""The planner: per step, which speculators are asked and how many nodes are verified. Pure: told, never asks.
-
-    tokens(S, n)  = batch + accepted(S, n)         the acceptance model: measured (`acceptance`) or learned
-    seconds(S, n) = rest + slowest service of S with n + pass(batch + kept(n))   the latency model (`latency`)
-    choice        = the speculator set S and the nodes n of each request with the most tokens per second
-
-    node threshold = tokens(S, n) / seconds(S, n) * (pass(n) - pass(0)) / n
-
-All of it is measured while serving, n being 1, 2, 4, ... and the most that is allowed. Plain decoding is the
-empty set. Of all that is drafted, at most n nodes a request are verified, the most probable ones of the whole
-batch, as long as they bring tokens at least as fast as the step does: a node whose path probability is below
-the threshold costs more time than its chance is worth. (A price of its own for every node, in passes that
-grow in stairs, brings nothing: docs/findings.md#flat-price.) What is not chosen teaches nothing, so now and
-then a step tries something else (`trials`).
-
-What is chosen depends on committed tokens, earlier steps and time only, so it never biases the output.
-"""
+"""PLANNER"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from specinfer.planning.acceptance import AcceptanceModel, Outcomes
 from specinfer.planning.by_nodes import sizes_up_to
@@ -25,6 +11,40 @@ from specinfer.planning.latency import DraftTime, LatencyModel, SpeculatorSet
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.trials import Option, Trials
 from specinfer.scheduling.limits import NodeBudget
+
+
+def derive_budget(
+    curve: PassCurve,
+    max_batch: int,
+    max_tree_nodes: int,
+    max_step_tokens: int,
+    per_request: int = 0,
+    per_step: int = 0,
+) -> NodeBudget:
+    """The budget that the passes allow: the nodes that bring most tokens per second in a very predictable
+    text (a token accepted with every doubling, twice what is usual), if all but the pass takes as long as a
+    pass without trees.
+
+    Args:
+        max_batch: most requests of a step.
+        max_tree_nodes: most nodes of one tree that the verifier accepts.
+        max_step_tokens: most tokens of a step that it accepts.
+        per_request, per_step: the operator's; 0 derives them.
+    """
+    if not per_request:
+        per_request = _best(curve, 1, min(max_tree_nodes, max_step_tokens - 1))
+    per_request = min(per_request, max_tree_nodes)
+    if not per_step:
+        batches = [1 << i for i in range(max_batch.bit_length())] + [max_batch]
+        most = [(b, min(b * per_request, max_step_tokens - b)) for b in batches if b <= max_batch]
+        per_step = max([per_request, *(_best(curve, b, nodes) for b, nodes in most if nodes > 0)])
+    return NodeBudget(per_request, per_step, max_step_tokens)
+
+
+def _best(curve: PassCurve, batch: int, most: int) -> int:
+    tokens = batch * (1 + np.log2(1 + np.arange(most + 1) / batch))
+    seconds = curve.at(batch) + curve.between(batch, batch + most)
+    return int(np.argmax(tokens / seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +140,6 @@ class Planner:
         self.acceptance.follow(wanting)
         self.latency.reading.follow(wanting)
         choice = self._choose(batch, len(wanting))
-        self.acceptance.chosen(choice.speculators, choice.nodes)
         if choice.speculators:
             self.latency.reading.asked()
         return choice

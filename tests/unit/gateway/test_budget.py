@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import derive_budget
 
 CPU = PassCurve(
     [

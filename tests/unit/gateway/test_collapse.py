@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 from gateway.observability.acceptance_watch import AcceptanceWatch
 from gateway.observability.metrics.speculation import SpeculationMetrics
 from gateway.session.totals import Named
-from specinfer.planning.collapse import WINDOW, AcceptanceTrend
-from specinfer.planning.step_counts import SpeculatorStep, StepCounts
+from specinfer.planning.step_counts import WINDOW, AcceptanceTrend, SpeculatorStep, StepCounts
 
 
 def run(trend: AcceptanceTrend, drafts: int, rate: float, seed: int = 0) -> list[bool]:

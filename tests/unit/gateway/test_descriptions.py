@@ -6,8 +6,8 @@ import pytest
 
 from gateway.session.verifier import VerifierClient
 from specinfer.errors import IncompatibleError
-from specinfer.planning.budget import derive_budget
 from specinfer.planning.pass_times import PassCurve
+from specinfer.planning.planner import derive_budget
 from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.service import SpeculatorService
 from specinfer.v1 import speculator_pb2, verifier_pb2

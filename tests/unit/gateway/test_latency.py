@@ -5,8 +5,7 @@ import random
 import pytest
 
 from specinfer.planning.latency import DraftTime, LatencyModel
-from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.recent import Recent
+from specinfer.planning.pass_times import PassCurve, Recent
 
 ONE, OTHER, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])

@@ -8,10 +8,9 @@ from statistics import median
 
 import pytest
 
-from specinfer.planning.budget import derive_budget
 from specinfer.planning.latency import DraftTime
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport
+from specinfer.planning.planner import PLAIN, Choice, Planner, StepReport, derive_budget
 from specinfer.scheduling.limits import NodeBudget
 from specinfer.tree import TokenTree, TreeBuilder, cut_trees, merge_trees
 from tests.support.oracle import chain

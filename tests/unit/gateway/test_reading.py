@@ -2,9 +2,8 @@
 
 import pytest
 
-from specinfer.planning.latency import DraftTime, LatencyModel
+from specinfer.planning.latency import DraftTime, LatencyModel, Reading
 from specinfer.planning.pass_times import PassCurve
-from specinfer.planning.reading import Reading
 
 ONE, OTHER = frozenset({0}), frozenset({1})
 CURVE = PassCurve([(1, 0.008), (17, 0.012)])

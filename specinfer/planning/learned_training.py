@@ -1,0 +1,250 @@
+"""Training of the learned policy: recorded steps, and `specinfer train scheduler`, which fits weights to them.
+
+A recording of all speculators' whole trees teaches most: a gateway with `--no-adaptive --tree-nodes 16
+--step-nodes` of sixteen times the batch. Of a planner's choices only the chosen parts can be learnt. A line is the
+JSON of one step, without text and tokens: of a tree its form, its scores and its proposers
+(`docs/operations.md#planner`).
+"""
+
+import json
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from specinfer.errors import SettingError, SpecInferError
+from specinfer.planning.acceptance import Outcomes
+from specinfer.planning.by_nodes import sizes_up_to
+from specinfer.planning.feedback import FinishedStep, report_of
+from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.learned import (
+    NAMES,
+    LearnedAcceptance,
+    LinearModel,
+    Rows,
+    TextMatches,
+    save_weights,
+    set_name,
+)
+from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
+from specinfer.usage import USAGE_ERROR, usage_message
+
+log = logging.getLogger(__name__)
+PROGRAM = "specinfer train scheduler"
+_LEAST_ROWS = 200
+"""Rows of a speculator set below which it keeps the measured policy's weights."""
+_BLOCK, _BLOCKS = 50, 10
+"""Of so many blocks of so many steps the last one judges, and teaches nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """Content of a line."""
+
+    asked: SpeculatorSet
+    nodes: int
+    """Planned for each request."""
+    contexts: Mapping[str, int]
+    """Tokens of the requests that wanted drafts, when the step began."""
+    matches: Mapping[str, int]
+    """Lengths of their repeated ends (`Repeats`)."""
+    outcomes: Outcomes
+    """Of the requests that had merged trees."""
+
+
+class StepRecorder:
+    """Appends finished steps to a file; without a file it does nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Open the file; raises SettingError if it cannot be written."""
+        try:
+            self._file = path.open("a", encoding="utf-8") if path is not None else None
+        except OSError as error:
+            raise SettingError("record_steps", str(path), f"cannot be written: {error.strerror}") from error
+        self._tokens: dict[str, Sequence[int]] = {}
+        self._matches = TextMatches(lambda name: self._tokens[name])
+
+    def write(self, step: FinishedStep, names: Sequence[str]) -> None:
+        """Record a step of speculators with these names by number, unless prompts were read in it or nobody
+        wanted drafts. A fault of the file ends the recording, not the serving."""
+        report = report_of(step) if self._file is not None else None
+        if self._file is None or report is None or not report.outcomes:
+            return
+        self._tokens = {entry.request_id: entry.state.tokens for entry in step.entries}
+        matches = dict(zip(report.contexts, self._matches(report.contexts), strict=True))
+        requests = {
+            name: {"context": report.contexts[name], "match": matches[name], **_form_of(tree, accepted)}
+            for name, (tree, accepted) in report.outcomes.items()
+        }
+        choice = {"asked": sorted(step.choice.speculators), "nodes": step.choice.nodes}
+        try:
+            self._file.write(json.dumps({"speculators": list(names), **choice, "requests": requests}) + "\n")
+        except OSError as error:
+            log.error("steps are not recorded any more: %s", error)
+            self._file = None
+
+    def close(self) -> None:
+        """Write the rest."""
+        if self._file is not None:
+            self._file.close()
+
+
+NO_RECORDER = StepRecorder()
+
+
+def _form_of(tree: TokenTree, accepted: Sequence[int]) -> dict[str, Any]:
+    return {
+        "parents": tree.parents.tolist(),
+        "scores": [round(score, 5) for score in tree.scores.tolist()],
+        "proposals": [[p.parent, p.speculator, list(p.children)] for p in tree.proposals],
+        "accepted": list(accepted),
+    }
+
+
+def read_steps(setting: str, paths: Iterable[Path]) -> tuple[list[RecordedStep], list[str]]:
+    """Return the steps of files, and the names of their speculators by numbers common to all of them.
+
+    Raises:
+        SettingError: naming the setting, the file, and the line that cannot be read.
+    """
+    steps, names = list[RecordedStep](), list[str]()
+    for path in paths:
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(setting, str(path), f"cannot be read: {error}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                steps.append(_step_of(json.loads(line), names))
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                why = f"line {number} is no recorded step: {error!r}"
+                raise SettingError(setting, str(path), why) from error
+    return steps, names
+
+
+def _step_of(content: dict[str, Any], names: list[str]) -> RecordedStep:
+    """Return a line's step; `names` grows by those of speculators that are new."""
+    names += [name for name in dict.fromkeys(map(str, content["speculators"])) if name not in names]
+    numbers = {number: names.index(str(name)) for number, name in enumerate(content["speculators"])}
+    numbers[NOBODY] = NOBODY
+    if not content["requests"]:
+        raise ValueError("nobody wanted drafts")
+    requests: dict[str, Any] = content["requests"]
+    return RecordedStep(
+        frozenset(numbers[speculator] for speculator in content["asked"]),
+        int(content["nodes"]),
+        {name: int(request["context"]) for name, request in requests.items()},
+        {name: int(request["match"]) for name, request in requests.items()},
+        {
+            name: (_tree_of(request, numbers), tuple(map(int, request["accepted"])))
+            for name, request in requests.items()
+        },
+    )
+
+
+def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
+    """Return a tree of that form, of points; its tokens are numbers of nodes."""
+    parents, scores = np.array(content["parents"], np.int32), np.array(content["scores"], np.float32)
+    nodes = range(len(parents))
+    if not nodes or len(nodes) != len(scores) or any(parents[node] >= node for node in nodes):
+        raise ValueError("parents and scores are those of no tree")
+    proposals = [
+        Proposal(int(parent), numbers[speculator], ProposalKind.POINT, tuple(map(int, children)))
+        for parent, speculator, children in content["proposals"]
+    ]
+    named = {child for proposal in proposals for child in proposal.children}
+    if not named | set(map(int, content["accepted"])) <= set(nodes):
+        raise ValueError("nodes that the tree does not have")
+    return TokenTree(np.arange(len(nodes), dtype=np.int32), parents, tuple(proposals), scores)
+
+
+def lessons_of(
+    steps: Sequence[RecordedStep], names: Sequence[str]
+) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
+    """Yield (number of a step, speculator set, rows) with the features that a gateway would have seen, which
+    learns from a step when the next one is chosen."""
+    matches: dict[str, int] = {}
+    model = LearnedAcceptance({}, names, lambda contexts: [matches[name] for name in contexts])
+    model.enrol(frozenset(range(len(names))))
+    before: RecordedStep | None = None
+    for number, step in enumerate(steps):
+        matches = dict(step.matches)
+        model.follow(step.contexts)
+        model.expect(len(step.contexts), sizes_up_to(step.nodes))
+        if before is not None and before.asked and before.nodes > 0:
+            outcome = before.asked, before.nodes, before.outcomes
+            for asked, rows in model.lessons(*outcome, before.contexts).items():
+                yield number - 1, asked, rows
+            model.observe(len(before.contexts), *outcome)  # without contexts: no weights are refined
+        before = step
+
+
+def fit(
+    steps: Sequence[RecordedStep], names: Sequence[str]
+) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
+    """Return models by the names of their sets, and the mean squared errors of them and of the measured policy
+    over steps that taught nothing."""
+    parts = defaultdict[SpeculatorSet, tuple[list[Rows], list[Rows]]](lambda: ([], []))
+    for number, asked, rows in lessons_of(steps, names):
+        parts[asked][number // _BLOCK % _BLOCKS == _BLOCKS - 1].append(rows)
+    models, errors = dict[str, LinearModel](), dict[str, list[float]]()
+    for asked, (taught, judging) in parts.items():
+        if sum(len(rows) for rows, _ in taught) < _LEAST_ROWS:
+            continue
+        name = set_name(names[speculator] for speculator in asked)
+        model = models[name] = _fitted(_together(taught))
+        if judging:
+            judged, accepted = _together(judging)
+            both = model.weights, LinearModel.usual().weights
+            errors[name] = [float(((accepted - judged @ weights) ** 2).mean()) for weights in both]
+    return models, errors
+
+
+def _fitted(lessons: Rows) -> LinearModel:
+    """Fit by least squares, drawn a little towards the measured policy, so that there is one best fit."""
+    rows, accepted = lessons
+    mean = rows.T @ rows / len(rows) + 1e-3 * np.eye(len(NAMES))
+    start = LinearModel.usual().weights
+    return LinearModel(start + np.linalg.solve(mean, rows.T @ (accepted - rows @ start) / len(rows)))
+
+
+def _together(found: Sequence[Rows]) -> Rows:
+    return np.concatenate([rows for rows, _ in found]), np.concatenate([came for _, came in found])
+
+
+def train_scheduler(
+    recording: Annotated[
+        list[Path], typer.Option(help="Steps recorded by a gateway (--record-steps); may be given again.")
+    ],
+    out: Annotated[Path, typer.Option(help="File of the weights, for --planner-weights.")],
+) -> None:
+    """Fit the learned planner's weights to recorded steps."""
+    steps, names = read_steps("recording", recording)
+    models, errors = fit(steps, names)
+    if not models:
+        why = f"{len(steps)} steps are too few: no speculators drafted {_LEAST_ROWS} trees"
+        raise SettingError("recording", ", ".join(map(str, recording)), why)
+    save_weights(out, models, {"steps": len(steps)})
+    for name, (learned, measured) in errors.items():
+        typer.echo(f"{name}: squared error {learned:.3f}, measured policy {measured:.3f}")
+
+
+def main() -> None:
+    """Run `specinfer train scheduler`: bad input is one line and exit code 2."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(train_scheduler)
+    try:
+        app(prog_name=PROGRAM, standalone_mode=False)
+    except (USAGE_ERROR, SpecInferError) as error:
+        print(f"{PROGRAM}: error: {usage_message(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
