@@ -102,7 +102,27 @@ def test_the_kernels_are_built_from_the_installed_sources(environment: Path) -> 
 
 
 @pytest.mark.usefixtures("default_model")
-def test_a_whole_system_runs_from_the_wheel(environment: Path) -> None:
+def test_services_run_from_the_wheel(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["Count from one to ten."]}\n')
+    arguments = ["bench", "--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "16"]
+    run(environment, "specinfer", *arguments, "--json", str(tmp_path / "bench.json"))
+    runs = json.loads((tmp_path / "bench.json").read_text())["runs"]
+    assert [run["new_tokens"] for run in runs] == [16, 16, 16]
+
+
+@pytest.mark.usefixtures("default_model")
+def test_the_library_runs_from_the_wheel(environment: Path) -> None:
+    code = """
+from specinfer import LLM, SamplingParams
+with LLM("smollm2-135m") as llm:
+    out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=16))
+print(len(out[0].outputs[0].token_ids), out[0].outputs[0].finish_reason)
+"""
+    assert run(environment, "python", "-c", code).stdout.split()[-2:] == ["16", "length"]
+
+
+@pytest.mark.usefixtures("default_model")
+def test_one_process_answers_from_the_wheel(environment: Path) -> None:
     arguments = ["generate", "Count from one to ten.", "--local", "--json", "--max-new-tokens", "24"]
     answer = json.loads(run(environment, "specinfer", *arguments).stdout)
     assert answer["new_tokens"] > 0
