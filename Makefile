@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 		       "$(or $(PYTHON),$(CANDIDATES))): install one, or set PYTHON=/path/to/python"; exit 2; } >&2
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[local,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable ".[local,dev]"
 	@touch $@
 
 demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes

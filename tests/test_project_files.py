@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -64,3 +66,11 @@ def test_every_dependency_is_pinned() -> None:
 def text(path: str) -> str:
     """The text of a file of the project."""
     return (ROOT / path).read_text()
+
+
+def test_type_checkers_see_the_installed_library(tmp_path: Path) -> None:
+    """An editable install by import hooks would hide it from them."""
+    (tmp_path / "uses.py").write_text("from specinfer.errors import SpecInferError\nreveal_type(SpecInferError)\n")
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "uses.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "-> specinfer.errors.SpecInferError" in found.stdout, found.stdout
