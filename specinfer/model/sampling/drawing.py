@@ -32,7 +32,7 @@ class Drawing:
         kind: ProposalKind,
         rng: np.random.Generator,
     ) -> None:
-        """Start; `index` counts the drawings of a tree, `q` are token ids and their probabilities."""
+        """Start drawing; `index` counts the drawings of a tree, `q` are token ids and their probabilities."""
         self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)

@@ -93,7 +93,7 @@ def noise_keys(seed: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uin
 
 
 def _split_mix(state: int, indices: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """`specinfer.sampling.split_mix` of many indices."""
+    """Return `specinfer.sampling.split_mix` of many indices."""
     z = np.uint64(state) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
