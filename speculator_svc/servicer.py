@@ -119,7 +119,7 @@ class SpeculatorServicer(speculator_pb2_grpc.SpeculatorServicer):
 
 
 def _decode_all(client: str, entries: Iterable[speculator_pb2.DraftEntry]) -> list[DraftEntry | DraftOutcome]:
-    """Return one per entry; of entries with the same id only the first is served."""
+    """Return an entry or an outcome for each; of entries with the same id only the first is served."""
     found: list[DraftEntry | DraftOutcome] = []
     seen: set[str] = set()
     for entry in entries:

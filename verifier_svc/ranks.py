@@ -27,7 +27,7 @@ _BEATS = 3
 
 
 def layout_of(settings: VerifierSettings) -> Layout:
-    """Return how the settings divide the model."""
+    """Return the division of the model in the settings."""
     return Layout(settings.tensor_parallel, settings.pipeline_parallel)
 
 

@@ -209,7 +209,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 def _decode_all(
     entries: Iterable[verifier_pb2.VerifyEntry], no_features: SpecInferError | None
 ) -> list[VerifyJob | VerifyOutcome]:
-    """Return one per entry; of entries with the same id only the first is served."""
+    """Return a job or an outcome per entry; of entries with the same id only the first is served."""
     found: list[VerifyJob | VerifyOutcome] = []
     seen: set[str] = set()
     for entry in entries:

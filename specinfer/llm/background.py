@@ -111,7 +111,7 @@ class AsyncLLM:
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
-        """Counters since the start."""
+        """Return the counters since the start."""
         return self._driver.engine.metrics()
 
     async def close(self) -> None:

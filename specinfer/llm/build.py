@@ -173,7 +173,7 @@ def _runner(directory: Path, options: LLMOptions) -> ModelRunner:
 def _verifier(
     runner: ModelRunner, tokenizer: Tokenizer, options: LLMOptions
 ) -> tuple[VerifierEngine, Compiler | None]:
-    """Return the model behind its acceptance rule, and the compiler of constraints if its tokenizer allows any."""
+    """Return the verifier of the model, and a compiler of constraints if its tokenizer allows any."""
     longest = runner.config.max_positions
     limits = EngineLimits(
         max_requests=options.max_num_seqs,

@@ -71,7 +71,7 @@ class LocalEngine:
             self._release([progress.request_id])
 
     def metrics(self) -> list[Metric]:
-        """Counters since the start."""
+        """Return the counters since the start."""
         scheduler = self.machine.scheduler
         return self.totals.metrics(scheduler.running, scheduler.waiting)
 

@@ -126,7 +126,7 @@ class LLM:
         return self._driver.engine.pool.names
 
     def get_metrics(self) -> list[Metric]:
-        """Counters since the start."""
+        """Return the counters since the start."""
         return self._driver.engine.metrics()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class Segment:
     """One request's part of a pass.
 
     Either context (`delta`) or tree nodes or both. `parents` index the sequence's tentative nodes,
-    counting those scored in earlier passes; -1 is the last context token. `want_last` asks for the
+    counting those scored in earlier passes; -1 is the last context token. `want_last` requests the
     logits after the last delta token; nodes always get theirs.
     """
 
@@ -44,9 +44,9 @@ class AttentionRows:
     blocks: Sequence[int]
     """Block table: position p lies in slot blocks[p // B] * B + p % B."""
     visible: list[int]
-    """[rows] number of leading positions each query sees."""
+    """[rows] number of leading positions that each query sees."""
     extra: list[list[int]]
-    """[rows] further positions each query sees: the tentative nodes on its path, itself included."""
+    """[rows] further positions that each query sees: the tentative nodes on its path, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class PassFeatures:
     """Hidden states of all tokens of a pass, which its executor writes."""
 
     layers: tuple[int, ...]
-    """Ascending: those after so many layers; 0 is the embeddings, all layers the input of the final norm."""
+    """Ascending numbers of layers after which states are written; 0 is the embeddings, all layers the input
+    of the final norm."""
     states: NDArray[np.float32]
     """[T, len(layers), hidden]"""
 
@@ -68,18 +69,18 @@ class Batch:
     positions: list[int]
     """[T] rotary position: place in the context, or that of its last token + depth for a node."""
     write_slots: list[int]
-    """[T] where each token's key and value go."""
+    """[T] slot for each token's key and value."""
     rows: list[AttentionRows]
     logit_rows: list[int]
     """[R] rows of the pass whose logits are wanted."""
     logit_spans: list[tuple[int, int]]
     """Per segment, its range within `logit_rows`: the last delta token first if wanted, then nodes."""
     features: "PassFeatures | None" = None
-    """Hidden states that the pass is to write down."""
+    """Hidden states that the pass is to write."""
 
 
 def flatten(segments: Sequence[Segment]) -> Batch:
-    """Builds the pass. The segments' cache blocks must be reserved and nodes not yet added."""
+    """Build the pass. The segments' cache blocks must be reserved and nodes not yet added."""
     batch = Batch([], [], [], [], [], [])
     for segment in segments:
         start = len(batch.token_ids)
@@ -113,7 +114,7 @@ def _attention_rows(segment: Segment, start: int) -> tuple[AttentionRows, list[i
 
 
 def _node_paths(segment: Segment) -> tuple[list[int], list[list[int]]]:
-    """Depth of each new node and its path of tentative nodes, itself last."""
+    """Return the depth of each new node and its path of tentative nodes, itself last."""
     known = segment.sequence.nodes
     depths: list[int] = []
     paths: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""EAGLE at work: the layer and its cache, trees for a batch of requests."""
+"""EAGLE in use: the layer and its cache, trees for a batch of requests."""
 
 import logging
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ class EagleRunner:
 
     @classmethod
     def build(cls, weights: EagleWeights, options: RunnerOptions) -> "EagleRunner":
-        """Puts layer and cache together.
+        """Combine layer and cache.
 
         Raises:
-            SettingError: if an option is bad, or if what it asks for cannot run the layer.
+            SettingError: if an option is bad, or if the chosen executor cannot run the layer.
         """
         check_options(options)
         if options.executor not in ("auto", "native", "torch"):
@@ -50,9 +50,9 @@ class EagleRunner:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Reads every task's new rows and grows its tree; one per task, in order.
+        """Read every task's new rows and grow its tree; return one per task, in order.
 
-        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
+        No node of the trees stays in the cache. Space for `shape.scored_nodes` must be reserved.
         """
         if isinstance(self._model, NativeEagle):
             trees = self._model.grow(tasks, shape, token_ids)
@@ -69,16 +69,16 @@ class EagleRunner:
 
 
 class _Passes:
-    """Those of one growth over the layer in torch operations: context first, then levels of nodes."""
+    """Passes of one growth over the layer in torch operations: context first, then levels of nodes."""
 
     def __init__(self, model: EagleModel, cache: PagedKVCache, tasks: Sequence[EagleTask]) -> None:
         self._model, self._cache = model, cache
         self._states = {id(item.task.sequence): model.hidden_of(item.states) for item in tasks}
         self._outs: dict[int, list[torch.Tensor]] = {}
-        """By sequence: of the last context row, then of its tentative nodes."""
+        """Outputs by sequence: of the last context row, then of its tentative nodes."""
 
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Per segment the logits of its last context row, if wanted, or of its nodes."""
+        """Return per segment the logits of its last context row, if wanted, or of its nodes."""
         batch = flatten(segments)
         found = self._model.run(batch, torch.cat([self._hidden(segment) for segment in segments]))
         for segment, part in zip(segments, batch.rows, strict=True):
@@ -93,7 +93,7 @@ class _Passes:
         return [logits[start:stop] for start, stop in batch.logit_spans]
 
     def _hidden(self, segment: Segment) -> torch.Tensor:
-        """[rows of the segment, hidden]: from the target for context, of their parents for nodes."""
+        """Return [rows of the segment, hidden]: from the target for context, of their parents for nodes."""
         if segment.delta:
             return self._states[id(segment.sequence)]
         outs = self._outs[id(segment.sequence)]

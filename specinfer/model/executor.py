@@ -1,4 +1,4 @@
-"""What runs flattened passes: an executor owns the weights and the memory of the cache.
+"""Executors of flattened passes: an executor owns the weights and the memory of the cache.
 
 torch    any device and type; attention backend by name (`specinfer.model.torch.attention`)
 device   fused kernels for a GPU (`specinfer.model.gpu`); only by name
@@ -31,17 +31,19 @@ class Executor(Protocol):
     """Runs passes over a paged cache that it owns."""
 
     name: str
-    """As `--executor` calls it."""
+    """Name in `--executor`."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """[R, V] float32 logits of the rows a pass asks for; writes its keys and values, and the hidden
-        states that the batch asks for."""
+        """Run a pass and return the float32 logits [R, V] of its logit rows.
+
+        Writes the pass's keys and values, and the hidden states that the batch wants.
+        """
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
 
 
 class TorchExecutor:
@@ -60,8 +62,11 @@ class TorchExecutor:
         store: LayerStore | None = None,
         surgery: Surgery | None = None,
     ) -> None:
-        """`store`: where the layers lie, if not on the device; `surgery`: of ranks that share a model, whose
-        part of it this runs."""
+        """Load the model.
+
+        `store` holds the layers, if they are not on the device; `surgery` is that of ranks that share a
+        model, whose part of it this runs.
+        """
         if store is None:
             self._model = Transformer(config, weights, dtype, device, surgery)
         else:
@@ -74,24 +79,24 @@ class TorchExecutor:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the model's tensors."""
+        """Bytes of the model's tensors."""
         return self._model.weight_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Executor.run`."""
+        """Run a pass and return its logits [R, V]."""
         return self.logits(batch, self.hidden(batch))
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] float32 logits of the rows that the pass asks for; `hidden`: [T, hidden] of all of them."""
+        """Return the float32 logits [R, V] of the pass's logit rows; `hidden`: [T, hidden] of all rows."""
         return self._model.logits(hidden[self._tensor(batch.logit_rows)])
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, hidden] before the final norm; writes keys and values.
+        """Return the hidden states [T, hidden] before the final norm; write keys and values.
 
         Args:
             x: [T, hidden], what the layers read where these are not the first ones; else the tokens are.
@@ -113,14 +118,14 @@ class TorchExecutor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
         here, there = self._tensor(source), self._tensor(target)
         for cache in (self._keys, self._values):
             # index_select copies first, so overlapping rows are safe
             cache.index_copy_(1, there, cache.index_select(1, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         here = self._tensor(slots)
         angles = torch.tensor(self._inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(1, here).float(), angles.cos(), angles.sin())
@@ -138,14 +143,14 @@ def make_executor(
     store: LayerStore | None = None,
     held: str = "converted",
 ) -> Executor:
-    """The executor of this name.
+    """Return the executor of this name.
 
     Args:
         store: where the layers lie, if not on the device.
         held: how the device executor holds matrices.
 
     Raises:
-        SettingError: if there is none, or if the one asked for cannot run this model.
+        SettingError: if there is none, or if the chosen one cannot run this model.
     """
     if name == "device":
         return _device_executor(config, weights, dtype, num_blocks, device, held)
@@ -157,10 +162,10 @@ def make_executor(
 
 
 def runs_native(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> bool:
-    """Whether the compiled kernels run this model; the log says why not where nobody chose.
+    """Return whether the compiled kernels run this model; if not, log the reason where the choice is free.
 
     Raises:
-        SettingError: if they are asked for and cannot.
+        SettingError: if they are chosen by name and cannot.
     """
     if name not in ("auto", "native"):
         return False

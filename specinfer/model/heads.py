@@ -1,4 +1,4 @@
-"""Heads over the target's last hidden state (Medusa, blockwise parallel decoding): what they say, and trees.
+"""Heads over the target's last hidden state (Medusa, blockwise parallel decoding): logits, and trees.
 
     context      t_0 ... t_{n-1} t_n          h = norm(f_{n-1}): the newest hidden state that there is
     target       head(h) chose t_n            the tree's root
@@ -32,7 +32,7 @@ class Heads:
     """The heads, over any tensors: those of a checkpoint, or parameters that are trained."""
 
     def __init__(self, kind: type[HeadsSource], count: int, config: ModelConfig, parts: Parts) -> None:
-        """`config` is the target's; `parts` are made of the checkpoint's tensors and `tensors_of_target`."""
+        """Take the target's `config`; `parts` consist of the checkpoint's tensors and `tensors_of_target`."""
         self._norm, self._shape = parts.norm(_NORM), (-1, count, config.hidden_size)
         self._second: Linear | None = None
         if issubclass(kind, BlockwiseSource):
@@ -43,14 +43,14 @@ class Heads:
             self._heads = [parts.linear("", f"{i}.1") for i in range(count)]
 
     def outs(self, states: torch.Tensor) -> torch.Tensor:
-        """[R, k, hidden] of the target's hidden states [R, hidden], before its final norm."""
+        """Return outs [R, k, hidden] of the target's hidden states [R, hidden], before its final norm."""
         h = self._norm(states)
         inner = self._first(h)
         added = F.silu(inner) if self._second is None else self._second(F.relu(inner))
         return h[:, None] + added.view(self._shape)
 
     def logits(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each head [R_i, draft vocabulary], given its outs [R_i, hidden]."""
+        """Return the logits of each head [R_i, draft vocabulary], given its outs [R_i, hidden]."""
         if self._second is None:
             return [head(rows) for head, rows in zip(self._heads, outs, strict=True)]
         # shared: its weights, the most of what is read, are read once
@@ -64,7 +64,7 @@ def tensors_of_target(
     target: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """What heads read of their target and do not train: its final norm, its output head if they share it."""
+    """Return the target's frozen tensors that heads read: its final norm, its output head if shared."""
     norm = ("weight", "bias") if config.layer_norm else ("weight",)
     found = {f"{_NORM}.{part}": target[f"{_NORM}.{part}"] for part in norm}
     if issubclass(kind, BlockwiseSource):
@@ -73,7 +73,7 @@ def tensors_of_target(
 
 
 def output_head(config: ModelConfig, target: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """[V, hidden] the target's."""
+    """Return the target's output head [V, hidden]."""
     return target[EMBEDDING if config.tied_embeddings else f"{_HEAD}.weight"]
 
 
@@ -91,10 +91,10 @@ class HeadsRunner:
         target: Mapping[str, torch.Tensor],
         options: RunnerOptions,
     ) -> "HeadsRunner":
-        """Puts the heads together with what they read of their target.
+        """Combine the heads with the parts of their target.
 
         Raises:
-            SettingError: if an option is bad, or if what it asks for cannot run heads.
+            SettingError: if an option is bad, or if the chosen executor cannot run heads.
         """
         check_options(options)
         if options.executor not in ("auto", "torch"):
@@ -114,7 +114,7 @@ class HeadsRunner:
         shape: GrowthShape,
         token_ids: torch.Tensor,
     ) -> list[TokenTree]:
-        """One tree per task, in order; `states` [tasks, hidden] are the newest of each."""
+        """Return one tree per task, in order; `states` [tasks, hidden] are the newest of each."""
         outs = self._heads.outs(states.to(self._device, self._dtype))
         levels = [rows.float() for rows in self._heads.logits(outs.unbind(1))]
         return [

@@ -1,4 +1,4 @@
-"""How a verifier holds the weights of its model where nobody said how: `--weights auto`."""
+"""Default format of a verifier's weights in memory: `--weights auto`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ AUTO = "auto"
 
 
 def held_weights(directory: Path, options: RunnerOptions, shared: bool) -> str:
-    """What `options.weights` means for the model of a directory.
+    """Return the meaning of `options.weights` for the model of a directory.
 
     "auto" is "native-a8" where the model came as a GGUF file and the compiled kernels will run it, else
     "converted": decided by what there is and never by a measurement, because all verifiers of a gateway must

@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 
 class LoadedModel(NamedTuple):
-    """What a runner is made of."""
+    """Parts of a runner."""
 
     config: ModelConfig
     executor: Executor
     num_blocks: int
-    """Of the cache."""
+    """Number of blocks of the cache."""
     window: KVWindow | None = None
-    """Which context tokens the cache keeps; None: all."""
+    """Window of the cache; None: all context tokens are kept."""
 
 
 def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> LoadedModel:
-    """Loads a Hugging Face model directory; of a model that ranks share, this rank's part.
+    """Load a Hugging Face model directory; of a model that ranks share, this rank's part.
 
     Raises:
         SettingError: if an option is bad or the directory holds no model.
-        IncompatibleError: if the executor asked for cannot run the model.
+        IncompatibleError: if the chosen executor cannot run the model.
     """
     check_options(options)
     hf, generation = load_transformers_config(directory)
@@ -57,7 +57,7 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
 
 
 def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None) -> LoadedModel:
-    """A `transformers` model as it is."""
+    """Return a `transformers` model as it is."""
     from specinfer.model.torch.generic import GenericExecutor, generic_config
 
     num_blocks = blocks_for(options.kv_tokens)
@@ -68,7 +68,7 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
 def build_model(
     config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
 ) -> LoadedModel:
-    """Puts a model together from its configuration and weights; each of `ranks` does at the same time.
+    """Put a model together from its configuration and weights; each of `ranks` does at the same time.
 
     Raises:
         SettingError: if an option names something that does not exist.
@@ -123,7 +123,7 @@ def _window(config: ModelConfig, options: RunnerOptions) -> KVWindow | None:
 
 
 def _check_shared(options: RunnerOptions) -> None:
-    """Whether ranks can share a model with these options."""
+    """Check that ranks can share a model with these options."""
     if options.weights != "converted":
         raise SettingError("weights", options.weights, "ranks share a model as dtype says: converted")
     if options.offload != "none":

@@ -1,4 +1,4 @@
-"""How a model is loaded and run: the options of a runner, and which of their values go together."""
+"""Options for loading and running a model, and the values that go together."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from specinfer.model.weights.quantise import BLOCK_TYPES
 
 WEIGHTS = ("converted", *NATIVE, *BLOCK_TYPES, "fp8")
 DEVICE_WEIGHTS = ("converted", "int8", "fp8")
-"""Of the device executor."""
+"""Formats of the device executor's weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How to load and run a model."""
+    """Options for loading and running a model."""
 
     dtype: str = "bfloat16"
     device: str = "cpu"
@@ -34,24 +34,24 @@ class RunnerOptions:
     loading (`quantise.py`). All five need the native executor in bfloat16. The device executor has an "int8"
     of its own, and "fp8"."""
     layers: int | None = None
-    """Keep only the first layers (with the model's own final norm and head)."""
+    """Number of first layers to keep (with the model's own final norm and head); None keeps all."""
     kv_window: int = 0
-    """Keep only so many context tokens per request (StreamingLLM); lossy. 0 keeps all."""
+    """Context tokens to keep per request (StreamingLLM); lossy. 0 keeps all."""
     kv_sinks: int = 4
-    """First tokens a windowed cache never drops."""
+    """First tokens that a windowed cache never drops."""
     offload: str = "none"
-    """Where the decoder layers lie, if not on the device: "host" or "disk" (`offload.stores`)."""
+    """Place of the decoder layers, if not on the device: "host" or "disk" (`offload.stores`)."""
     offload_directory: str = ""
-    """Of "disk"; empty: the cache directory."""
+    """Directory of "disk"; empty: the cache directory."""
 
 
 def holds_blocks(dtype: str, executor: str) -> bool:
-    """Whether a model so loaded can hold quantised matrices: only the native executor does, in bfloat16."""
+    """Return whether these options allow quantised matrices: only the native executor does, in bfloat16."""
     return dtype == "bfloat16" and executor in ("auto", "native")
 
 
 def check_options(options: RunnerOptions) -> None:
-    """Checks the names among the options.
+    """Check the names among the options.
 
     Raises:
         SettingError: naming the bad one.

@@ -38,37 +38,37 @@ class ModelRunner:
     ) -> None:
         self.config, self._executor = config, executor
         self.features = FeatureStore(executor, num_blocks * BLOCK_TOKENS)
-        """Hidden states of what the cache holds, once `keep_features` was called."""
+        """Hidden states of all tokens in the cache, once `keep_features` was called."""
         self.cache = PagedKVCache(num_blocks, self.features, window)
         self._told_of_reference = False
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
-        """Loads a Hugging Face model directory; see `load_model`."""
+        """Load a Hugging Face model directory; see `load_model`."""
         return cls(*load_model(directory, options, ranks))
 
     @classmethod
     def wrap(
         cls, model: Any, hf: Any, options: RunnerOptions, generation: Any | None = None
     ) -> "ModelRunner":
-        """Runs a `transformers` model as it is."""
+        """Run a `transformers` model as it is."""
         return cls(*wrap_model(model, hf, options, generation))
 
     @classmethod
     def build(
         cls, config: ModelConfig, weights: Weights, options: RunnerOptions, ranks: Ranks | None = None
     ) -> "ModelRunner":
-        """Puts a model together from its configuration and weights; see `build_model`."""
+        """Put a model together from its configuration and weights; see `build_model`."""
         return cls(*build_model(config, weights, options, ranks))
 
     @property
     def parallel(self) -> ParallelExecutor | None:
-        """The ranks that share the model, if several do."""
+        """Ranks that share the model, if several do."""
         return self._executor if isinstance(self._executor, ParallelExecutor) else None
 
     @property
     def memory(self) -> list[RankMemory]:
-        """What each rank holds; nothing where the executor does not tell."""
+        """Bytes held by each rank; empty if the executor does not report them."""
         executor = self._executor
         if isinstance(executor, TorchExecutor):
             return [RankMemory(executor.weight_bytes, executor.cache_bytes)]
@@ -76,21 +76,21 @@ class ModelRunner:
 
     @property
     def executor_name(self) -> str:
-        """What runs its passes: "native", "torch" or "generic"."""
+        """Name of its executor: "native", "torch" or "generic"."""
         return self._executor.name
 
     @property
     def chooser(self) -> Chooser | None:
-        """What chooses tokens where logits lie, if they do not lie on the host."""
+        """Chooser of tokens where logits lie, if they do not lie on the host."""
         return self._executor if isinstance(self._executor, Chooser) else None
 
     def open(self) -> KVSequence:
-        """A new, empty sequence."""
+        """Return a new, empty sequence."""
         return self.cache.open()
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
-        """Runs one pass over all segments.
+        """Run one pass over all segments.
 
         Every segment's delta becomes context and its nodes become tentative nodes of its sequence.
 
@@ -107,18 +107,18 @@ class ModelRunner:
     def forward_with_features(
         self, segments: Sequence[Segment], layers: Sequence[int]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The same, and per segment the hidden states [tokens, len(layers), hidden] of delta and nodes.
+        """Run one pass; return logits and per segment the hidden states [tokens, len(layers), hidden].
 
         In bfloat16. A layer l stands for the hidden states after l layers; the layers ascend.
 
         Raises:
-            SettingError: if the model has no such layer, or its executor tells no hidden states.
+            SettingError: if the model has no such layer, or its executor returns no hidden states.
         """
         self._check_layers(layers)
         return self._run(segments, tuple(layers))
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on passes keep the hidden states after so many layers in `features`; none: no more.
+        """Keep the hidden states after these numbers of layers in `features` from now on; none: no more.
 
         Raises:
             SettingError: as `forward_with_features`.
@@ -137,7 +137,7 @@ class ModelRunner:
 
     @property
     def feature_layers(self) -> int:
-        """Layers after which hidden states can be asked for; 0: none."""
+        """Number of layers after which hidden states can be requested; 0: none."""
         return 0 if self.executor_name == "generic" else self.config.layers
 
     def _run(
@@ -167,9 +167,9 @@ class ModelRunner:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """Reads every task's new context and grows its tree; one per task, in order.
+        """Read every task's new context and grow its tree; return one per task, in order.
 
-        Of the trees nothing stays in the cache. Room for `shape.scored_nodes` must be reserved.
+        No node of the trees stays in the cache. Space for `shape.scored_nodes` must be reserved.
         """
         if isinstance(self._executor, Grower) and self._grows(self._executor, tasks, shape):
             trees = self._executor.grow(tasks, shape, token_ids)
@@ -184,7 +184,7 @@ class ModelRunner:
                 self.cache.commit(task.sequence, ())
 
     def _grows(self, grower: Grower, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Whether an executor grows these trees itself; says so once if not."""
+        """Return whether an executor grows these trees itself; log once if not."""
         if grower.can_grow(tasks, shape):
             return True
         if not self._told_of_reference:

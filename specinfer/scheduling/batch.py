@@ -83,5 +83,5 @@ class RunningBatch:
         return admitted
 
     def _preemption_rank(self, state: RequestState) -> tuple[int, int, tuple[float, int]]:
-        """Return the key whose largest value is preempted: priority, then its caller's load, then lateness."""
+        """Return the key whose largest value is preempted: low priority, then a large load, then lateness."""
         return -state.request.priority, self.queue.running_of(state.request.caller), state.place

@@ -89,7 +89,7 @@ class TreeBuilder:
         return list(dict.fromkeys(nodes))
 
     def build(self, order: Sequence[int] = ()) -> TokenTree:
-        """Return the finished tree, depth first, siblings in insertion order; `order` is that of its candidates."""
+        """Return the tree, depth first, siblings in insertion order; `order` is that of its candidates."""
         nodes = topology.depth_first(self.parents)
         place = [0] * len(nodes)
         for new, old in enumerate(nodes):

@@ -74,7 +74,7 @@ def without_forbidden(tree: TokenTree, matcher: TokenMatcher) -> TokenTree:
 def with_forced(
     tree: TokenTree, matcher: TokenMatcher, most: int, depth: int, chain: bool = False
 ) -> TokenTree:
-    """Return the tree with up to `most` further nodes of tokens that must follow its nodes, down to this depth.
+    """Return the tree with up to `most` further nodes of tokens that must follow its nodes.
 
     Those behind the likeliest nodes come first. `matcher` has read the root, and is left as it was.
 

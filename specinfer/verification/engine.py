@@ -284,7 +284,7 @@ class VerifierEngine:
 
 
 def _tentative(tree: TokenTree | None) -> tuple[list[int], list[int]]:
-    """Return tokens and parents of the nodes below the root, numbered as the cache numbers tentative nodes."""
+    """Return tokens and parents of the nodes below the root, numbered as the cache's tentative nodes."""
     if tree is None:
         return [], []
     return tree.token_ids[1:].tolist(), (tree.parents[1:] - 1).tolist()

@@ -70,7 +70,6 @@ def check_job(job: VerifyJob, room: int, vocab_size: int, limits: EngineLimits) 
     """Check one job.
 
     Args:
-        job: the job.
         room: tokens that may still be added to the pass.
 
     Raises:

@@ -55,9 +55,7 @@ class PredictionComparison(NamedTuple):
     """Comparison of a model's predictions with those of the whole model."""
 
     divergence: float
-    """Mean KL(whole
-
-    this) in nats."""
+    """Mean KL(whole || this) in nats."""
     agreement: float
     """Share of the tokens for which both have the same most probable one."""
 

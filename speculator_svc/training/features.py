@@ -68,7 +68,7 @@ class Kept(NamedTuple):
         return (self.place / _LABELS).is_file()
 
     def states(self, layers: Sequence[int]) -> NDArray[np.int16]:
-        """Return states [tokens, layers, hidden] of some layers: mapped if these are neighbours, or copied."""
+        """Return states [tokens, layers, hidden] of some layers: mapped if they are neighbours, or copied."""
         states: NDArray[np.int16] = np.load(self.place / "states.npy", mmap_mode="r")
         places = [self.layers.index(layer) for layer in layers]
         if places == list(range(places[0], places[-1] + 1)):

@@ -101,7 +101,7 @@ def _advance(runner: ModelRunner, running: Sequence[_Running], label_width: int)
 
 
 def most_probable(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities [N, width] in float16, renormalised over these tokens, and their columns in int32."""
+    """Return float16 probabilities [N, width], renormalised over these tokens, and their int32 columns."""
     values, ids = logits.topk(width, dim=-1)
     return values.softmax(-1).half().cpu(), ids.int().cpu()
 
@@ -126,7 +126,7 @@ CHUNK = 100
 
 
 def in_draft_vocabulary(labels: Labels, vocabulary: NDArray[np.int64]) -> Labels:
-    """Return a corpus's labels for a drafter: tokens it does not know get probability 0, the others all of it.
+    """Return a corpus's labels for a drafter: unknown tokens get probability 0, the others all of it.
 
     Where it knows none of them, all probabilities are 0.
     """

@@ -1,8 +1,8 @@
-"""Hidden states of the target at everything that its cache holds, beside keys and values.
+"""Hidden states of the target for all tokens of its cache, beside keys and values.
 
 Speculators that read them (EAGLE, Medusa) may come late, restart, or find a prompt in shared blocks. So a
 hidden state is kept by the cache slot of its token and lives as long as its key: it is found again whenever
-somebody lacks it. Nothing is kept before somebody asks, so tokens of before have none (`read` says so).
+a drafter lacks it. Nothing is kept before the first request, so earlier tokens have none (see `read`).
 
 It stands between the cache and its storage, since it has to move what the cache moves.
 """
@@ -16,7 +16,7 @@ from specinfer.model.cache.kv_cache import KVStorage
 from specinfer.model.cache.sequence import Slots
 
 Bfloat16 = NDArray[np.int16]
-"""Numbers of 16 bits by their bits; numpy has no type for them."""
+"""Bfloat16 numbers as their 16 bits; numpy has no type for them."""
 
 
 class FeatureStore:
@@ -25,17 +25,17 @@ class FeatureStore:
     def __init__(self, storage: KVStorage, slots: int) -> None:
         self._storage, self._slots = storage, slots
         self.layers: tuple[int, ...] = ()
-        """After how many layers the hidden states are taken; empty: nobody asks."""
+        """Numbers of layers after which the hidden states are taken; empty if none are wanted."""
         self._states: Bfloat16 = np.empty((slots, 0, 0), np.int16)
         self._known = np.zeros(slots, np.bool_)
 
     @property
     def token_bytes(self) -> int:
-        """Of one token's states."""
+        """Bytes of one token's states."""
         return int(np.prod(self._states.shape[1:])) * self._states.itemsize
 
     def keep(self, layers: Sequence[int], hidden: int) -> None:
-        """From now on these layers are kept; what was kept of others is forgotten."""
+        """Keep these layers from now on; states of others are forgotten."""
         if tuple(layers) == self.layers:
             return
         self.layers = tuple(layers)
@@ -43,17 +43,17 @@ class FeatureStore:
         self._known[:] = False
 
     def write(self, slots: Slots, states: Bfloat16) -> None:
-        """The states [T, layers, hidden] of tokens that were just computed."""
+        """Store the states [T, layers, hidden] of tokens that were just computed."""
         self._states[slots] = states
         self._known[slots] = True
 
     def forget(self, slots: Slots) -> None:
-        """Other tokens were written to these slots, without their states."""
+        """Forget slots to which other tokens were written without their states."""
         if self.layers:
             self._known[slots] = False
 
     def read(self, slots: Slots, most: int) -> tuple[int, Bfloat16]:
-        """The states of consecutive tokens: of the stretch that is known up to the last of them.
+        """Return the states of consecutive tokens: of the stretch that is known up to the last of them.
 
         Returns:
             How many of the first tokens are left out since their states are not known, and the states
@@ -64,12 +64,12 @@ class FeatureStore:
         return first, self._states[slots[first : first + most]]
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
         self._storage.move(source, target)
         if self.layers:
             self._states[target] = self._states[source]
             self._known[target] = self._known[source]
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`; hidden states have no position of their own."""
+        """Turn the keys of slots by `delta` rotary positions; hidden states have no position of their own."""
         self._storage.rotate(slots, delta)

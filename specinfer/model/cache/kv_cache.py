@@ -9,7 +9,7 @@ the nodes of one root path as context, moving their scattered entries to consecu
 drops the others.
 
 A prompt prefix is computed once: a full block of context is filed under a hash of its tokens and of the
-block before it, and `share` lets another sequence use it. Shared blocks are full, so nobody writes to
+block before it, and `share` lets another sequence use it. Shared blocks are full, so no sequence writes to
 them. A block that no sequence uses keeps its content until it is handed out again, oldest first.
 
 With a window (`KVWindow`, StreamingLLM, arXiv 2309.17453) the cache keeps a request's first tokens, the
@@ -33,21 +33,21 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, KVSequence, Slots, bloc
 from specinfer.model.cache.window import KVWindow
 
 CACHE_TOKENS = 32768
-"""Context tokens that a cache holds unless told otherwise."""
+"""Default number of context tokens that a cache holds."""
 
 
 class KVStorage(Protocol):
-    """Where keys and values lie; the executor's own layout."""
+    """Memory of keys and values, in the executor's own layout."""
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copies entries from slots to slots; all sources are read before any target is written."""
+        """Copy entries from slots to slots; all sources are read before any target is written."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Turns the keys of slots by `delta` rotary positions."""
+        """Turn the keys of slots by `delta` rotary positions."""
 
 
 class PagedKVCache:
-    """Hands out blocks of a storage and keeps the books."""
+    """Allocation of a storage's blocks to sequences."""
 
     def __init__(self, num_blocks: int, storage: KVStorage, window: KVWindow | None = None) -> None:
         self.num_blocks, self._storage, self.window = num_blocks, storage, window
@@ -58,7 +58,7 @@ class PagedKVCache:
         self._hash_of: dict[int, int] = {}  # and back
         self._sequences: list[KVSequence] = []
         self.queried_tokens = 0
-        """Context tokens, in whole blocks, that were looked for, since the start."""
+        """Context tokens, in whole blocks, that were looked up since the start."""
         self.shared_tokens = 0
         """Context tokens that were found instead of computed, since the start."""
 
@@ -78,13 +78,13 @@ class PagedKVCache:
         return len(self._free) * BLOCK_TOKENS
 
     def open(self) -> KVSequence:
-        """A new, empty sequence."""
+        """Return a new, empty sequence."""
         sequence = KVSequence()
         self._sequences.append(sequence)
         return sequence
 
     def reserve(self, sequence: KVSequence, extra: int) -> None:
-        """Makes room for `extra` tokens after everything the sequence holds.
+        """Reserve space for `extra` tokens after everything the sequence holds.
 
         Raises:
             ExhaustedError: if there are too few free blocks; the sequence is unchanged.
@@ -96,7 +96,7 @@ class PagedKVCache:
             sequence.blocks.append(self._take_free())
 
     def share(self, sequence: KVSequence, tokens: Seq[int]) -> int:
-        """Extends the context by leading blocks of `tokens` that are in the cache already.
+        """Extend the context by leading blocks of `tokens` that are in the cache already.
 
         Returns:
             How many tokens that was; a multiple of the block size.
@@ -120,12 +120,12 @@ class PagedKVCache:
         return sequence.length - start
 
     def append(self, sequence: KVSequence, tokens: Seq[int]) -> None:
-        """Counts context tokens as held; their keys and values were just written."""
+        """Count context tokens as held; their keys and values were just written."""
         assert sequence.nodes == 0, "context cannot grow behind tentative nodes"
         self._extend(sequence, tokens)
 
     def add_nodes(self, sequence: KVSequence, tokens: Seq[int], parents: Seq[int]) -> None:
-        """Counts tree nodes as held; `parents` index tentative nodes, -1 is the last context token."""
+        """Count tree nodes as held; `parents` index tentative nodes, -1 is the last context token."""
         for token, parent in zip(tokens, parents, strict=True):
             if not -1 <= parent < sequence.nodes:
                 raise InvalidInputError("node parent", parent, "must be an earlier tentative node or -1")
@@ -134,7 +134,7 @@ class PagedKVCache:
             sequence.node_tokens.append(token)
 
     def commit(self, sequence: KVSequence, path: Seq[int]) -> None:
-        """Keeps the tentative nodes of `path` (root's child first) as context and drops the rest."""
+        """Keep the tentative nodes of `path` (root's child first) as context and drop the rest."""
         expected = -1
         for node in path:
             if not 0 <= node < sequence.nodes or sequence.node_parents[node] != expected:
@@ -156,7 +156,7 @@ class PagedKVCache:
         self._storage.move([slots[node] for _, node in moved], [slots[i] for i, _ in moved])
 
     def slide(self, sequence: KVSequence, ahead: int) -> int:
-        """Drops blocks behind the sinks while more than the window is held; returns the tokens dropped.
+        """Drop blocks behind the sinks while more than the window is held; return the tokens dropped.
 
         Args:
             ahead: tokens the next pass may add; rotary positions are wound back in time for them.
@@ -177,7 +177,7 @@ class PagedKVCache:
         return dropped
 
     def release(self, sequence: KVSequence) -> None:
-        """Gives all blocks back; a released sequence must not be used again."""
+        """Give all blocks back; a released sequence must not be used again."""
         if sequence.released:
             return
         sequence.released = True
@@ -185,12 +185,12 @@ class PagedKVCache:
         self._drop(sequence, 0)
 
     def trim(self, sequence: KVSequence) -> None:
-        """Gives back blocks that were reserved and are not needed."""
+        """Give back blocks that were reserved and are not needed."""
         keep = blocks_for(sequence.cached + sequence.nodes)
         self._drop(sequence, keep)
 
     def _take_free(self) -> int:
-        """The free block unused for longest; what it held is forgotten."""
+        """Return the free block unused for longest, whose content is forgotten."""
         block, _ = self._free.popitem(last=False)
         known = self._hash_of.pop(block, None)
         if known is not None:
@@ -199,7 +199,7 @@ class PagedKVCache:
         return block
 
     def _drop(self, sequence: KVSequence, keep: int) -> None:
-        """Gives up the sequence's blocks behind the first `keep`; the last are handed out first."""
+        """Give up the sequence's blocks behind the first `keep`; the last are handed out first."""
         for block in reversed(sequence.blocks[keep:]):
             self._give_back(block)
         del sequence.blocks[keep:]
@@ -210,7 +210,7 @@ class PagedKVCache:
             self._free[block] = None
 
     def _extend(self, sequence: KVSequence, tokens: Seq[int]) -> None:
-        """Adds committed tokens and files the blocks they complete."""
+        """Add committed tokens and file the blocks that they complete."""
         sequence.tokens.extend(tokens)
         if self.window is not None:
             return
@@ -224,7 +224,7 @@ class PagedKVCache:
                 self._hash_of[block] = sequence.chain[-1]
 
     def check(self) -> None:
-        """Asserts the invariant of this cache; call it whenever nothing is in flight."""
+        """Assert the invariant of this cache; call it whenever nothing is in flight."""
         owned = Counter(block for sequence in self._sequences for block in sequence.blocks)
         for block in range(self.num_blocks):
             assert self._uses[block] == owned[block], "a block's count is wrong"
@@ -235,7 +235,7 @@ class PagedKVCache:
 
 
 def _chain(before: Seq[int], tokens: Seq[int]) -> int:
-    """Hash of a block's tokens and of all blocks before it: 128 bits, so that no two ever agree."""
+    """Return a 128-bit hash of a block's tokens and of all blocks before it, so that no two ever agree."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update((before[-1] if before else 0).to_bytes(16, "little"))
     digest.update(np.asarray(tokens, np.int32).tobytes())

@@ -1,4 +1,4 @@
-"""What the paged cache holds for one request, and in which blocks."""
+"""Contents of the paged cache for one request, and their blocks."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ Slots = Sequence[int]
 
 
 class KVSequence:
-    """What the cache holds for one request. Only `PagedKVCache` changes it."""
+    """Contents of the cache for one request. Only `PagedKVCache` changes it."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -42,12 +42,12 @@ class KVSequence:
         return len(self.node_parents)
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """Physical slots of positions [start, stop) in the cache."""
+        """Return the physical slots of positions [start, stop) in the cache."""
         table = self.blocks
         return [table[p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(start, stop)]
 
     def node_path(self, node: int) -> list[int]:
-        """Tentative nodes from the root's child down to `node` itself."""
+        """Return the tentative nodes from the root's child down to `node` itself."""
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -56,5 +56,5 @@ class KVSequence:
 
 
 def blocks_for(tokens: int) -> int:
-    """Blocks that hold this many tokens."""
+    """Return the number of blocks that hold this many tokens."""
     return -(-tokens // BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""What a windowed cache keeps of a request (StreamingLLM, arXiv 2309.17453)."""
+"""Window of a cache over a request's context (StreamingLLM, arXiv 2309.17453)."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from specinfer.model.cache.sequence import BLOCK_TOKENS, blocks_for
 
 @dataclass(frozen=True, slots=True)
 class KVWindow:
-    """What a windowed cache keeps of a request. Lossy."""
+    """Part of a request's context that a windowed cache keeps. Lossy."""
 
     tokens: int
     """Context tokens kept, sinks included; up to a block more."""
     sinks: int
     """First tokens that are never dropped, rounded up to whole blocks."""
     max_positions: int
-    """Rotary positions the model knows."""
+    """Rotary positions that the model knows."""
 
     def __post_init__(self) -> None:
         if self.tokens < self.sink_blocks * BLOCK_TOKENS + BLOCK_TOKENS:

@@ -1,4 +1,4 @@
-"""Which tokens may follow nodes, and how likely the target chooses them: what points are proposed by."""
+"""Candidates behind nodes, and the probability that the target chooses them, by which points are proposed."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from specinfer.sampling import noise_key
 def candidates(
     task: GrowthTask, rows: torch.Tensor, token_ids: torch.Tensor, width: int, position: int
 ) -> tuple[Float32, list[list[int]]]:
-    """Scores and target tokens [F, width] of what may follow each of F nodes, best first.
+    """Return scores and target tokens [F, width] of the candidates behind each of F nodes, best first.
 
     Args:
         rows: logits [F, draft vocabulary].
@@ -33,7 +33,7 @@ def candidates(
 
 
 def _largest(rows: Float64, most: int) -> NDArray[np.intp]:
-    """[F, most] places of the largest numbers of each row, the largest first; sorts no more than these."""
+    """Return [F, most] places of the largest numbers of each row, the largest first; sort only these."""
     most = min(most, rows.shape[-1])
     places = np.argpartition(-rows, most - 1, axis=-1)[:, :most]
     order = np.argsort(-np.take_along_axis(rows, places, -1), axis=-1)

@@ -29,7 +29,7 @@ from specinfer.model.weights.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """What an EAGLE model is made of."""
+    """Parts of an EAGLE model."""
 
     config: ModelConfig
     """The target's shape, with one layer and the draft vocabulary."""
@@ -57,11 +57,11 @@ class EagleModel:
         self._keys, self._values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
     def hidden_of(self, states: torch.Tensor) -> torch.Tensor:
-        """fc of the target's states [T, layers, hidden]: [T, hidden]."""
+        """Return fc of the target's states [T, layers, hidden]: [T, hidden]."""
         return self._fc(states.to(self._embedding.device, self._embedding.dtype).flatten(1))
 
     def run(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """The rows' outs [T, hidden], given their hidden states [T, hidden]."""
+        """Return the rows' outs [T, hidden], given their hidden states [T, hidden]."""
         token_ids, positions, slots = (
             torch.tensor(numbers, dtype=torch.int64, device=self.device)
             for numbers in (batch.token_ids, batch.positions, batch.write_slots)
@@ -80,21 +80,21 @@ class EagleModel:
         return self._layer.behind(residual, normed, angles, attend)
 
     def logits(self, outs: torch.Tensor) -> torch.Tensor:
-        """[R, draft vocabulary] float32."""
+        """Return the logits [R, draft vocabulary] in float32."""
         return self._head(self._norm(outs)).float()
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`. Of a tree nothing is kept, so nothing moves."""
+        """Do nothing: no node of a tree is kept, so none moves."""
         raise NotImplementedError("trees of drafts are dropped whole")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         raise NotImplementedError("this cache has no window")
 
 
 @dataclass(frozen=True, slots=True)
 class EagleTask:
-    """One request: a growth task whose delta are the tokens of the new rows, and the states of these rows."""
+    """Task of one request: a growth task whose delta are the tokens of the new rows, with their states."""
 
     task: GrowthTask
     states: torch.Tensor

@@ -1,4 +1,4 @@
-"""Growing token trees with a small model: the rules, and a growth that runs them over any executor.
+"""Growth of token trees with a small model: the rules, and a growth that runs them over any executor.
 
 Two ways to grow, both level by level with one batched pass each (paper, section 3; Sequoia and EAGLE-2
 for best-first):
@@ -45,18 +45,19 @@ class _Growth:
 
     task: GrowthTask
     position: int
-    """Context length, the absolute position of what follows the root: keys noise and random streams."""
+    """Absolute position of the token behind the root (the context length), which keys noise and random
+    streams."""
     builder: TreeBuilder
     frontier: list[int] = field(default_factory=lambda: [0])
     """Builder nodes whose next tokens the coming logits predict, in the order of those logits."""
     path_probability: list[float] = field(default_factory=lambda: [1.0])
-    """Per builder node, the draft's idea of the probability that its path is accepted."""
+    """The draft's estimate of the probability that each builder node's path is accepted."""
     scored: dict[int, int] = field(default_factory=lambda: {0: -1})
     """Builder node -> tentative node of the cache; -1 is the context's end."""
     drawings: list[Drawing] = field(default_factory=list)
-    """Of all expanded nodes, if children are drawn."""
+    """Drawings of all expanded nodes, if children are drawn."""
     draws: list[tuple[int, int, float]] = field(default_factory=list)
-    """(index of the drawing, place, path probability before it was drawn) as they were made."""
+    """(index of the drawing, place, path probability before it was drawn), in the order of the draws."""
 
     @property
     def limits(self) -> TreeLimits:
@@ -64,20 +65,20 @@ class _Growth:
 
     @property
     def full(self) -> bool:
-        """Whether every further node takes the place of another."""
+        """True if every further node takes the place of another."""
         return len(self.path_probability) > self.limits.nodes
 
     @property
     def bar(self) -> float:
-        """Path probability of the least likely node that the tree would keep; 0 while it has room."""
+        """Path probability of the least likely node that the tree would keep; 0 until it is full."""
         return sorted(self.path_probability[1:], reverse=True)[self.limits.nodes - 1] if self.full else 0.0
 
     def next_path_probability(self, drawing: Drawing) -> float:
-        """Of the next drawn child, known before it is drawn."""
+        """Return the path probability of the next drawn child, which is known before it is drawn."""
         return self.path_probability[drawing.node] * drawing.chance
 
     def draw(self, drawing: Drawing) -> None:
-        """Draws a child; a token drawn again is the same node."""
+        """Draw a child; a token drawn again is the same node."""
         path_probability, chance = self.next_path_probability(drawing), drawing.chance
         child = self.builder.add(drawing.node, drawing.draw(), chance)
         self.draws.append((drawing.index, len(drawing.children), path_probability))
@@ -98,7 +99,7 @@ class ReferenceGrowth:
         self._forward, self._shape, self._token_ids = forward, shape, token_ids
 
     def grow(self, tasks: Sequence[GrowthTask]) -> list[TokenTree]:
-        """One tree per task, in order. Context is appended; the tree's nodes stay tentative."""
+        """Return one tree per task, in order. Context is appended; the tree's nodes stay tentative."""
         growths = [_Growth(t, t.context_length, TreeBuilder(t.delta[-1])) for t in tasks]
         segments = [Segment(t.sequence, t.delta, want_last=not t.limits.empty) for t in tasks]
         logits = self._forward(segments) if segments else []
@@ -113,7 +114,7 @@ class ReferenceGrowth:
         return [self._finish(growth) for growth in growths]
 
     def _finish(self, growth: _Growth) -> TokenTree:
-        """The tree, cut to its most probable nodes (a parent is never below its child)."""
+        """Return the tree, cut to its most probable nodes (a parent is never below its child)."""
         if self._shape.draws(growth.task.sampling):
             return _drawn_tree(growth, best_first=self._shape.expansion is None)
         built, most = growth.builder, growth.limits.nodes
@@ -123,7 +124,7 @@ class ReferenceGrowth:
         return point_tree(built.token_ids, built.parents, built.scores, sorted(ranked))
 
     def _score(self, growths: list[_Growth]) -> list[torch.Tensor]:
-        """Runs the frontier nodes of all trees in one pass."""
+        """Run the frontier nodes of all trees in one pass."""
         if not growths:
             return []
         segments = []
@@ -136,7 +137,7 @@ class ReferenceGrowth:
         return self._forward(segments)
 
     def _expand(self, growth: _Growth, rows: torch.Tensor, depth: int) -> None:
-        """Adds children to every frontier node and chooses the next frontier among them."""
+        """Add children to every frontier node and choose the next frontier among them."""
         if self._shape.draws(growth.task.sampling):
             added = self._expand_sampled(growth, rows, depth)
         else:
@@ -148,7 +149,7 @@ class ReferenceGrowth:
         growth.frontier = added
 
     def _expand_best(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Each frontier node gets the children that are likeliest to be the target's choice."""
+        """Give each frontier node the children that are likeliest to be the target's choice."""
         limits = growth.limits
         width = self._shape.width(limits, depth, len(self._token_ids))
         if width == 0:
@@ -167,7 +168,7 @@ class ReferenceGrowth:
         return added
 
     def _expand_sampled(self, growth: _Growth, rows: torch.Tensor, depth: int) -> list[int]:
-        """Draws children of the frontier: as many as the expansion vector says, or the likeliest."""
+        """Draw children of the frontier: the number in the expansion vector, or the likeliest."""
         drawings = [self._drawing(growth, node, row) for node, row in zip(growth.frontier, rows, strict=True)]
         before = len(growth.path_probability)
         most = self._shape.width(growth.limits, depth, len(self._token_ids))
@@ -187,14 +188,14 @@ class ReferenceGrowth:
 
 
 def _draw_all(growth: _Growth, drawings: Sequence[Drawing], count: int) -> None:
-    """As many children for every node, while there is room."""
+    """Draw equally many children for every node, up to the limit of nodes."""
     for drawing in drawings:
         while len(drawing.children) < count and drawing.chance > 0 and not growth.full:
             growth.draw(drawing)
 
 
 def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> None:
-    """The draw that is likeliest to be accepted comes next, while it can be among the tree's likeliest.
+    """Draw the child that is likeliest to be accepted, while it can be among the tree's likeliest.
 
     No node gets more than `most`.
     """
@@ -206,7 +207,7 @@ def _draw_likeliest(growth: _Growth, drawings: Sequence[Drawing], most: int) -> 
 
 
 def _drawn_tree(growth: _Growth, best_first: bool) -> TokenTree:
-    """The tree of the first draws that fit into the budget: by rank, or else as they were made.
+    """Return the tree of the first draws that fit into the budget: by rank, or else in the order of drawing.
 
     It ends with the budget even if the next draw repeats a node: going on would look at its token.
     """

@@ -1,4 +1,4 @@
-"""Trees from one distribution for each depth: what heads say does not hang on the tokens in between.
+"""Trees from one distribution for each depth: heads do not depend on the tokens in between.
 
 A node's path probability is the product of its tokens' along the path, so the most probable nodes are found
 without looking at others: the next one is the best sibling or the best child of one that is in the tree.
@@ -21,7 +21,7 @@ from specinfer.tree.builder import point_tree
 
 
 class _Candidate(NamedTuple):
-    """A node that may come next; the least is the most probable one, of equals the first found."""
+    """A candidate node; the least is the most probable one, of equals the first found."""
 
     negated: float
     """Path probability, negated."""
@@ -29,13 +29,13 @@ class _Candidate(NamedTuple):
     parent: int
     depth: int
     rank: int
-    """Among its siblings."""
+    """Rank among its siblings."""
 
 
 def grow_levels(
     task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
 ) -> TokenTree:
-    """The tree of one request.
+    """Return the tree of one request.
 
     Args:
         levels: by depth, the logits [draft vocabulary] of the token there; no tree is deeper.
@@ -50,7 +50,7 @@ def grow_levels(
     left = iter(levels)
 
     def forward(segments: Sequence[Segment]) -> list[torch.Tensor]:
-        rows = next(left)  # asked for level by level
+        rows = next(left)  # requested level by level
         return [rows.expand(len(segment.nodes) or 1, -1) for segment in segments]
 
     return ReferenceGrowth(forward, shape, token_ids).grow([task])[0]
@@ -59,7 +59,7 @@ def grow_levels(
 def _most_probable(
     task: GrowthTask, levels: Sequence[torch.Tensor], shape: GrowthShape, token_ids: torch.Tensor
 ) -> TokenTree:
-    """The budget's most probable nodes."""
+    """Return the budget's most probable nodes."""
     limits, followed = task.limits, shape.followed(task.limits)
     scores: list[list[float]] = []
     ids: list[list[int]] = []
@@ -67,7 +67,7 @@ def _most_probable(
     waiting: list[_Candidate] = []
 
     def consider(parent: int, depth: int, rank: int) -> None:
-        """A candidate whose path has any probability, if there is one."""
+        """Return a candidate, unless its path has no probability."""
         if depth == len(scores) < len(levels):  # no path came so deep before
             width, position = shape.width(limits, depth, len(token_ids)), task.context_length + depth
             level = candidates(task, levels[depth][None], token_ids, width, position)

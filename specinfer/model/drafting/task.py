@@ -1,4 +1,4 @@
-"""What is asked of tree expansion: the shape of trees; for every request its cache, context and limits."""
+"""Tasks of tree expansion: the shape of trees; for every request its cache, context and limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,51 +13,52 @@ from specinfer.sampling import Sampling
 from specinfer.tree import ExpansionVector, ProposalKind, TokenTree, TreeLimits
 
 GREEDY_SCORE_TEMPERATURE = 0.75
-"""Of the softmax that scores candidates for greedy requests. A target that takes its most probable token
-takes the draft's first one more often than the draft, which learnt the target's distribution, gives it
-probability; so trees for it should be deeper and narrower. Measured:
-docs/findings.md#greedy-scores."""
+"""Temperature of the softmax that scores candidates for greedy requests. A target that takes its most
+probable token takes the draft's first one more often than the draft, which learnt the target's distribution,
+gives it probability; so trees for it should be deeper and narrower. Measured: docs/findings.md#greedy-scores.
+"""
 
 
 NOISY_SCORE_TEMPERATURE = 1.25
-"""Of the softmax that scores candidates of stochastic requests, over the `NOISY_RIVALS` that noise favours
-most. The noise is the target's but q is not P: what wins here wins there less often than its lead says."""
+"""Temperature of the softmax that scores candidates of stochastic requests, over the `NOISY_RIVALS` that
+noise favours most. The noise is the target's but q is not P: a winner here wins there less often than its
+lead suggests."""
 NOISY_RIVALS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthShape:
-    """How trees grow."""
+    """Shape of growing trees."""
 
     expansion: ExpansionVector | None = None
     beam: int = 4
     """Most nodes expanded per level when growing best-first."""
     deepest: int | None = None
-    """Most levels of a best-first tree, whatever depth is asked for: each costs a pass."""
+    """Most levels of a best-first tree, for any requested depth: each costs a pass."""
     min_path_probability: float = 0.0
-    """Best-first trees do not go on below nodes whose path the draft thinks less probable. A level that no
-    tree wants is not run."""
+    """Path probability by the draft below which best-first trees do not go on. A level that no tree wants is
+    not run."""
     kind: ProposalKind = ProposalKind.POINT
-    """What the children of stochastic requests are: points, or draws of either kind."""
+    """Kind of the children of stochastic requests: points, or draws of either kind."""
     q_support: int = 32
-    """Tokens that draws are made from."""
+    """Number of tokens from which draws are made."""
 
     def limits(self, asked: TreeLimits) -> TreeLimits:
-        """What is asked for, but no best-first tree deeper than `deepest`; others as asked."""
+        """Return the requested limits, with a best-first tree no deeper than `deepest`."""
         if self.deepest is None or not self.best_first(asked):
             return asked
         return replace(asked, depth=min(asked.depth, self.deepest))
 
     def followed(self, limits: TreeLimits) -> float:
-        """The least probability of a path that a tree within these limits follows further."""
+        """Return the least probability of a path that a tree within these limits follows further."""
         return max(self.min_path_probability, limits.min_path_probability) if self.best_first(limits) else 0.0
 
     def best_first(self, limits: TreeLimits) -> bool:
-        """Whether trees within these limits grow best-first: not by an expansion vector, and no chains."""
+        """Return whether trees in these limits grow best-first: no chains, no expansion vector."""
         return self.expansion is None and limits.width is None
 
     def width(self, limits: TreeLimits, depth: int, vocabulary: int) -> int:
-        """Most children of a node at this depth, given the size of the draft vocabulary."""
+        """Return the most children of a node at this depth, given the size of the draft vocabulary."""
         width = min(limits.nodes, vocabulary)
         if self.expansion is not None:
             widths = self.expansion.widths
@@ -65,11 +66,11 @@ class GrowthShape:
         return min(width, limits.width) if limits.width is not None else width
 
     def draws(self, asked: Sampling) -> bool:
-        """Whether children are drawn."""
+        """Return whether children are drawn."""
         return self.kind is not ProposalKind.POINT and not asked.greedy
 
     def scored_nodes(self, limits: TreeLimits) -> int:
-        """Most nodes that growing one tree runs through the model."""
+        """Return the most nodes that growing one tree runs through the model."""
         if self.expansion is None:
             return self.beam * max(limits.depth, 1)
         widths = self.expansion.widths[: limits.depth]
@@ -78,30 +79,31 @@ class GrowthShape:
 
 @dataclass(frozen=True, slots=True)
 class GrowthTask:
-    """One request: its cache, what is new of its context, and the tree wanted behind it."""
+    """Task of one request: its cache, the new part of its context, and the limits of the tree behind it."""
 
     sequence: KVSequence
     delta: Sequence[int]
-    """Context tokens the cache lacks, at least one; the last is the tree's root."""
+    """Context tokens that the cache lacks, at least one; the last is the tree's root."""
     limits: TreeLimits
     sampling: Sampling
-    """The request's; its seed is that of the noise where children are points, and the drafter's own where
-    they are drawn. Greedy: children are the most probable tokens."""
+    """Sampling of the request; its seed is that of the noise where children are points, and the drafter's own
+    where they are drawn. Greedy: children are the most probable tokens."""
     blind: float | None = None
-    """For a sampled request whose noise may not be looked at: its temperature. Its `sampling` is greedy, and
-    the most probable tokens are scored at this temperature, since that is how often the target chooses
-    them."""
+    """Temperature of a sampled request whose noise is hidden from the drafter. Its `sampling` is greedy, and
+    the most probable tokens are scored at this temperature, since that is how often the target chooses them.
+    """
     offset: int = 0
-    """Context tokens that the cache has no entry for: noise and draws go by the place in the context."""
+    """Number of context tokens without an entry in the cache: noise and draws depend on the place in the
+    context."""
 
     @property
     def context_length(self) -> int:
-        """The place of what follows the tree's root."""
+        """Position of the token behind the tree's root."""
         return self.offset + self.sequence.length + len(self.delta)
 
     @property
     def score_temperature(self) -> float:
-        """Of the softmax that scores points."""
+        """Temperature of the softmax that scores points."""
         if self.blind is not None:
             return max(self.blind, SMALLEST_TEMPERATURE)
         return GREEDY_SCORE_TEMPERATURE if self.sampling.greedy else NOISY_SCORE_TEMPERATURE
@@ -112,9 +114,9 @@ class Grower(Protocol):
     """An executor that grows whole trees by itself."""
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """Whether it grows these; if not, the reference does, with passes of the executor."""
+        """Return whether it grows these; if not, the reference does, with passes of the executor."""
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """One tree per task; writes the keys and values of all that is read. The cache must have room."""
+        """Return one tree per task; write keys and values of all tokens read. The cache must have space."""

@@ -1,1 +1,1 @@
-"""What runs flattened passes: torch, the compiled kernels, models of `transformers` as they are."""
+"""Executors of flattened passes: torch, the compiled kernels, models of `transformers` as they are."""

@@ -1,4 +1,4 @@
-"""Launches tree attention: how a pass is split among programs, and where it is written.
+"""Launch of tree attention: the division of a pass among programs, and its outputs.
 
 The kernels and their picture are in `specinfer.model.gpu.tree_kernels`.
 """
@@ -13,13 +13,13 @@ from specinfer.model.gpu.description import LEAST_TILE, MOST_TILE, Bucket, power
 from specinfer.model.gpu.tree_kernels import attend, reduce_parts
 
 LEAST_PART = 256
-"""Positions that a part should have at least: joining parts costs, too. Not yet measured on a GPU."""
+"""Least positions of a part: joining parts costs, too. Not yet measured on a GPU."""
 MOST_PARTS = 32
 PROGRAMS_PER_PROCESSOR = 2
 """Programs wanted for each multiprocessor. Not yet measured on a GPU."""
 MOST_STEP = 64
 _STEP_BYTES = 2**14
-"""Of the keys of a step, before a tile of the largest size halves it: its registers are full."""
+"""Bytes of the keys of a step, before a tile of the largest size halves it: its registers are full."""
 _LOG2_E = 1.4426950408889634
 TOLD = (
     *("write_slots", "visible", "first", "masks", "held", "context", "row_start", "block_start"),
@@ -29,7 +29,7 @@ TOLD = (
 
 
 def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -> int:
-    """Parts into which each request's positions are split: a power of two.
+    """Return the number of parts of each request's positions: a power of two.
 
     Enough for every multiprocessor, as far as a part keeps enough positions.
 
@@ -42,7 +42,7 @@ def splits_for(bucket: Bucket, kv_heads: int, positions: int, processors: int) -
 
 
 def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
-    """How the kernel is compiled: positions looked at together (STEP), warps of a program, steps under way.
+    """Return compile options of the kernel: positions per step (STEP), warps of a program, steps under way.
 
     So that keys and values of the steps under way fit into the shared memory of sm_80 and registers hold the
     rest (tests/unit/model/device/test_compiling.py).
@@ -54,7 +54,7 @@ def launch_options(tile: int, width: int, element_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A pass's description on the device, as its sections, and how its requests are split."""
+    """A pass's description on the device, by section, and the division of its requests."""
 
     bucket: Bucket
     sections: Mapping[str, torch.Tensor]
@@ -69,7 +69,7 @@ def tree_attention(
     plan: AttentionPlan,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of every row of a pass over its own request; stores its keys and values.
+    """Return attention of every row of a pass over its own request; store its keys and values.
 
     Args:
         query: [T, H, D], rotated; key, value: [T, KV heads, D]. Rows may lie apart, heads may not.

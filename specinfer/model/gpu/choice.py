@@ -1,6 +1,6 @@
-"""The target's choices, made where the logits are: one copy there, two launches, one small copy back.
+"""The target's choices, made beside the logits: one copy there, two launches, one small copy back.
 
-What is asked and found: `specinfer.model.sampling.choices`. The numbers that travel for a pass of R rows:
+Tasks and results are those of `specinfer.model.sampling.choices`. The numbers that travel for a pass of R rows:
 24 bytes per row and 8 per token whose probability is wanted, instead of 4 V per row.
 
 Rows cut by top-k or top-p are sorted as a whole (torch), which costs more than all the rest.
@@ -32,7 +32,7 @@ _FOUND = 3
 
 
 def choose(tasks: Sequence[ChoiceTask]) -> list[Choices]:
-    """What is wanted of all tasks, whose logits lie on one device and have the same width."""
+    """Return the choices of all tasks, whose logits lie on one device and have the same width."""
     counts = [len(task.positions) for task in tasks]
     starts = [*accumulate(counts, initial=0)]
     wanted = [task.excerpts.get(row) for task, n in zip(tasks, counts, strict=True) for row in range(n)]
@@ -58,7 +58,7 @@ def _choices(found: Float64, p: Sequence[Float64], wanted: Sequence[Int32 | None
 def _found(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> tuple[Float64, Float64]:
-    """Per row the winner, its P and that of all but the excerpt, [R, 3]; P of all excerpts, joined."""
+    """Return per row the winner, its P and that of all but the excerpt, [R, 3]; P of all excerpts, joined."""
     device, size = logits[0].device, logits[0].shape[1]
     rows, parts = len(wanted), -(-size // BLOCK)
     numbers = torch.from_numpy(_numbers(tasks, logits, wanted)).to(device, non_blocking=True)
@@ -83,7 +83,7 @@ def _found(
 def _numbers(
     tasks: Sequence[ChoiceTask], logits: Sequence[torch.Tensor], wanted: Sequence[Int32 | None]
 ) -> NDArray[np.int64]:
-    """What the kernels read, as one array: addresses of rows, keys, temperatures, starts of lists, lists."""
+    """Return the kernels' input in one array: rows' addresses, keys, temperatures, starts of lists, lists."""
     keys = [noise_keys(task.sampling.seed, task.positions) for task in tasks]
     temperatures = [np.full(len(task.positions), _temperature(task.sampling)) for task in tasks]
     lists = [np.zeros(0, np.int64) if ids is None else ids.astype(np.int64) for ids in wanted]
@@ -104,7 +104,7 @@ def _sections(numbers: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
 
 
 def _addresses(rows: torch.Tensor) -> NDArray[np.int64]:
-    """[N] where rows [N, V] of float32 start."""
+    """Return the addresses [N] of rows [N, V] of float32."""
     assert rows.dtype is torch.float32
     assert rows.stride(1) == 1
     return rows.data_ptr() + np.arange(len(rows), dtype=np.int64) * (rows.stride(0) * rows.element_size())
@@ -115,7 +115,7 @@ def _temperature(sampling: Sampling) -> float:
 
 
 def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Logits [N, V] of a request with -infinity for the tokens that its top-k and top-p drop."""
+    """Return logits [N, V] of a request with -infinity for the tokens that its top-k and top-p drop."""
     size = logits.shape[1]
     top_k = sampling.top_k if 0 < sampling.top_k < size else size
     if sampling.greedy or (top_k == size and sampling.top_p >= 1):
@@ -129,9 +129,9 @@ def cut_logits(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def cut_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Logits [R, V] with -infinity for the tokens that top-k and top-p drop, as `probabilities` drops them.
+    """Return logits [R, V] with -infinity for tokens that top-k and top-p drop, as in `probabilities`.
 
-    Equals are kept by top-k, and by top-p while those before them leave room. A row with a NaN keeps none.
+    Equals are kept by top-k, and by top-p while those before them leave space. A row with a NaN keeps none.
 
     Args:
         temperatures: [R, 1] float64. top_k: [R, 1] int64, V keeps all. top_p: [R, 1] float64, `NO_CUT` keeps

@@ -1,4 +1,4 @@
-"""Choosing tokens by logits: greedily, or by the noise of `specinfer.model.sampling.noise`, bit for bit.
+"""Choice of tokens by logits: greedily, or by the noise of `specinfer.model.sampling.noise`, bit for bit.
 
     scan        one program per row and BLOCK columns: the largest logit, the sum of exp((x - largest) / T),
                 and the token that wins there
@@ -21,7 +21,7 @@ _MIX_2: tl.constexpr = tl.constexpr(0x94D049BB133111EB)
 
 @kernel
 def exponential(key: tl.tensor, token: tl.tensor) -> Any:
-    """The noise E of tokens, float64: SplitMix64 by token, as uniforms strictly between 0 and 1."""
+    """Return the noise E of tokens, float64: SplitMix64 by token, as uniforms strictly between 0 and 1."""
     z = key.to(tl.uint64) + (token.to(tl.uint64) + 1) * _GOLDEN
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
@@ -44,7 +44,7 @@ def scan(
     parts: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One block of one row.
+    """Scan one block of one row.
 
     Args:
         rows: [R] int64 addresses of rows [size] float32.
@@ -95,7 +95,7 @@ def conclude(
     PARTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One row: what `scan` found in its blocks, joined.
+    """Join the results of `scan` in one row's blocks.
 
     Args:
         found: [R, 3] float64: the winner (-1 if the row is not finite), its P, and the P of all that are not
@@ -148,7 +148,7 @@ def _weights(
     divisor: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> Any:
-    """[CHUNK] float64 exp((x - base) / T) of the tokens left out from `at` on."""
+    """Return [CHUNK] float64 exp((x - base) / T) of the tokens left out from `at` on."""
     i = at + tl.arange(0, CHUNK)
     token = tl.load(left_out + i, mask=i < last, other=0)
     x = tl.load(start + token, mask=i < last, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""The decoder for a GPU: that of `specinfer.model.torch.transformer` with its small work fused.
+"""The decoder for a GPU: that of `specinfer.model.torch.transformer` with its small operations fused.
 
 A layer that is not like Llama's (another norm or activation, attention and MLP side by side) keeps torch's
 operations for that part; attention is the kernel's in any case.
@@ -22,14 +22,14 @@ _GATE_BLOCK = 1024
 
 
 def normed(x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-    """The norm of x [T, hidden]."""
+    """Return the norm of x [T, hidden]."""
     return _add_norm(x, x, x, norm)
 
 
 def added_and_normed(
     x: torch.Tensor, change: torch.Tensor, norm: RMSNorm
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + change, [T, hidden], and its norm."""
+    """Return x + change, [T, hidden], and its norm."""
     total = torch.empty_like(x)
     return total, _add_norm(x, change, total, norm)
 
@@ -53,7 +53,7 @@ def turn(
     angles: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None = None,
 ) -> None:
-    """Turns queries and keys of `projected` [T, heads + 2 KV heads, D] by angles [T, 1, R], in place."""
+    """Turn queries and keys of `projected` [T, heads + 2 KV heads, D] by angles [T, 1, R], in place."""
     cos, sin = angles
     half = cos.shape[-1] // 2
     weights = [norm.weight for norm in norms] if norms else [cos, cos]
@@ -70,7 +70,7 @@ def turn(
 
 
 def gated(both: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, [T, I], of `both` [T, 2 I]."""
+    """Return silu(gate) * up, [T, I], of `both` [T, 2 I]."""
     rows, size = len(both), both.shape[1] // 2
     out = both.new_empty(rows, size)
     gate[rows, -(-size // _GATE_BLOCK)](both, out, size, BLOCK=_GATE_BLOCK)
@@ -91,7 +91,7 @@ class FusedLayer(Layer):
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
-        """See `Layer.__call__`."""
+        """Map hidden states [T, hidden] to those of the next layer."""
         return self.behind(x, _norm(x, self.input_norm), angles, attend)
 
     def behind(
@@ -101,7 +101,7 @@ class FusedLayer(Layer):
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """See `Layer.behind`."""
+        """Map hidden states to those of the next layer, with what attention reads given."""
         norm = self._post_norm
         if self._config.parallel or isinstance(norm, LayerNorm):
             return super().behind(x, normed, angles, attend)
@@ -144,7 +144,7 @@ class DeviceTransformer(Transformer):
         device: str,
         quantise: Quantise | None = None,
     ) -> None:
-        """`quantise`: what each matrix of a layer is put into as soon as it is there."""
+        """Load the decoder; `quantise` converts each matrix of a layer as soon as it is read."""
         self.layer_type = partial(FusedLayer, quantise=quantise)
         with ShownWeights(weights) as shown:
             super().__init__(config, shown, dtype, device)

@@ -31,11 +31,11 @@ from specinfer.model.batch import AttentionRows, Batch
 Int32 = NDArray[np.int32]
 WORD_BITS = 32
 LEAST_WORDS = 8
-"""Of a mask: trees to 256 nodes need no wider description."""
+"""Least words of a mask: trees to 256 nodes need no wider description."""
 MOST_TILE = 128
-"""Query rows times heads of a group that one program handles at most."""
+"""Most query rows times heads of a group in one program."""
 LEAST_TILE = 16
-"""What a matrix product of Triton needs."""
+"""Least rows of Triton's matrix product."""
 _ALIGNED = 4
 """Numbers in 16 bytes."""
 _ROWS = ("token_ids", "positions", "write_slots", "visible", "first")
@@ -79,50 +79,50 @@ class Bucket:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Where each section starts: aligned, as kernels are compiled for aligned addresses or for any."""
+        """Start of each section: aligned, as kernels are compiled for aligned addresses or for any."""
         found, at = {}, 0
         for name, size in self.sections.items():
             found[name], at = at, at + -(-size // _ALIGNED) * _ALIGNED
         return found | {"blocks": at}
 
     def views(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The sections of a description on a device; the blocks reach to its end."""
+        """Return the sections of a description on a device; the blocks reach to its end."""
         starts = self.starts
         found = {name: numbers[starts[name] : starts[name] + size] for name, size in self.sections.items()}
         return found | {"blocks": numbers[starts["blocks"] :]}
 
 
 def power_above(number: int) -> int:
-    """The least power of two that is not below a number."""
+    """Return the least power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def tree_words(rows: Sequence[AttentionRows], context: Sequence[int]) -> int:
-    """Words of a mask that has a bit for every tentative node of each request."""
+    """Return the words of a mask that has a bit for every tentative node of each request."""
     nodes = max((part.length - base for part, base in zip(rows, context, strict=True)), default=0)
     return max(LEAST_WORDS, power_above(-(-nodes // WORD_BITS)))
 
 
 def contexts(batch: Batch) -> list[int]:
-    """Per request the positions in front of its tentative nodes; all of them where a pass has no nodes."""
+    """Return per request the positions in front of its tentative nodes; all if the pass has no nodes."""
     return [part.visible[-1] if part.extra and part.extra[-1] else part.length for part in batch.rows]
 
 
 def tile_size(rows: int, requests: int, group: int) -> int:
-    """The tile for this many rows of so many requests: no larger than an average request fills."""
+    """Return the tile for this many rows and requests: no larger than an average request fills."""
     average = -(-rows // max(requests, 1)) * group
     return max(LEAST_TILE, power_above(group), min(MOST_TILE, power_above(average)))
 
 
 def exact_bucket(batch: Batch, group: int) -> Bucket:
-    """The bucket that a pass fills."""
+    """Return the bucket that a pass fills."""
     rows, requests = len(batch.token_ids), len(batch.rows)
     words = tree_words(batch.rows, contexts(batch))
     return Bucket(requests, rows, len(batch.logit_rows), words, tile_size(rows, requests, group), group)
 
 
 def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
-    """The description of a pass.
+    """Return the description of a pass.
 
     Args:
         window: most positions, its own included, that a row sees back; 0 sees all.
@@ -156,7 +156,7 @@ def describe(batch: Batch, bucket: Bucket, window: int = 0) -> Int32:
 
 
 def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, int]]:
-    """(request, first row, rows) of every tile."""
+    """Return (request, first row, rows) of every tile."""
     return [
         (request, start, min(most, part.stop - start))
         for request, part in enumerate(parts)
@@ -165,7 +165,7 @@ def _tiles(parts: Sequence[AttentionRows], most: int) -> list[tuple[int, int, in
 
 
 def _first(parts: Sequence[AttentionRows], window: int) -> list[int]:
-    """Per row the first position it sees; a node stands as far behind the context as it is deep."""
+    """Return per row the first position it sees; a node stands as far behind the context as it is deep."""
     if not window:
         return [0] * sum(part.stop - part.start for part in parts)
     return [
@@ -176,7 +176,7 @@ def _first(parts: Sequence[AttentionRows], window: int) -> list[int]:
 
 
 def _masks(parts: Sequence[AttentionRows], context: Sequence[int], words: int) -> Int32:
-    """[rows * words] the masks, row by row."""
+    """Return the masks [rows * words], row by row."""
     places = [
         (part.start + row, position - base)
         for part, base in zip(parts, context, strict=True)

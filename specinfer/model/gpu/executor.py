@@ -2,7 +2,7 @@
 
 A pass is described by one array of numbers, copied once; small passes are rounded up to a bucket, whose graph
 was captured at start. Correct in Triton's interpreter and compiled for sm_80 and sm_90, but not yet run on a
-GPU, so it has to be asked for by name.
+GPU, so it has to be chosen by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class DeviceExecutor:
         device: str,
         held: str = "converted",
     ) -> None:
-        """`held`: how the layers' matrices are held: converted to `dtype`, or in "int8" or "fp8"."""
+        """Load the model; `held` is the format of the layers' matrices: "converted", "int8" or "fp8"."""
         check_device(device)
         self._config, self._device, self._processors = config, device, processors(device)
         self._model = DeviceTransformer(config, weights, dtype, device, quantiser(held))
@@ -62,7 +62,7 @@ class DeviceExecutor:
         grid = bucket_grid(self._group)
         # rows that belong to no request keep what they have: numbers, so that nothing overflows behind them
         self._attended = torch.zeros(MOST_ROWS, config.heads, config.head_dim, dtype=dtype, device=device)
-        # of a tree only the deepest node needs a position, but all of them lie in the cache
+        # only a tree's deepest node needs a position, but all of its nodes lie in the cache
         blocks = blocks_for(self._positions + MOST_ROWS) * max(bucket.requests for bucket in grid)
         self._inputs = Inputs(largest(grid).starts["blocks"] + blocks, device)
         self._graphs = self._graphs_of(self._replayed)
@@ -72,7 +72,7 @@ class DeviceExecutor:
             self._graphs.capture(grid)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Executor.run`."""
+        """Run a pass and return its logits [R, V]."""
         bucket = None if batch.features else bucket_for(batch, self._group)
         if bucket is None:
             bucket = exact_bucket(batch, self._group)
@@ -85,43 +85,43 @@ class DeviceExecutor:
         return self._graphs.run(bucket)[: len(batch.logit_rows)].clone()
 
     def choose(self, tasks: Sequence[ChoiceTask]) -> list[Choices]:
-        """See `Chooser.choose`."""
+        """Choose tokens, one result per task, in order."""
         with torch.inference_mode():
             return choose(tasks)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
         move(self._keys, self._values, source, target)
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         here = torch.tensor(slots, dtype=torch.int64, device=self._device)
         angles = torch.tensor(self._config.inv_freq, device=self._device).repeat(2) * delta
         turned = rotate(self._keys.index_select(2, here).float(), angles.cos(), angles.sin())
         self._keys.index_copy_(2, here, turned.to(self._keys.dtype))
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """See `Grower.can_grow`: best-first trees and chains of points."""
+        """Return whether these trees can be grown here: best-first trees and chains of points."""
         return can_grow(tasks, shape)
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """See `Grower.grow`."""
+        """Grow one tree per task."""
         return self._growth.grow(tasks, shape, token_ids)
 
     def _graphs_of(self, run: Callable[[Sizes], torch.Tensor]) -> Graphs[Sizes]:
         return CudaGraphs(run) if torch.device(self._device).type == "cuda" else EagerPasses(run)
 
     def _scored(self, bucket: Bucket, sections: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[rows, V] logits of a level of trees, whose numbers lie in `sections`."""
+        """Return logits [rows, V] of a level of trees, whose numbers lie in `sections`."""
         kept = self._attended
         if bucket.rows > len(kept):
             kept = kept.new_zeros(bucket.rows, *kept.shape[1:])
         return self._pass(bucket, sections, self._positions, kept[: bucket.rows])
 
     def _replayed(self, bucket: Bucket) -> torch.Tensor:
-        """[logits of the bucket, V] of a pass whose numbers lie in the inputs, however long its requests."""
+        """Return [logits of the bucket, V] of a pass with its numbers in the inputs, for all lengths."""
         sections = bucket.views(self._inputs.numbers)
         return self._pass(bucket, sections, self._positions, self._attended[: bucket.rows])
 
@@ -133,7 +133,7 @@ class DeviceExecutor:
         out: torch.Tensor,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """[logits of the bucket, V] float32. `out`: [rows, H, D], what attention writes in every layer."""
+        """Return [logits of the bucket, V] float32. `out`: [rows, H, D], attention's output in each layer."""
         plan = AttentionPlan(
             bucket, sections, splits_for(bucket, self._config.kv_heads, longest, self._processors)
         )

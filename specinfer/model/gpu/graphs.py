@@ -23,16 +23,17 @@ from specinfer.model.gpu.description import (
 )
 
 MOST_ROWS, MOST_REQUESTS = 256, 64
-"""Of captured passes. Larger ones read prompts, which takes long enough to hide the launches of kernels."""
+"""Limits of captured passes. Larger ones read prompts, which takes long enough to hide the launches of
+kernels."""
 
 
 def bucket_of(requests: int, rows: int, group: int) -> Bucket:
-    """The bucket of captured passes of so many requests and rows."""
+    """Return the bucket of captured passes of this many requests and rows."""
     return Bucket(requests, rows, rows, LEAST_WORDS, tile_size(rows, requests, group), group)
 
 
 def bucket_grid(group: int) -> list[Bucket]:
-    """All of them, those of most rows first."""
+    """Return all buckets, the one of most rows first."""
     powers = [1 << i for i in range(MOST_ROWS.bit_length())]
     return [
         bucket_of(requests, rows, group)
@@ -43,7 +44,7 @@ def bucket_grid(group: int) -> list[Bucket]:
 
 
 def bucket_for(batch: Batch, group: int) -> Bucket | None:
-    """The least bucket that holds a pass; None if the pass is too large to be captured."""
+    """Return the least bucket that holds a pass; None if the pass is too large to be captured."""
     requests, rows = power_above(len(batch.rows)), power_above(len(batch.token_ids))
     wide = tree_words(batch.rows, contexts(batch)) > LEAST_WORDS
     if rows > MOST_ROWS or requests > MOST_REQUESTS or wide:
@@ -52,22 +53,22 @@ def bucket_for(batch: Batch, group: int) -> Bucket | None:
 
 
 def largest(grid: Sequence[Bucket]) -> Bucket:
-    """The bucket with most numbers before the blocks."""
+    """Return the bucket with most numbers before the blocks."""
     return max(grid, key=lambda bucket: bucket.starts["blocks"])
 
 
 Sizes = TypeVar("Sizes", contravariant=True)
-"""What tells captured sequences apart: the bucket of a pass, for instance."""
+"""Key of captured sequences: the bucket of a pass, for instance."""
 
 
 class Graphs(Protocol[Sizes]):
     """Runs sequences of kernels by their sizes. They read their numbers from fixed places."""
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """Makes sequences of these sizes quick."""
+        """Capture sequences of these sizes."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """What a sequence of this size returns; valid until the next one."""
+        """Run a sequence of this size and return its result, which is valid until the next one."""
 
 
 class EagerPasses(Generic[Sizes]):
@@ -77,10 +78,10 @@ class EagerPasses(Generic[Sizes]):
         self._run = run
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """See `Graphs.capture`: there is nothing to make quick."""
+        """Do nothing: nothing is captured."""
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """See `Graphs.run`."""
+        """Run a sequence of this size."""
         return self._run(sizes)
 
 
@@ -93,13 +94,13 @@ class CudaGraphs(Generic[Sizes]):
         self._pool: Any = None
 
     def capture(self, sizes: Sequence[Sizes]) -> None:
-        """See `Graphs.capture`. The largest should come first: the others use its memory."""
+        """Capture sequences of these sizes. The largest should come first: the others use its memory."""
         shown = track(sizes, "capturing passes", console=Console(stderr=True), disable=len(sizes) < 2)
         for one in shown:
             self._captured[one] = self._capture(one)
 
     def run(self, sizes: Sizes) -> torch.Tensor:
-        """See `Graphs.run`."""
+        """Run a sequence of this size."""
         captured = self._captured.get(sizes)
         if captured is None:
             return self._run(sizes)

@@ -1,5 +1,7 @@
-"""Whole trees of points in one captured sequence: every level's pass and what lies between them run on the
-device one after another, and only the finished trees are copied to the host.
+"""Whole trees of points in one captured sequence.
+
+Every level's pass and the work between levels run on the device one after another, and only the finished
+trees are copied to the host.
 
     host      context delta  | describe all levels, copy | wait, build trees
     device    pass           | candidates, extend | pass | candidates, extend | ... | best nodes of each tree
@@ -35,9 +37,9 @@ from specinfer.tree.builder import point_tree
 
 log = logging.getLogger(__name__)
 LEAST_WIDTH = 32
-"""Trees of up to so many nodes share a captured sequence."""
+"""Nodes up to which trees share a captured sequence."""
 MOST_CANDIDATES = 4096
-"""Of one level: what one program holds."""
+"""Most candidates of one level: the capacity of one program."""
 BLOCK = 1024
 """Columns of a program of `favour`. Not yet measured on a GPU."""
 
@@ -46,7 +48,7 @@ Pass = Callable[[Bucket, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def can_grow(tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-    """Whether these trees can be grown here; if not, the reference grows them."""
+    """Return whether these trees can be grown here; if not, the reference grows them."""
     levels = max((task.limits.depth for task in tasks), default=0)
     widest = max((task.limits.nodes for task in tasks), default=0)
     return (
@@ -62,7 +64,7 @@ def _width(nodes: int) -> int:
 
 
 def launch_options(candidates: int) -> dict[str, int]:
-    """Warps of a program of `extend`: a thread holds eight candidates at most, as far as warps reach."""
+    """Return the warps of a program of `extend`: a thread holds at most eight candidates, if possible."""
     return {"num_warps": min(max(candidates // 256, 1), 16)}
 
 
@@ -91,7 +93,7 @@ class DeviceGrowth:
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """See `Grower.grow`."""
+        """Grow one tree per task."""
         roots = self._read(flatten([Segment(t.sequence, t.delta, (), (), not t.limits.empty) for t in tasks]))
         growing = [task for task in tasks if not task.limits.empty]
         trees = iter(self._trees(growing, shape, token_ids, roots) if growing else ())
@@ -117,7 +119,7 @@ class DeviceGrowth:
         return [_tree(rows, task) for rows, task in zip(found, tasks, strict=True)]
 
     def _know(self, token_ids: torch.Tensor) -> None:
-        """Keeps the draft vocabulary on the device; captured sequences read it where it lies."""
+        """Keep the draft vocabulary on the device; captured sequences read it where it lies."""
         if self._token_ids is not token_ids:
             self._token_ids, self._vocabulary = token_ids, token_ids.to(self._model.device, torch.int32)
             self._memory.clear()
@@ -147,7 +149,7 @@ class DeviceGrowth:
         memory.roots[: len(tasks)].copy_(roots)
 
     def _sequence(self, levels: Levels) -> torch.Tensor:
-        """[tasks, width, 5] float64: see `GrowthState.best_nodes`."""
+        """Return [tasks, width, 5] float64 as `GrowthState.best_nodes` does."""
         memory = self._memory[levels]
         state = GrowthState.empty(levels, self._model.device)
         logits, masks = memory.roots, state.tokens  # a root has no mask: nothing of it is read
@@ -192,7 +194,7 @@ class DeviceGrowth:
     def _candidates(
         self, levels: Levels, parameters: dict[str, torch.Tensor], level: int, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and columns [rows, n] of the best tokens in each row; see `drafting.candidates`."""
+        """Return scores and columns [rows, n] of the best tokens in each row, as in `drafting.candidates`."""
         rows, size = logits.shape
         each = rows // levels.bucket.requests
         by_row = {name: parameters[name][:, None].expand(-1, each).reshape(-1, 1) for name in _OF_ROWS}
@@ -215,7 +217,7 @@ _OF_ROWS = ("temperatures", "score_temperatures", "greedy", "top_k", "top_p")
 
 
 def _tree(rows: NDArray[np.float64], task: GrowthTask) -> TokenTree:
-    """The tree of the most probable nodes, of which each row [5] is one, best first."""
+    """Return the tree of the most probable nodes, of which each row [5] is one, best first."""
     kept = [row for row in rows[: task.limits.nodes].tolist() if row[0] > 0]
     kept.sort(key=lambda row: row[1])
     place = {-1: 0} | {int(row[1]): at for at, row in enumerate(kept, 1)}

@@ -1,4 +1,4 @@
-"""The passes over a tree's levels as numbers for the device, all of them copied before the first one runs.
+"""Passes over a tree's levels as numbers for the device, all of them copied before the first one runs.
 
 Where a level's nodes lie, which positions they have and how much context they see is known beforehand: node i
 of level d is tentative node (d - 1) * beam + i of its request. Their tokens and masks are not: the device
@@ -33,9 +33,9 @@ class Levels:
     width: int
     """Most nodes of a tree and most children of a node: a power of two."""
     cuts: bool
-    """Whether top-k or top-p cut any distribution."""
+    """True if top-k or top-p cut any distribution."""
     bucket: Bucket
-    """Of each level's pass: `beam` rows per task."""
+    """Bucket of each level's pass: `beam` rows per task."""
 
     @property
     def cells(self) -> int:
@@ -54,7 +54,7 @@ class Levels:
         return 2 * tasks * (self.levels + len(_DOUBLES)) + tasks * len(_WHOLE)
 
     def views(self, numbers: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-        """The sections of each pass, from the first level's nodes on; they share the block tables."""
+        """Return the sections of each pass, from the first level's nodes on; they share the block tables."""
         size, blocks = self.bucket.starts["blocks"], numbers[self.pass_numbers :]
         return [
             self.bucket.views(numbers[level * size : (level + 1) * size]) | {"blocks": blocks}
@@ -62,7 +62,7 @@ class Levels:
         ]
 
     def parameters(self, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tasks' parameters: keys of noise [levels, tasks] int64; [tasks] float64 or int32."""
+        """Return the tasks' parameters: keys of noise [levels, tasks] int64; [tasks] float64 or int32."""
         tasks = self.bucket.requests
         wide = 2 * tasks * (self.levels + len(_DOUBLES))
         long = numbers[:wide].view(torch.int64).view(-1, tasks)
@@ -73,7 +73,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class GrowthNumbers:
-    """What the device must know of a growth."""
+    """Numbers of a growth for the device."""
 
     passes: Int32
     parameters: Int32
@@ -82,7 +82,7 @@ class GrowthNumbers:
 def describe_levels(
     tasks: Sequence[GrowthTask], shape: GrowthShape, levels: Levels, vocabulary_size: int
 ) -> GrowthNumbers:
-    """The numbers of a growth, laid out as `Levels` reads them."""
+    """Return the numbers of a growth, laid out as `Levels` reads them."""
     return GrowthNumbers(_passes(tasks, levels), _parameters(tasks, shape, levels, vocabulary_size))
 
 
@@ -155,7 +155,7 @@ def _whole(task: GrowthTask, vocabulary_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GrowthModel:
-    """What growth must know of its model."""
+    """Properties of the model for growth."""
 
     device: str
     group: int
@@ -166,7 +166,7 @@ class GrowthModel:
 
 @dataclass(frozen=True, slots=True)
 class GrowthMemory:
-    """Where a captured sequence reads: always in the same places."""
+    """Inputs of a captured sequence: always in the same places."""
 
     passes: Inputs
     parameters: Inputs
@@ -175,7 +175,7 @@ class GrowthMemory:
 
     @classmethod
     def of(cls, levels: Levels, model: GrowthModel) -> "GrowthMemory":
-        """Zeros, enough for every growth of these sizes."""
+        """Return zeros, enough for every growth of these sizes."""
         requests = levels.bucket.requests
         nodes = levels.levels * levels.beam  # behind a context that may have all positions but the deepest's
         blocks = requests * blocks_for(model.max_positions + nodes)
@@ -199,7 +199,7 @@ class GrowthState:
 
     @classmethod
     def empty(cls, levels: Levels, device: str) -> "GrowthState":
-        """Of roots alone."""
+        """Return trees of roots alone."""
         requests, cells = levels.bucket.requests, levels.cells
         frontier = torch.zeros(levels.levels + 1, requests, levels.beam, dtype=torch.float64, device=device)
         frontier[0, :, 0] = 1.0
@@ -215,7 +215,7 @@ class GrowthState:
         )
 
     def best_nodes(self, count: int) -> torch.Tensor:
-        """[tasks, count, 5] float64: (path, cell, parent's cell, token, score) of each tree's best nodes."""
+        """Return [tasks, count, 5] float64: (path, cell, parent's cell, token, score) of the best nodes."""
         order = self.paths.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         found = [table.gather(1, order).double() for table in (self.parents, self.tokens, self.scores)]
         return torch.stack([self.paths.gather(1, order), order.double(), *found], dim=-1)

@@ -1,5 +1,6 @@
-"""What a tree needs between two levels of its growth, without the host: scores of candidates, and the choice
-of those that are expanded next. The rules are those of `specinfer.model.drafting.expansion`.
+"""Work between two levels of a tree's growth, without the host: scores and choice of candidates.
+
+The chosen ones are expanded next. The rules are those of `specinfer.model.drafting.expansion`.
 
     favour      of every token, how much it is favoured: by its logit, and by noise where the request has some
     extend      one program per tree: enters the candidates below its frontier, finds the next frontier, and
@@ -9,8 +10,8 @@ The reference does not expand nodes that are too improbable for the tree. Here t
 are part of the pass in any case, and their children are no more probable, so the tree is the same.
 
 Candidates lie in cells: cell (level * BEAM + f) * WIDTH + w is the w-th best token below node f of the
-level's frontier. A cell's number grows with the order in which the reference adds nodes, so that equals are
-told apart as there.
+level's frontier. A cell's number grows with the order in which the reference adds nodes, so that
+equals are ordered as there.
 """
 
 import triton.language as tl
@@ -32,7 +33,7 @@ def favour(
     rows_of_task: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """(x - peak) / T, plus the noise -log E where a task is not greedy, for a block of columns of one row.
+    """Return (x - peak) / T, plus the noise -log E where a task is not greedy, for columns of one row.
 
     Args:
         logits: [R, size] float32; peaks: [R] the largest of each row. favours: [R, size] float32, the result.
@@ -79,7 +80,7 @@ def extend(
     WORDS: tl.constexpr,
     LAST: tl.constexpr,
 ) -> None:
-    """One level of one tree.
+    """Extend one tree by one level.
 
     Args:
         scores, ids: [tasks * front, columns] float32 and int64: the best candidates below the frontier, as
@@ -104,7 +105,7 @@ def extend(
     column = tl.load(ids + at, mask=wanted, other=0)
     token = tl.load(vocabulary + column, mask=wanted, other=0)
     below = path[:, None] * score.to(tl.float64)
-    below = tl.where(below > 0, below, 0.0)  # of a row with a NaN nothing is taken
+    below = tl.where(below > 0, below, 0.0)  # nothing is taken from a row with a NaN
     cell = (level * BEAM + f)[:, None] * WIDTH + w[None, :]
     place = task * cells + cell
     entered = (f < front)[:, None] & (w < WIDTH)[None, :]

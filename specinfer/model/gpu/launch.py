@@ -1,7 +1,7 @@
-"""How kernels are declared, and where they can run.
+"""Declaration of kernels, and checks of their devices.
 
 On a GPU Triton compiles them. On a CPU its interpreter runs them, thousands of times slower: that is for
-tests, and it has to be asked for by TRITON_INTERPRET=1 before the process imports triton.
+tests, and it has to be enabled by TRITON_INTERPRET=1 before the process imports triton.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Inputs:
     """A pinned array on the host and its copy on the device."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        """`capacity` counts int32 numbers: what captured passes need at most. Others may need more."""
+        """Allocate for `capacity` int32 numbers, the most that captured passes need. Others may need more."""
         self._device = torch.device(device)
         self._cuda = self._device.type == "cuda"
         self._copied: Any = None
@@ -30,7 +30,7 @@ class Inputs:
         """[capacity] int32 on the device."""
 
     def load(self, numbers: NDArray[np.int32]) -> torch.Tensor:
-        """Copies the numbers of a pass; returns where they lie, [capacity]."""
+        """Copy the numbers of a pass; return their place on the device, [capacity]."""
         count = len(numbers)
         if self._copied is not None:
             self._copied.synchronize()  # the copy before, which may still read the host's array
@@ -49,30 +49,34 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
 
     def __call__(self, *arguments: Any) -> Any:
-        """Only from within another kernel."""
+        """Call the kernel from within another kernel."""
 
 
 def kernel(function: Callable[..., Any]) -> Kernel:
-    """Makes a kernel of a function in Triton's language."""
+    """Make a kernel of a function in Triton's language."""
     made: Kernel = triton.jit(function)
     return made
 
 
 def unspecialised(*numbers: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """The same, compiled once whatever these arguments are; others are compiled anew if they become one or
-    multiples of sixteen."""
+    """Make a kernel that is compiled once for all values of these arguments.
+
+    For other arguments it is compiled anew if they become one or multiples of sixteen.
+    """
     made: Callable[[Callable[..., Any]], Kernel] = triton.jit(do_not_specialize=list(numbers))
     return made
 
 
 def interpreted() -> bool:
-    """Whether kernels run in the interpreter."""
+    """Return whether kernels run in the interpreter."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def _mend_interpreter() -> None:
-    """Lets the interpreter of triton 3.6 and 3.7 take loop bounds beside numpy 2.4: they are arrays of one
-    number to it, and numpy no longer makes integers of those by itself."""
+    """Let the interpreter of triton 3.6 and 3.7 take loop bounds beside numpy 2.4.
+
+    They are arrays of one number to it, and numpy no longer makes integers of those by itself.
+    """
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -89,7 +93,7 @@ if interpreted():
 
 
 def check_device(device: str) -> None:
-    """Checks that kernels can run where a model lies.
+    """Check that kernels can run where a model lies.
 
     Raises:
         SettingError: saying what is missing.
@@ -100,7 +104,7 @@ def check_device(device: str) -> None:
 
 
 def processors(device: str) -> int:
-    """Multiprocessors of a device, among which a kernel's programs are shared out; 1 in the interpreter."""
+    """Return the multiprocessors of a device, which share a kernel's programs; 1 in the interpreter."""
     if torch.device(device).type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

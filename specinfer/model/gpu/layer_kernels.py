@@ -1,5 +1,6 @@
-"""The small work between a layer's matrix products, one launch each: norm with residual, rotary positions
-with the norms of queries and keys, gated activation.
+"""Small operations between a layer's matrix products, one launch each.
+
+They are norm with residual, rotary positions with the norms of queries and keys, and gated activation.
 
 Written in Triton as the attention is, not left to `torch.compile`: what is captured into a graph then starts
 fast and does not depend on a compiler of C++. Which of the two is faster was not measured yet: no GPU.
@@ -25,7 +26,7 @@ def add_norm(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    """total = x + change and its root-mean-square norm, each [T, SIZE]; without ADDS only the norm of x."""
+    """Compute total = x + change and its root-mean-square norm, [T, SIZE]; without ADDS the norm of x."""
     i = tl.arange(0, WIDTH)
     inside, at = i < SIZE, tl.program_id(0).to(tl.int64) * SIZE + i
     value = tl.load(x + at, mask=inside, other=0.0)
@@ -55,7 +56,7 @@ def turn_heads(
     WIDTH: tl.constexpr,
     NORMS: tl.constexpr,
 ) -> None:
-    """Turns the first 2 HALF dimensions of the query and key heads of a token by its position, in place.
+    """Turn the first 2 HALF dimensions of the query and key heads of a token by its position, in place.
 
     Args:
         projected: [T, HEADS + 2 KV_HEADS, D]: queries, keys, values.
@@ -91,7 +92,7 @@ def turn_heads(
 
 @kernel
 def gate(both: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """out = silu(gate) * up, [T, size], of both [T, 2 size]: the gates, then what passes them."""
+    """Compute out = silu(gate) * up, [T, size], of both [T, 2 size]: the gates, then the gated numbers."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     g = tl.load(both + row * 2 * size + i, mask=inside, other=0.0)
@@ -115,7 +116,7 @@ def move_entries(
     WIDTH: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
-    """Copies entries within one layer and head of keys and values [layers * KV heads, slots, D].
+    """Copy entries within one layer and head of keys and values [layers * KV heads, slots, D].
 
     Args:
         moves: [2, count] the slots from which, then those to which. A program reads all that it moves
@@ -136,7 +137,7 @@ def move_entries(
 
 
 def move(keys: torch.Tensor, values: torch.Tensor, source: Slots, target: Slots) -> None:
-    """Copies entries of keys and values [layers, KV heads, slots, D] from slots to slots."""
+    """Copy entries of keys and values [layers, KV heads, slots, D] from slots to slots."""
     moves = torch.tensor([*source, *target], dtype=torch.int32).to(keys.device, non_blocking=True)
     count, width = len(source), keys.shape[-1]
     if count > MOST_MOVED:

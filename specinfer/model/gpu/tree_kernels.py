@@ -16,7 +16,7 @@ its positions are split among several programs (split-K), and `reduce_parts` joi
     ran          x    x         x
     dog          x                   x
 
-How a row's mask is told: `specinfer.model.gpu.description`. What launches this:
+A row's mask is described in `specinfer.model.gpu.description`. What launches this:
 `specinfer.model.gpu.attention`.
 """
 
@@ -39,7 +39,7 @@ def _absorb(
     mixed: tl.tensor,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """Takes keys k [D, N] and values v [N, D] into the softmax of queries q [M, D], where `seen` [M, N].
+    """Take keys k [D, N] and values v [N, D] into the softmax of queries q [M, D], where `seen` [M, N].
 
     Of the softmax it keeps the largest score so far, the sum of the shares and the values mixed by them.
     """
@@ -63,7 +63,7 @@ def _seen(
     context: tl.tensor,
     words: tl.tensor,
 ) -> Any:
-    """[M, N] which positions `place` [N] the rows [M] see."""
+    """Return [M, N], true where the rows [M] see positions `place` [N]."""
     node = place - context
     word = tl.load(
         masks + rows[:, None] * words + (node >> 5)[None, :],
@@ -111,7 +111,7 @@ def attend(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One tile of queries over one part of its request's positions.
+    """Attend from one tile of queries to one part of its request's positions.
 
     Args:
         query, key, value: [rows, heads, D] and [rows, KV heads, D] of the pass, rotated; rows may lie apart.
@@ -180,7 +180,7 @@ def attend(
         seen = _seen(place, row, mine, masks, since, till, base, words)
         peak, total, mixed = _absorb(q, k, v, seen & there[None, :], scale, peak, total, mixed, PRECISION)
 
-    divisor = tl.where(total > 0, total, 1.0)  # of a part that a row does not see; its peak is -infinity
+    divisor = tl.where(total > 0, total, 1.0)  # 0 in a part that a row does not see; its peak is -infinity
     result = mixed / divisor[:, None]
     cell = row.to(tl.int64) * heads + query_head
     if SPLITS == 1:
@@ -201,7 +201,7 @@ def reduce_parts(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Joins the parts of one row and head: their mean, weighted by exp2 of their levels.
+    """Join the parts of one row and head: their mean, weighted by exp2 of their levels.
 
     Rows that belong to no request have no levels and are left alone.
     """

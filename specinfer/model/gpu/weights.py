@@ -1,4 +1,4 @@
-"""Weights on their way to a device: shown while they are read, quantised where that is asked for.
+"""Weights on their way to a device: shown while they are read, quantised on request.
 
 Quantised are the matrices of the layers, not embeddings, head, norms and biases: each weight is held in eight
 bits, each row has a scale (torchao). That halves the memory of bfloat16; every product turns them back first,
@@ -50,7 +50,7 @@ class ShownWeights(Mapping[str, torch.Tensor]):
 
 
 def quantiser(kind: str) -> Quantise | None:
-    """What puts a layer's matrix into eight bits; None leaves it as it is.
+    """Return a function that puts a layer's matrix into eight bits; None leaves it as it is.
 
     Raises:
         SettingError: if torchao is not installed.

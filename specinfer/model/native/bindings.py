@@ -1,4 +1,4 @@
-"""What Python shares with the compiled kernels: structures of calls, numbers of weights, kinds of storage.
+"""Interface to the compiled kernels: structures of calls, numbers of weights, kinds of storage.
 
 The other side is `csrc/bindings.h`. `bind` compares both, field by field and value by value, when the library
 is loaded: a difference would make the kernels read wrong memory.
@@ -15,11 +15,11 @@ LANES = 16
 BLOCK = 16
 """Tokens of a cache block."""
 PLACES = 3
-"""Places in the draw order that are told apart, the last being all others."""
+"""Places in the draw order that are distinguished, the last being all others."""
 
 
 class Activation(IntEnum):
-    """That of the MLP."""
+    """Activation of the MLP."""
 
     SILU = 0
     GELU = 1
@@ -27,7 +27,7 @@ class Activation(IntEnum):
 
 
 class Storage(IntEnum):
-    """How a matrix is stored."""
+    """Format of a stored matrix."""
 
     DENSE = 0
     Q4_1 = 1
@@ -70,12 +70,12 @@ class VectorSlot(IntEnum):
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Fields of one type."""
+    """Return fields of one type."""
     return [(name, kind) for name in names.split()]
 
 
 class Shape(ctypes.Structure):
-    """Of a model."""
+    """Shape of a model."""
 
     _fields_ = [
         *_fields(c_int, "layers hidden inter heads kv_heads dim vocab max_positions"),
@@ -150,7 +150,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the library's functions, once it is sure that both sides mean the same.
+    """Declare the library's functions, after a check that both sides mean the same.
 
     Raises:
         AssertionError: naming what differs. That is a bug of ours: both sides come from one source tree.
@@ -169,7 +169,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _layout() -> Iterator[tuple[str, int]]:
-    """As C++ lists it: sizes, offsets of all fields, values."""
+    """Return the interface as C++ lists it: sizes, offsets of all fields, values."""
     yield from (("LANES", LANES), ("BLOCK", BLOCK), ("PLACES", PLACES))
     for values in (Activation, Storage, MatrixSlot, VectorSlot):
         yield from ((f"{values.__name__}::{name}", value) for name, value in values.__members__.items())

@@ -1,9 +1,9 @@
-"""Finds the compiled kernels for this processor, or compiles them on first use, and loads them.
+"""Search for the compiled kernels of this processor, or their compilation on first use, and loading.
 
 Libraries that were built ahead of time (`python -m specinfer.model.native.build --all DIRECTORY`, as images
 do) are looked for in $SPECINFER_KERNELS, else in `prebuilt` beside this file: the best one that this
-processor runs and that comes from the sources of this version is taken. With CXXFLAGS set none is: whoever
-sets it wants a library of their own. Otherwise the machine's compiler makes one
+processor runs and that comes from the sources of this version is taken. With CXXFLAGS set none is: its
+user wants a library of their own. Otherwise the machine's compiler makes one
 (`specinfer.model.native.compiler`) in the cache directory (`specinfer.cache_directory`), under a name that
 changes with source, compiler, options and processor; it appears there atomically, so services starting at
 once do not collide.
@@ -39,7 +39,7 @@ from specinfer.processor import processor_flags
 
 log = logging.getLogger(__name__)
 KERNELS_VARIABLE = "SPECINFER_KERNELS"
-"""Names a directory of libraries built ahead of time."""
+"""Environment variable with a directory of libraries built ahead of time."""
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _X86_64 = ("x86_64", "AMD64")
 _NEEDED = {"avx2", "fma", "f16c"}
@@ -47,7 +47,7 @@ _NEEDED = {"avx2", "fma", "f16c"}
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels.
+    """Return the compiled kernels.
 
     Raises:
         UnavailableError: if this machine cannot build or run them.
@@ -57,17 +57,17 @@ def load_library() -> ctypes.CDLL:
         raise UnavailableError(f"native kernels: the processor lacks {', '.join(sorted(missing))}")
     try:
         return bind(ctypes.CDLL(str(_prebuilt() or _compiled())))
-    except OSError as error:  # no such compiler, no room to write, a library that does not load
+    except OSError as error:  # no such compiler, no space to write, a library that does not load
         raise UnavailableError(f"native kernels: {error}") from error
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """The kernels if this process has loaded them already: nothing is compiled where they were not wanted."""
+    """Return the kernels if this process has loaded them already; compile nothing."""
     return load_library() if load_library.cache_info().currsize else None
 
 
 def multiplies_bytes() -> bool:
-    """Whether the kernels run here and multiply bytes with bytes (`--weights w8a8`)."""
+    """Return whether the kernels run here and multiply bytes with bytes (`--weights w8a8`)."""
     try:
         return bool(load_library().si_multiplies_bytes())
     except UnavailableError:
@@ -75,18 +75,18 @@ def multiplies_bytes() -> bool:
 
 
 def variant_path(directory: Path, variant: Variant) -> Path:
-    """Where the library of a variant lies. Its name changes with the sources: no other version loads it."""
+    """Return the path of a variant's library. Its name changes with the sources, for this version alone."""
     return directory / f"kernels-{variant.name}-{sources_digest()}.so"
 
 
 def choose_prebuilt(directory: Path, flags: Collection[str]) -> Path | None:
-    """The best library in a directory that a processor with these flags runs."""
+    """Return the best library in a directory that a processor with these flags runs."""
     paths = (variant_path(directory, variant) for variant in fitting(flags))
     return next((path for path in paths if path.is_file()), None)
 
 
 def build_variants(directory: Path, variants: Sequence[Variant] = VARIANTS) -> list[Path]:
-    """Compiles the libraries that are not there yet, side by side, and returns where all lie.
+    """Compile the libraries that are not there yet, side by side, and return the paths of all.
 
     On other machines than x86-64 there are none: the directory stays empty.
 
@@ -136,7 +136,7 @@ def _library_path(compiler: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Builds ahead of time. Exit code 1 with one line if that fails."""
+    """Build ahead of time. Exit code 1 with one line if that fails."""
     parser = argparse.ArgumentParser(prog="python -m specinfer.model.native.build", description=main.__doc__)
     parser.add_argument("--all", required=True, type=Path, metavar="DIRECTORY", help="Where all variants go.")
     try:

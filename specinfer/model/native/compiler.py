@@ -1,4 +1,4 @@
-"""Compiles `kernels.cpp` and its headers into a library, for this processor or for a variant.
+"""Compilation of `kernels.cpp` and its headers into a library, for this processor or for a variant.
 
 CXX and CXXFLAGS choose the compiler and add to its options, as usual: `CXXFLAGS=-mno-avx512f` builds for
 AVX2.
@@ -24,7 +24,7 @@ THIS_PROCESSOR = ("-march=native",)
 
 
 def find_compiler() -> str:
-    """The C++ compiler.
+    """Return the C++ compiler.
 
     Raises:
         UnavailableError: if there is none.
@@ -36,26 +36,26 @@ def find_compiler() -> str:
 
 
 def added_options() -> list[str]:
-    """The user's own, from CXXFLAGS."""
+    """Return the user's own options, from CXXFLAGS."""
     return shlex.split(os.environ.get("CXXFLAGS", ""))
 
 
 @cache
 def sources_digest() -> str:
-    """Changes with every source, and so with the interface of the library."""
+    """Return a hash that changes with every source, and so with the interface of the library."""
     texts = "\0".join(path.read_text() for path in _SOURCES)
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
 def build_digest(compiler: str, machine: Sequence[str]) -> str:
-    """Changes with source, compiler, options and `machine`, what else the result depends on."""
+    """Return a hash that changes with source, compiler, options and `machine`, the build's other inputs."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = [sources_digest(), version, *_OPTIONS, *THIS_PROCESSOR, *added_options(), *machine]
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
 
 
 def compile_library(compiler: str, options: Sequence[str], path: Path) -> None:
-    """Puts the library at `path`, whole or not at all.
+    """Write the library to `path`, whole or not at all.
 
     Args:
         compiler: its command.

@@ -20,12 +20,12 @@ class NativeEagle:
     """The packed layer and its cache memory."""
 
     def __init__(self, weights: EagleWeights, dtype: torch.dtype, held: str, num_blocks: int) -> None:
-        """`held`: "converted", or how matrices are quantised (`quantise.BLOCK_TYPES`)."""
+        """Pack the layer; `held` is "converted" or a format of matrices (`quantise.BLOCK_TYPES`)."""
         tensors = weights.tensors
         self.config = weights.config
         self.states = tensors["fc.weight"].shape[1] // self.config.hidden_size
         self.model = NativeModel(self.config, dtype, self.states, weights.norm_before_residual)
-        # of hidden states a few numbers are so large that bytes would have no room for the others
+        # a few numbers of hidden states are so large that bytes could not represent the others
         self.model.packer(tensors).pack_states()
         whole = {**tensors, EMBEDDING: weights.embedding}
         packer = self.model.packer(whole if held == "converted" else QuantisedWeights(whole, held))
@@ -37,14 +37,14 @@ class NativeEagle:
     def grow(
         self, tasks: Sequence[EagleTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """One tree per task; writes the keys and values of all that is read. The cache must have room."""
+        """Return one tree per task; write the keys and values of all rows read. The cache must have space."""
         states = torch.cat([item.states for item in tasks]).to(torch.bfloat16).contiguous()
         return self._growth.grow([item.task for item in tasks], shape, token_ids, states)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`. Of a tree nothing is kept, so nothing moves."""
+        """Do nothing: no node of a tree is kept, so none moves."""
         raise NotImplementedError("trees of drafts are dropped whole")
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         raise NotImplementedError("this cache has no window")

@@ -30,7 +30,7 @@ Int32 = NDArray[np.int32]
 
 
 def pass_of(batch: Batch) -> tuple[Pass, Int32]:
-    """The numbers of a batch as the kernels read them, and the array in which they lie."""
+    """Return the numbers of a batch as the kernels read them, and the array that holds them."""
     rows = batch.rows
     extra = [positions for part in rows for positions in part.extra]
     lists: dict[str, Sequence[int]] = {
@@ -67,7 +67,7 @@ class NativeExecutor:
         num_blocks: int,
         store: LayerStore | None = None,
     ) -> None:
-        """`store`: where the layers' matrices lie, if not in memory."""
+        """Pack the model; `store` holds the layers' matrices, if not in memory."""
         self.config, self.dtype = config, dtype
         self._model = NativeModel(config, dtype)
         self._library, self._address = self._model.library, self._model.address
@@ -77,7 +77,7 @@ class NativeExecutor:
         self._growth = self._model.growth(self._memory)
 
     def _pack(self, weights: Weights) -> torch.Tensor:
-        """Packs all weights; returns the embedding table, which the kernels read in place."""
+        """Pack all weights; return the embedding table, which the kernels read in place."""
         packer = self._model.packer(weights)
         for layer in range(self.config.layers):
             packer.pack_layer(layer)
@@ -86,14 +86,14 @@ class NativeExecutor:
         return packer.pack_ends()
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """[R, V] float32 logits of one pass; writes its keys and values into the cache."""
+        """Return the float32 logits [R, V] of one pass; write its keys and values into the cache."""
         logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
         wanted = batch.features
         layers = np.array(wanted.layers if wanted else (), np.int32)
         task, _numbers = pass_of(batch)
         self._memory.put(task)
         task.logits_out, task.threads = logits.data_ptr(), torch.get_num_threads()
-        task.sparse = len(batch.rows) < len(batch.logit_rows)  # of a tree only the nodes of one path
+        task.sparse = len(batch.rows) < len(batch.logit_rows)  # a tree's rows see only the nodes of one path
         task.features, task.feature_layers = len(layers), layers.ctypes.data
         task.features_out = wanted.states.ctypes.data if wanted else None
         task.end_layer = self.config.layers
@@ -104,19 +104,19 @@ class NativeExecutor:
         return logits
 
     def can_grow(self, tasks: Sequence[GrowthTask], shape: GrowthShape) -> bool:
-        """See `Grower.can_grow`: all trees."""
+        """Return True: all trees can be grown here."""
         return True
 
     def grow(
         self, tasks: Sequence[GrowthTask], shape: GrowthShape, token_ids: torch.Tensor
     ) -> list[TokenTree]:
-        """See `Grower.grow`."""
+        """Grow one tree per task."""
         if self._streamed is not None:
             raise IncompatibleError("offload: the model's layers are not in memory, as drafting wants them")
         return self._growth.grow(tasks, shape, token_ids)
 
     def move(self, source: Slots, target: Slots) -> None:
-        """Copies cache entries; all sources are read before any target is written."""
+        """Copy cache entries; all sources are read before any target is written."""
         pair = [np.array(slots, np.int32) for slots in (source, target)]
         self._library.si_move(
             self._address,
@@ -128,7 +128,7 @@ class NativeExecutor:
         )
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         angles = torch.tensor(self.config.inv_freq) * delta
         cos, sin, here = angles.cos(), angles.sin(), np.array(slots, np.int32)
         self._library.si_rotate(

@@ -22,21 +22,21 @@ _AGREEMENT = (ctypes.c_double * PLACES)(*AGREEMENT)
 
 @dataclass(frozen=True, slots=True)
 class CacheMemory:
-    """Where an executor keeps keys and values."""
+    """Keys and values of an executor."""
 
     keys: torch.Tensor
     values: torch.Tensor
     blocks: int
 
     def put(self, call: Pass | Growth) -> None:
-        """Tells it to a call."""
+        """Enter the memory into a call."""
         call.keys, call.values = self.keys.data_ptr(), self.values.data_ptr()
         call.cache_blocks = self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """What the kernels fill: nodes in the order of insertion, the root first."""
+    """Results of the kernels: nodes in the order of insertion, the root first."""
 
     count: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -53,7 +53,7 @@ class _Results:
 
     @classmethod
     def sized(cls, jobs: int, most: int, support: int) -> "_Results":
-        """Room for trees of at most `most` nodes; `support` is 0 if none is sampled."""
+        """Allocate for trees of at most `most` nodes; `support` is 0 if none is sampled."""
         sampled = most if support else 0
 
         def ints(*shape: int) -> NDArray[np.int32]:
@@ -75,11 +75,11 @@ class _Results:
         )
 
     def addresses(self) -> dict[str, int]:
-        """Where each array lies, by the name of its field."""
+        """Return the address of each array, by the name of its field."""
         return {name: getattr(self, name).ctypes.data for name in self.__dataclass_fields__}
 
     def tree(self, index: int, root: int, kind: ProposalKind | None) -> TokenTree:
-        """The tree of one job; `kind` is None for a deterministic one."""
+        """Return the tree of one job; `kind` is None for a deterministic one."""
         n = int(self.count[index])
         tokens = [root, *self.tokens[index, 1:n].tolist()]
         parents, scores = self.parents[index, :n].tolist(), self.scores[index, :n].tolist()
@@ -114,7 +114,7 @@ class NativeGrowth:
         token_ids: torch.Tensor,
         states: torch.Tensor | None = None,
     ) -> list[TokenTree]:
-        """Runs `si_grow`; every task's cache must have room for its nodes.
+        """Run `si_grow`; every task's cache must have space for its nodes.
 
         Args:
             states: of an EAGLE model, the target's at the deltas of all tasks [T, layers, hidden], bfloat16.

@@ -1,4 +1,4 @@
-"""A model of the compiled kernels: what it can be, its handle, the memory of its cache."""
+"""A model of the compiled kernels: its supported kinds, its handle, the memory of its cache."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 def check_supported(config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-    """Says why the kernels cannot run a model, if so.
+    """Check that the kernels can run a model.
 
     Raises:
         UnavailableError: if this machine cannot build or run the kernels.
@@ -39,7 +39,7 @@ class NativeModel:
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, states: int = 0, residual_normed: bool = False
     ) -> None:
-        """`states`, `residual_normed`: of an EAGLE model, see `Shape` in `csrc/bindings.h`."""
+        """Create the model; an EAGLE model has `states`, `residual_normed` (`Shape` in `csrc/bindings.h`)."""
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
         shape = Shape(
@@ -63,24 +63,24 @@ class NativeModel:
         self.address = self.library.si_model_new(
             ctypes.byref(shape), dtype is torch.bfloat16, cos.data_ptr(), sin.data_ptr()
         )
-        """By which the kernels know it."""
+        """Address by which the kernels know the model."""
 
     def __del__(self) -> None:
         if hasattr(self, "address"):
             self.library.si_model_free(self.address)
 
     def packer(self, weights: Weights) -> WeightPacker:
-        """What fills it with these."""
+        """Return a packer that fills the model with these weights."""
         return WeightPacker(self.library, self.address, self.config, self.dtype, weights)
 
     def memory(self, num_blocks: int) -> CacheMemory:
-        """Empty keys and values of so many blocks."""
+        """Return empty keys and values of this many blocks."""
         config = self.config
         entries = config.layers * num_blocks * BLOCK_TOKENS * config.kv_heads * config.head_dim
         keys, values = (torch.zeros(entries, dtype=self.dtype) for _ in range(2))
         return CacheMemory(keys, values, num_blocks)
 
     def growth(self, memory: CacheMemory) -> NativeGrowth:
-        """Grows trees with this model over a cache."""
+        """Return the growth of trees with this model over a cache."""
         library, address = self.library, self.address
         return NativeGrowth(lambda call: library.si_grow(address, ctypes.byref(call)), memory)

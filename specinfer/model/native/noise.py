@@ -9,7 +9,7 @@ Float64 = NDArray[np.float64]
 
 
 def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | None:
-    """softmax(row / temperature) of [V] logits; None where the process runs without the kernels."""
+    """Return softmax(row / temperature) of [V] logits; None where the process runs without the kernels."""
     library = loaded_library()
     if library is None:
         return None
@@ -20,7 +20,7 @@ def native_softmax(row: NDArray[np.float32], temperature: float) -> Float64 | No
 
 
 def native_choose(p: NDArray[np.float64], key: int) -> int | None:
-    """The token that wins with noise of this key, of unnormalised probabilities p [V].
+    """Return the token that wins with noise of this key, of unnormalised probabilities p [V].
 
     Raises:
         ValueError: if no token has any probability.
@@ -33,7 +33,7 @@ def native_choose(p: NDArray[np.float64], key: int) -> int | None:
 
 
 def native_choose_by_logits(row: NDArray[np.float32], temperature: float, key: int) -> int | None:
-    """The same of softmax(row / temperature), which is not written down.
+    """Return the winner by softmax(row / temperature), which is not stored.
 
     Raises:
         ValueError: if a logit is a NaN or infinite, or all are -infinity.

@@ -23,11 +23,11 @@ class StreamedMatrices:
     def __init__(self, library: ctypes.CDLL, model: int, store: LayerStore) -> None:
         self._library, self._model, self._store = library, model, store
         self._sizes: list[list[int]] = []
-        """Of the matrices, by layer."""
+        """Sizes of the matrices, by layer."""
         self._stream: LayerStream | None = None
 
     def put_away(self, layer: int) -> None:
-        """Moves the matrices of the next layer, which was packed just now, from memory to the store."""
+        """Move the matrices of the next layer, which was packed just now, from memory to the store."""
         pieces = [self._packed(layer, which) for which in _OF_A_LAYER]
         self._sizes.append([len(piece) for piece in pieces])
         self._store.append(pieces)
@@ -35,7 +35,7 @@ class StreamedMatrices:
             self._library.si_place(self._model, layer, which, None)
 
     def forward(self, task: Pass) -> None:
-        """Runs a pass over all layers, one after another as they come."""
+        """Run a pass over all layers, one after another as they arrive."""
         if self._stream is None:
             self._stream = LayerStream(self._store, make_buffers(BUFFERS, self._store, "cpu"))
         for layer in range(len(self._sizes)):
@@ -50,7 +50,7 @@ class StreamedMatrices:
             address += size
 
     def _packed(self, layer: int, which: MatrixSlot) -> torch.Tensor:
-        """[bytes] uint8, where the kernels have packed them."""
+        """Return the bytes [bytes] uint8 that the kernels have packed."""
         at = ctypes.c_void_p()
         size = self._library.si_packed(self._model, layer, which, ctypes.byref(at))
         packed = np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (size,))

@@ -1,4 +1,4 @@
-"""Which instruction sets the kernels are built for ahead of time, and which of them a processor runs.
+"""Instruction sets for which the kernels are built ahead of time, and the ones that a processor runs.
 
 The sources choose between AVX2 and AVX-512, and within AVX-512 by whether it multiplies bytes (VNNI) and
 bfloat16; each combination is a variant. Nothing here looks at the machine: flags are passed in.
@@ -17,9 +17,9 @@ class Variant:
 
     name: str
     options: tuple[str, ...]
-    """What the compiler is told; it may use these instructions and no others."""
+    """Options of the compiler, which may use these instructions and no others."""
     flags: frozenset[str]
-    """What the processor must have, as /proc/cpuinfo names it."""
+    """Flags that the processor must have, by their names in /proc/cpuinfo."""
 
 
 VARIANTS = (
@@ -32,9 +32,9 @@ VARIANTS = (
     Variant("avx512", ("-march=x86-64-v4",), frozenset(_AVX512)),
     Variant("avx2", ("-march=x86-64-v3",), frozenset(_AVX2)),
 )
-"""Best first."""
+"""Variants, best first."""
 
 
 def fitting(flags: Collection[str]) -> list[Variant]:
-    """The variants that a processor with these flags runs, best first."""
+    """Return the variants that a processor with these flags runs, best first."""
     return [variant for variant in VARIANTS if variant.flags <= frozenset(flags)]

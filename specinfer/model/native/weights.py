@@ -23,7 +23,7 @@ class WeightPacker:
         self._config, self._dtype, self._weights = config, dtype, weights
 
     def pack_layer(self, layer: int) -> None:
-        """One decoder layer."""
+        """Pack one decoder layer."""
         prefix = f"model.layers.{layer}."
         for which, bias, names in (
             (MatrixSlot.QKV, VectorSlot.QKV_BIAS, [f"self_attn.{name}_proj" for name in "qkv"]),
@@ -43,12 +43,12 @@ class WeightPacker:
             self._vector(layer, VectorSlot.K_NORM, [f"{prefix}self_attn.k_norm.weight"])
 
     def pack_states(self) -> None:
-        """What EAGLE makes of the target's hidden states before its layer."""
+        """Pack the weights by which EAGLE changes the target's hidden states before its layer."""
         self._matrix(0, MatrixSlot.FC, ["fc.weight"])
         self._norm(0, VectorSlot.HIDDEN_NORM, VectorSlot.HIDDEN_NORM_BIAS, "hidden_norm")
 
     def pack_ends(self) -> torch.Tensor:
-        """What is no layer's; returns the embedding table, which the kernels read in place."""
+        """Pack the weights outside the layers; return the embeddings, which the kernels read in place."""
         embedding = self._fetch("model.embed_tokens.weight")
         self._library.si_set_embedding(self._model, embedding.data_ptr())
         tied = self._config.tied_embeddings
@@ -64,8 +64,10 @@ class WeightPacker:
             self._vector(layer, bias, [f"{name}.bias"])
 
     def _matrix(self, layer: int, which: MatrixSlot, names: Sequence[str]) -> None:
-        """Packs the rows of some weights, one below the other: quantised blocks as they are, if all have
-        the same kind, else numbers."""
+        """Pack the rows of some weights, one below the other.
+
+        Quantised blocks stay as they are, if all have the same kind; else they become numbers.
+        """
         weights = self._weights
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}

@@ -1,1 +1,1 @@
-"""Layers that do not lie on the device: kept in host memory or in a file, copied there one after another."""
+"""Layers outside the device: kept in host memory or in a file, copied to it one after another."""

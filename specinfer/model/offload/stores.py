@@ -1,4 +1,4 @@
-"""Where offloaded layers lie: one flat run of bytes per layer, in an unnamed file or in pinned memory.
+"""Stores of offloaded layers: one flat run of bytes per layer, in an unnamed file or in pinned memory.
 
 What the bytes mean is the executor's affair. A store is filled layer by layer while the model loads, so that
 the model is never whole in memory, and then only read.
@@ -33,10 +33,10 @@ class LayerStore(Protocol):
         """Bytes of each layer."""
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Adds the next layer: pieces of bytes [n], uint8 in host memory, one behind the other."""
+        """Add the next layer: pieces of bytes [n], uint8 in host memory, one behind the other."""
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """The bytes of a layer in host memory: the store's own tensor, or the first ones of `staging`.
+        """Return the bytes of a layer in host memory: the store's own tensor, or the first ones of `staging`.
 
         Raises:
             UnavailableError: if they cannot be read.
@@ -52,17 +52,17 @@ class HostStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """See `LayerStore.sizes`."""
+        """Bytes of each layer."""
         return [len(layer) for layer in self._layers]
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """See `LayerStore.append`."""
+        """Add the next layer."""
         layer = torch.empty(sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned)
         torch.cat(list(pieces), out=layer)
         self._layers.append(layer)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """See `LayerStore.fetch`."""
+        """Return the bytes of a layer in host memory."""
         return self._layers[layer]
 
 
@@ -74,7 +74,7 @@ class DiskStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Makes the file.
+        """Make the file.
 
         Raises:
             SettingError: if nothing can be written there.
@@ -99,11 +99,11 @@ class DiskStore:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """See `LayerStore.sizes`."""
+        """Bytes of each layer."""
         return self._sizes
 
     def append(self, pieces: Sequence[torch.Tensor]) -> None:
-        """See `LayerStore.append`.
+        """Add the next layer.
 
         Raises:
             UnavailableError: if the disk is full.
@@ -122,7 +122,7 @@ class DiskStore:
         self._starts.append(end)
 
     def fetch(self, layer: int, staging: torch.Tensor) -> torch.Tensor:
-        """See `LayerStore.fetch`; `staging` begins at a page and has room for whole pages."""
+        """Return the bytes of a layer in host memory; `staging` begins at a page and holds whole pages."""
         first, end = self._starts[layer], self._starts[layer + 1]
         room = _view(staging)[: end - first]
         done = 0
@@ -145,7 +145,7 @@ def _open_direct(name: str) -> int:
 
 
 def _view(data: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in host memory."""
+    """Return the bytes of a tensor in host memory."""
     array: NDArray[np.uint8] = data.numpy()
     return array.data
 
@@ -158,7 +158,7 @@ def _write(file: int, data: memoryview, at: int) -> int:
 
 
 def open_store(offload: str, device: str, directory: str = "") -> LayerStore | None:
-    """Where layers lie; None if on the device.
+    """Return the store of a device's layers; None if they stay on the device.
 
     Args:
         offload: one of `OFFLOADS`.

@@ -24,10 +24,10 @@ from specinfer.model.offload.stores import LayerStore
 log = logging.getLogger(__name__)
 BUFFERS = 2
 RETRIES_S = (0.02, 0.2)
-"""Waits before a layer that could not be read is tried again; then the pass fails."""
+"""Seconds before each new attempt to read a layer; then the pass fails."""
 _Free = SimpleQueue[int | None]
 _Filled = SimpleQueue[tuple[int, int, Exception | None]]
-"""(layer, buffer, why it is not there)."""
+"""(layer, buffer, reason of its absence)."""
 
 
 class LayerStream:
@@ -51,7 +51,7 @@ class LayerStream:
 
     @contextmanager
     def hold(self, layer: int) -> Iterator[int]:
-        """The index of the buffer that holds a layer, for as long as its work is being asked for.
+        """Yield the index of the buffer that holds a layer, while its work is being issued.
 
         Raises:
             UnavailableError: if the layer cannot be read, however often that is tried. The next pass goes on.
@@ -75,7 +75,7 @@ class LayerStream:
 
 
 def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled: _Filled) -> None:
-    """The reader: ends when it is given None instead of a buffer."""
+    """Read layers into free buffers; end at None instead of a buffer."""
     for layer in cycle(range(len(store.sizes))):
         index = free.get()
         if index is None:
@@ -84,8 +84,10 @@ def _read(store: LayerStore, buffers: Sequence[LayerBuffer], free: _Free, filled
 
 
 def _fill(buffer: LayerBuffer, store: LayerStore, layer: int) -> Exception | None:
-    """Copies a layer into a buffer; why it is not there in the end. The reader survives whatever happens, as
-    passes wait for it."""
+    """Copy a layer into a buffer; return the error if all attempts fail.
+
+    The reader survives any error, as passes wait for it.
+    """
     for wait_s in (*RETRIES_S, None):
         try:
             buffer.fill(store, layer)

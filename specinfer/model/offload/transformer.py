@@ -1,4 +1,4 @@
-"""The torch decoder with its layers in a store: each is called in whichever buffer it has been copied to."""
+"""The torch decoder with its layers in a store: each is called in the buffer to which it was copied."""
 
 from math import prod
 
@@ -25,13 +25,12 @@ class _Collected(Parts):
         self.pieces: list[torch.Tensor] = []
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Parts.keep`."""
         data = tensor.contiguous().flatten().view(torch.uint8)
         self.pieces += [data, data.new_zeros(-len(data) % _ALIGNMENT)]
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """See `Parts.make`: not packed, since nobody calls it."""
+        """Make a linear layer of kept tensors: not packed, since it is never called."""
         return DenseLinear(weight, bias)
 
 
@@ -45,19 +44,18 @@ class _Placed(Parts):
         self._memory, self._at = memory, 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `Parts.keep`."""
         size = prod(tensor.shape) * tensor.itemsize
         placed = self._memory[self._at : self._at + size].view(tensor.dtype).view(tensor.shape)
         self._at += -(-size // _ALIGNMENT) * _ALIGNMENT
         return placed
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """See `Parts.make`: as it lies there, since packing would copy it."""
+        """Make a linear layer of kept tensors: in place, since packing would copy it."""
         return DenseLinear(weight, bias)
 
 
 class _StreamedLayer:
-    """One decoder layer, in whichever buffer it is."""
+    """One decoder layer, in any buffer."""
 
     def __init__(self, index: int, stream: LayerStream, in_buffer: list[Layer]) -> None:
         self._index, self._stream, self._in_buffer = index, stream, in_buffer
@@ -65,12 +63,11 @@ class _StreamedLayer:
     def __call__(
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, attend: Attend
     ) -> torch.Tensor:
-        """See `Layer.__call__`."""
         with self._stream.hold(self._index) as buffer:
             return self._in_buffer[buffer](x, angles, self._own(attend))
 
     def _own(self, attend: Attend) -> Attend:
-        """Attention of this layer, whatever number the layer in the buffer was made with."""
+        """Return attention of this layer, for any number that the layer in the buffer was made with."""
         return lambda _, query, key, value: attend(self._index, query, key, value)
 
 

@@ -1,6 +1,8 @@
-"""One model on several devices: tensor parallelism (Megatron-LM, arXiv 1909.08053) and pipeline parallelism
-(GPipe, arXiv 1811.06965) over `torch.distributed`.
+"""One model on several devices, over `torch.distributed`.
 
-A rank is a process with one device. Rank 0 keeps the books of the cache and says what is run; the others
-follow it. Whoever starts the ranks (torchrun) is no business of this package.
+Tensor parallelism is that of Megatron-LM (arXiv 1909.08053), pipeline parallelism that of GPipe (arXiv
+1811.06965).
+
+A rank is a process with one device. Rank 0 allocates the cache and decides what is run; the others
+follow it. The start of the ranks (torchrun) is not part of this package.
 """

@@ -1,7 +1,7 @@
 """The executor of a model that several ranks share: rank 0 leads, the others follow.
 
-    leader      tells what is run, runs its own part of it, has the logits
-    follower    does what it is told until it is told to stop
+    leader      sends commands, runs its own part of them, has the logits
+    follower    runs commands until it receives the one to stop
 
 A fault in any part of this ends the process (`end_process`): ranks that do not agree on what was run would
 wait for each other for ever, or answer wrongly.
@@ -32,22 +32,22 @@ from specinfer.model.weights.config import ModelConfig
 
 log = logging.getLogger(__name__)
 EXECUTORS = ("auto", "torch")
-"""Those that can share a model."""
+"""Executors that can share a model."""
 _LOAD_SECONDS = 3600.0
-"""In which the slowest rank must have its weights: a bound on how long a hung one is waited for."""
+"""Seconds within which the slowest rank must have its weights: a bound on the wait for a hung one."""
 _NO_STATES = np.empty((0, 0, 0), np.float32)
-"""Only rank 0 has room for hidden states."""
+"""Placeholder of hidden states at all ranks but rank 0, which alone stores them."""
 
 
 class RankMemory(NamedTuple):
-    """What one rank holds."""
+    """Bytes held by one rank."""
 
     weight_bytes: int
     cache_bytes: int
 
 
 class StageSeconds(NamedTuple):
-    """What the stages of a pipeline did since the start, summed over all ranks."""
+    """Seconds of a pipeline's stages since the start, summed over all ranks."""
 
     busy: float = 0.0
     idle: float = 0.0
@@ -65,7 +65,7 @@ class ParallelExecutor:
     name = "torch"
 
     def __init__(self, stage: Stage, cache_tokens: int) -> None:
-        """All ranks make theirs at the same time; waits until all have loaded their weights."""
+        """Wait until all ranks have loaded their weights; they make theirs at the same time."""
         self._stage, self.ranks = stage, stage.ranks
         self.stage_seconds = StageSeconds()
         with self._all_or_none("loading the model"), torch.inference_mode():
@@ -73,13 +73,13 @@ class ParallelExecutor:
             self.cost = stage.measure(cache_tokens)
             own = RankMemory(stage.executor.weight_bytes, stage.executor.cache_bytes)
             self.memory: list[RankMemory] = self.ranks.gather(own)
-            """Of every rank, at rank 0."""
+            """Memory of every rank, at rank 0; empty elsewhere."""
         if self.memory:
             shares = ", ".join(f"{each.weight_bytes / 1e6:.1f}" for each in self.memory)
             log.info("%s: MB of weights per rank: %s", self.ranks.place.layout, shares)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Executor.run`."""
+        """Run a pass and return its logits [R, V]."""
         parts = micro_batches(len(batch.token_ids), self.ranks.place.layout.stages, self.cost)
         layers = batch.features.layers if batch.features else ()
         with self._all_or_none("a pass"):
@@ -91,23 +91,23 @@ class ParallelExecutor:
         return logits
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
         self._all("move", list(source), list(target))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
         self._all("rotate", list(slots), delta)
 
     def beat(self) -> None:
-        """Shows the others that rank 0 lives, and finds out whether they do; for times without passes."""
+        """Show the others that rank 0 lives, and find out whether they do; for times without passes."""
         self._all("beat")
 
     def stop(self) -> None:
-        """Lets the followers end."""
+        """Let the followers end."""
         self._all("stop")
 
     def follow(self) -> None:
-        """Does what rank 0 says until it says stop."""
+        """Follow rank 0 until it ends the run."""
         with self._all_or_none("following rank 0"), torch.inference_mode():
             while (command := self.ranks.told())[0] != "stop":
                 self._do(command)
@@ -152,7 +152,7 @@ def parallel_executor(
     executor: str,
     attention: str,
 ) -> ParallelExecutor:
-    """This rank's part of a model; `config` and `weights` are the whole model's.
+    """Make this rank's part of a model; `config` and `weights` are the whole model's.
 
     Raises:
         SettingError: if the model cannot be divided so, or not by this executor.

@@ -1,4 +1,4 @@
-"""How a model is divided among ranks. Pure.
+"""Division of a model among ranks. Pure.
 
     rank = stage * tensor + place within the stage          tensor = 2, stages = 2:
                                                             stage 0   layers 0 .. L/2     ranks 0 1
@@ -16,14 +16,14 @@ from specinfer.model.weights.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many ranks share a layer, and how many such groups follow each other."""
+    """Numbers of ranks that share a layer, and of such groups that follow each other."""
 
     tensor: int = 1
     stages: int = 1
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of all ranks."""
         return self.tensor * self.stages
 
     def __str__(self) -> str:
@@ -32,14 +32,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank stands."""
+    """Position of one rank."""
 
     layout: Layout
     rank: int
 
     @property
     def stage(self) -> int:
-        """Of its layers."""
+        """Stage of its layers."""
         return self.rank // self.layout.tensor
 
     @property
@@ -49,24 +49,28 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether its stage has the embeddings."""
+        """True if its stage has the embeddings."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its stage has the head."""
+        """True if its stage has the head."""
         return self.stage == self.layout.stages - 1
 
     def layers(self, count: int) -> range:
-        """The layers of its stage, of so many; the first stages have one more where they cannot be equal,
-        since the last one has the head."""
+        """Return the layers of its stage, out of `count`.
+
+        The first stages have one more where they cannot be equal, since the last one has the head.
+        """
         each, more = divmod(count, self.layout.stages)
         start = self.stage * each + min(self.stage, more)
         return range(start, start + each + (self.stage < more))
 
     def share(self, count: int) -> range:
-        """Its part of `count` things that are divided within a stage; equal parts, or one that several
-        ranks have."""
+        """Return its part of `count` things that are divided within a stage.
+
+        Parts are equal, or one that several ranks have.
+        """
         ranks = self.layout.tensor
         if count < ranks:
             first = self.tensor * count // ranks
@@ -75,7 +79,7 @@ class Place:
         return range(self.tensor * each, (self.tensor + 1) * each)
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """The model as this rank runs it: its layers, its heads, its part of the MLP."""
+        """Return the model as this rank runs it: its layers, its heads, its part of the MLP."""
         return replace(
             config,
             layers=len(self.layers(config.layers)),
@@ -86,7 +90,7 @@ class Place:
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Checks that a model can be divided so.
+    """Check that a model can be divided so.
 
     Raises:
         SettingError: naming the setting and what cannot be divided.

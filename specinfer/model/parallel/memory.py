@@ -1,4 +1,4 @@
-"""What a model takes of the memory of the ranks that share it. Pure arithmetic, from its configuration.
+"""Memory of the ranks that share a model. Pure arithmetic, from its configuration.
 
 Of one rank, in numbers:
     weights    its layers' projections and norms; its rows of embeddings and head; the rotary tables
@@ -21,17 +21,17 @@ class Memory:
     weights: int
     kv_per_token: int
     working: int
-    """Of the largest pass."""
+    """Bytes of the largest pass."""
 
     def tokens(self, memory_bytes: int) -> int:
-        """Context tokens whose keys and values fit beside the rest."""
+        """Return the context tokens whose keys and values fit beside the rest."""
         return max(0, memory_bytes - self.weights - self.working) // self.kv_per_token
 
 
 def rank_memory(
     config: ModelConfig, place: Place, number_bytes: int, step_tokens: int, logit_rows: int
 ) -> Memory:
-    """What a rank needs.
+    """Return the memory of a rank.
 
     Args:
         number_bytes: of a weight, and of a number in the cache.
@@ -51,7 +51,7 @@ def rank_memory(
 def largest_memory(
     config: ModelConfig, layout: Layout, number_bytes: int, step_tokens: int, logit_rows: int
 ) -> Memory:
-    """That of the rank which needs most; all have the same device."""
+    """Return the memory of the fullest rank; all have the same device."""
     ranks = [
         rank_memory(config, Place(layout, rank), number_bytes, step_tokens, logit_rows)
         for rank in range(0, layout.ranks, layout.tensor)
@@ -64,7 +64,7 @@ def largest_memory(
 
 
 def _layer_numbers(config: ModelConfig, own: ModelConfig) -> int:
-    """Weights of one layer, as far as this rank has them."""
+    """Return the numbers in the weights of one layer that this rank has."""
     hidden, inner = config.hidden_size, own.intermediate_size
     heads, kv_heads = own.heads * own.head_dim, own.kv_heads * own.head_dim
     everywhere = config.layer_norm  # the families with biases everywhere are those with mean and variance
@@ -78,7 +78,7 @@ def _layer_numbers(config: ModelConfig, own: ModelConfig) -> int:
 
 
 def _outer_numbers(config: ModelConfig, place: Place) -> int:
-    """Embeddings, head, final norm and positions."""
+    """Return the numbers in embeddings, head, final norm and positions."""
     hidden = config.hidden_size
     table = len(place.share(config.vocab_size)) * hidden
     tables = int(place.is_first or (place.is_last and config.tied_embeddings))

@@ -1,4 +1,4 @@
-"""Cutting a pass into micro-batches, so that the stages of a pipeline work at the same time. Pure.
+"""Division of a pass into micro-batches, so that a pipeline's stages work at the same time. Pure.
 
 With S stages and m micro-batches of t(T / m) seconds each, a pass takes (m + S - 1) t(T / m), and the stages
 are idle for (S - 1) / (m + S - 1) of it (GPipe, arXiv 1811.06965, section 2.3). A pass over few tokens costs
@@ -12,7 +12,7 @@ from itertools import pairwise
 from specinfer.model.batch import AttentionRows, Batch
 
 _MOST_PER_STAGE = 4
-"""Micro-batches: with as many the stages are idle for less than a fifth of a pass."""
+"""Micro-batches per stage: with that many the stages are idle for less than a fifth of a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,25 @@ class StageCost:
 
     @classmethod
     def through(cls, small: tuple[int, float], large: tuple[int, float]) -> "StageCost":
-        """The line through two measurements (tokens, seconds)."""
+        """Return the line through two measurements (tokens, seconds)."""
         each = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
         return cls(max(0.0, small[1] - each * small[0]), each)
 
     def seconds(self, tokens: float) -> float:
-        """Of so many."""
+        """Return the seconds of this many tokens."""
         return self.fixed_s + self.each_s * tokens
 
 
 def micro_batches(tokens: int, stages: int, cost: StageCost) -> int:
-    """How many micro-batches of a pass over so many tokens take the least time."""
+    """Return the number of micro-batches with which a pass over this many tokens takes the least time."""
     most = min(tokens, _MOST_PER_STAGE * stages) if stages > 1 else 1
     return min(range(1, most + 1), key=lambda m: (m + stages - 1) * cost.seconds(tokens / m))
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
-    """The pass as `parts` passes over successive tokens, as equal as can be; together they do the same.
+    """Return the pass as `parts` passes over successive tokens, as equal as possible.
+
+    Together they do the same.
 
     A request may be cut: what its later tokens see of the earlier ones is in the cache by then, because every
     stage runs the parts in order.
@@ -51,7 +53,7 @@ def cut(batch: Batch, parts: int) -> list[Batch]:
 
 
 def _between(batch: Batch, start: int, stop: int) -> Batch:
-    """The part of the tokens [start, stop)."""
+    """Return the part of the tokens [start, stop)."""
     features = batch.features
     return Batch(
         batch.token_ids[start:stop],
@@ -77,5 +79,5 @@ def _rows(rows: AttentionRows, start: int, stop: int) -> AttentionRows:
 
 
 def stage_features(layers: Sequence[int], own: range, is_last: bool) -> list[int]:
-    """Which of the hidden states asked for (after so many layers) a stage with these layers has."""
+    """Return the wanted hidden states (by number of layers) that a stage with these layers has."""
     return [layer for layer in layers if layer in own or (is_last and layer == own.stop)]

@@ -1,10 +1,10 @@
-"""Which layouts of a model fit a number of devices, and how fast each can be at best. Pure.
+"""Layouts of a model that fit a number of devices, and their best speeds. Pure.
 
     tokens that fit     (memory of a device - weights - working memory) / KV of a token, of the fullest rank
     pass of n tokens    t(n) / TP at best: ranks of a stage divide the work, while stages follow each other
 
-t is the measured curve of a verifier with the whole model on one such device. What the ranks tell each other
-comes on top, so these are bounds.
+t is the measured curve of a verifier with the whole model on one such device. Messages between ranks
+come on top, so these are bounds.
 """
 
 from bisect import bisect_left
@@ -22,16 +22,16 @@ Curve = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is asked of an installation."""
+    """Requirements of an installation."""
 
     devices: int
     memory_bytes: int
-    """That a verifier may use of each device."""
+    """Bytes that a verifier may use of each device."""
     number_bytes: int
     context: int
     """Tokens of a request, prompt and answer."""
     nodes: int
-    """Of a request's tree, root included."""
+    """Nodes of a request's tree, root included."""
     step_tokens: int
     """Most tokens of a pass."""
     batch: int
@@ -46,21 +46,23 @@ class Plan:
     verifiers: int
     """Copies of the model, each with ranks of its own."""
     memory: Memory
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
     tokens: int
     """Context tokens that fit into a verifier's cache."""
     requests: int
-    """Of this context, with their trees, that fit at once, all verifiers together."""
+    """Requests of this context, with their trees, that fit at once, all verifiers together."""
 
     @property
     def fits(self) -> bool:
-        """Whether at least one request does."""
+        """True if at least one request fits."""
         return self.requests > 0
 
 
 def plans(config: ModelConfig, need: Need) -> list[Plan]:
-    """Every layout that the model can be divided into, the best first: the fewest ranks whose cache holds the
-    batch, and of these the fewest stages; then those that hold less, the most requests first.
+    """Return every layout that the model can be divided into, the best first.
+
+    First come the fewest ranks whose cache holds the batch, and of these the fewest stages; then layouts that
+    hold less, the most requests first.
 
     Raises:
         SettingError: if a request of this context is longer than the model's positions.
@@ -77,7 +79,7 @@ def _order(plan: Plan, batch: int) -> tuple[bool, int, int]:
 
 
 def _layouts(config: ModelConfig, devices: int) -> Iterator[Layout]:
-    """Those whose ranks divide the devices."""
+    """Return the layouts whose ranks divide the devices."""
     for ranks in range(1, devices + 1):
         for tensor in range(1, ranks + 1):
             layout = Layout(tensor, ranks // tensor)
@@ -103,13 +105,15 @@ def _plan(config: ModelConfig, need: Need, layout: Layout) -> Plan:
 
 
 def least_seconds(curve: Curve, layout: Layout, tokens: int) -> float:
-    """Of a pass over so many tokens, at best."""
+    """Return the least seconds of a pass over this many tokens."""
     return seconds_at(curve, tokens) / layout.tensor
 
 
 def seconds_at(curve: Curve, tokens: int) -> float:
-    """Of a pass on one device: between two measurements on the line through them, beyond the largest one in
-    proportion."""
+    """Return the seconds of a pass on one device.
+
+    They lie on the line through two measurements, and beyond the largest one are proportional to the tokens.
+    """
     sizes = [size for size, _ in curve]
     place = bisect_left(sizes, tokens)
     if place == len(curve):

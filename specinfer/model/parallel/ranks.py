@@ -1,7 +1,8 @@
-"""The ranks of one model: who they are, and what they send each other. The only file that knows
-`torch.distributed`.
+"""The ranks of one model: their places and their messages.
 
-Two kinds of groups: what ranks tell each other (commands, times) goes over gloo from host to host;
+The only file that knows `torch.distributed`.
+
+Two kinds of groups: messages of ranks (commands, times) go over gloo from host to host;
 activations go over NCCL between GPUs and over gloo between processors. A rank that does not answer within the
 timeout, or whose connection breaks, is lost, and with it the group: `end_process` is the only way out.
 """
@@ -21,7 +22,7 @@ from specinfer.model.parallel.layout import Layout, Place
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 600.0
-"""In which all ranks must have started: those of several machines do at different times."""
+"""Seconds within which all ranks must have started: those of several machines do at different times."""
 LOST_GROUP = 75
 """Exit code of a rank that ends because others are lost, or because its own part of a pass failed."""
 
@@ -30,7 +31,7 @@ class Ranks:
     """This process' place among the ranks, and its connections to them."""
 
     def __init__(self, place: Place, device: str, timeout_s: float) -> None:
-        """Every rank makes one, at the same time; `dist` is initialised already."""
+        """Make the groups; every rank does, at the same time, after `dist` is initialised."""
         self.place, self.device, self._timeout_s = place, device, timeout_s
         layout, timeout = place.layout, timedelta(seconds=timeout_s)
         self._control = dist.new_group(backend="gloo", timeout=timeout)
@@ -44,7 +45,7 @@ class Ranks:
 
     @classmethod
     def join(cls, layout: Layout, device: str, timeout_s: float) -> "Ranks":
-        """Takes this process' place, which torchrun's variables tell (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+        """Take this process' place, given by torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
         Args:
             device: "cpu", or "cuda": then each rank takes the GPU of its number on its machine.
@@ -69,47 +70,49 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0."""
+        """True if this is rank 0."""
         return self.place.rank == 0
 
     def tell(self, command: Sequence[Any]) -> None:
-        """Rank 0 says what all do next."""
+        """Send the next command from rank 0 to all."""
         dist.broadcast_object_list([command], 0, self._control, torch.device("cpu"))
 
     def told(self) -> Sequence[Any]:
-        """What rank 0 says; waits for it no longer than the timeout."""
+        """Return the next command of rank 0; wait for it no longer than the timeout."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, self._control, torch.device("cpu"))
         command: Sequence[Any] = box[0]
         return command
 
     def gather(self, item: Any) -> list[Any]:
-        """What all ranks have, at rank 0; nothing at the others."""
+        """Return the objects of all ranks, at rank 0; nothing at the others."""
         box: list[Any] | None = [None] * self.place.layout.ranks if self.is_leader else None
         dist.gather_object(item, box, 0, self._control)
         return box or []
 
     def gather_number(self, number: float) -> list[float]:
-        """The number of every rank, at rank 0; nothing at the others."""
+        """Return the number of every rank, at rank 0; nothing at the others."""
         own = torch.tensor([number], dtype=torch.float64)
         box = [torch.empty_like(own) for _ in range(self.place.layout.ranks)] if self.is_leader else None
         dist.gather(own, box, 0, self._control)
         return [float(each) for each in box or ()]
 
     def meet(self, timeout_s: float | None = None) -> None:
-        """Waits for all, half the usual time; rank 0's error names one that does not come, which may itself
-        wait for a lost one."""
+        """Wait for all ranks, half the usual time.
+
+        Rank 0's error names a missing one, which may itself wait for a lost one.
+        """
         # less than the others wait for rank 0, which else could lose one of them first and blame that one
         timeout = timedelta(seconds=timeout_s or self._timeout_s / 2)
         dist.monitored_barrier(self._control, timeout)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of what the ranks of this stage have, in place."""
+        """Sum the tensors of this stage's ranks, in place, and return the sum."""
         dist.all_reduce(x, group=self._stage)
         return x
 
     def concatenated(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, all columns] at the first rank of this stage, of [R, columns] of each; x itself elsewhere."""
+        """Return [R, all columns] at this stage's first rank, from each [R, columns]; elsewhere x itself."""
         layout, first = self.place.layout, self.place.stage * self.place.layout.tensor
         parts = None
         if not self.place.tensor:
@@ -118,27 +121,27 @@ class Ranks:
         return x if parts is None else torch.cat(parts, dim=-1)
 
     def forward(self, x: torch.Tensor) -> Callable[[], object]:
-        """Sends to the same place of the next stage; call the result before x is written again."""
+        """Send to the same place of the next stage; call the result before x is written again."""
         return _sent(dist.isend(x, self.place.rank + self.place.layout.tensor, self._onward))
 
     def from_behind(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Waits for what the same place of the stage before sends."""
+        """Wait for a tensor from the same place of the stage before."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, self.place.rank - self.place.layout.tensor, self._onward)
         return x
 
     def back(self, x: torch.Tensor) -> Callable[[], object]:
-        """Sends to rank 0."""
+        """Send to rank 0."""
         return _sent(dist.isend(x.contiguous(), 0, group=self._back))
 
     def from_stage(self, stage: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """At rank 0: waits for what the first rank of a stage sends it."""
+        """Wait at rank 0 for a tensor from the first rank of a stage."""
         x = torch.empty(*shape, dtype=dtype, device=self.device)
         dist.recv(x, stage * self.place.layout.tensor, group=self._back)
         return x
 
     def leave(self) -> None:
-        """Closes the connections; every rank does, when all is done."""
+        """Close the connections; every rank does, when all is done."""
         dist.destroy_process_group()
 
 
@@ -148,7 +151,7 @@ def _sent(work: dist.Work | None) -> Callable[[], object]:
 
 
 def end_process(rank: int, what: str, error: BaseException) -> NoReturn:
-    """Ends this rank at once: after a failed exchange nobody knows what the others have done.
+    """End this rank at once: after a failed exchange the state of the others is unknown.
 
     Rank 0 says so aloud; the others, which end with it, only where it cannot.
     """

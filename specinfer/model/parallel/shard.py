@@ -1,4 +1,4 @@
-"""The weights that one rank holds: read in parts, under the names that a decoder of its layers asks for.
+"""Weights of one rank: read in parts, under the names that a decoder of its layers reads.
 
     divided by rows      query, key, value, gate and up projections; embeddings and head (by token)
     divided by columns   the projections that end attention and MLP; the first rank of a stage adds their bias
@@ -28,7 +28,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
     """One rank's part of a model's weights."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], place: Place) -> None:
-        """`config` is the whole model's; `weights` are under Llama's names."""
+        """Prepare the reading; `config` is the whole model's, `weights` are under Llama's names."""
         self._config, self._weights, self._place = config, weights, place
         self._layers = place.layers(config.layers)
 
@@ -48,7 +48,7 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[stored]
 
     def _outside(self, name: str) -> torch.Tensor:
-        """What is no part of a layer."""
+        """Return a tensor outside the layers."""
         ends = self._place.is_last and (name == _HEAD or self._config.tied_embeddings)
         if name in (EMBEDDING, _HEAD):
             here = ends or (name == EMBEDDING and self._place.is_first)
@@ -58,11 +58,11 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         return self._weights[name]
 
     def _rows(self, name: str, which: range, size: int = 1) -> torch.Tensor:
-        """Rows of things of `size` rows each."""
+        """Return rows of things of `size` rows each."""
         return read_part(self._weights, name, TensorSlice(0, which.start * size, which.stop * size))
 
     def _ending(self, name: str, module: str, kind: str) -> torch.Tensor:
-        """Of a projection whose inputs are divided: its columns, and its bias once."""
+        """Return the rank's part of a projection whose inputs are divided: its columns, and its bias once."""
         if kind == "bias":
             bias = self._weights[name]
             return torch.zeros_like(bias) if self._place.tensor else bias

@@ -1,4 +1,4 @@
-"""What one rank runs of a pass: its layers, micro-batch by micro-batch, between its neighbours."""
+"""One rank's part of a pass: its layers, micro-batch by micro-batch, between its neighbours."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.weights.config import ModelConfig
 
 _MEASURED_TOKENS = 64
-"""Beside one token: as many as a large tree has."""
+"""Tokens of the larger measured pass, besides one of a single token: as many as a large tree has."""
 _ROUNDS = 3
 
 
@@ -23,31 +23,31 @@ class PartExecutor(Protocol):
     """An executor of some layers of a model."""
 
     def hidden(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
-        """See `TorchExecutor.hidden`."""
+        """Return the hidden states [T, hidden] before the final norm."""
 
     def logits(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """See `TorchExecutor.logits`."""
+        """Return the float32 logits [R, V] of the rows that the pass needs."""
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Turn the keys of slots by `delta` rotary positions."""
 
     @property
     def weight_bytes(self) -> int:
-        """Of the model's tensors."""
+        """Bytes of the model's tensors."""
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
 
 
 class Stage:
     """One rank's part of every pass; all ranks call the same methods in the same order."""
 
     def __init__(self, ranks: Ranks, config: ModelConfig, executor: PartExecutor, dtype: torch.dtype) -> None:
-        """`config` is the whole model's."""
+        """Load this rank's part; `config` is the whole model's."""
         self.ranks, self.executor = ranks, executor
         self._config, self._dtype, self._place = config, dtype, ranks.place
         self._layers = ranks.place.layers(config.layers)
@@ -55,7 +55,7 @@ class Stage:
         self._busy_s = 0.0
 
     def run(self, batch: Batch, parts: int) -> tuple[torch.Tensor | None, list[float]]:
-        """Its part of a pass in so many micro-batches; hidden states asked for are written at rank 0.
+        """Run its part of a pass in this many micro-batches; write wanted hidden states at rank 0.
 
         Returns:
             At rank 0 the logits [R, V]; and seconds that the layers of every rank took, where stages follow
@@ -77,7 +77,9 @@ class Stage:
         return torch.cat(logits) if logits else self._no_logits(), times
 
     def measure(self, cache_tokens: int) -> StageCost:
-        """What this rank's layers take, for one token and for more; every rank of a stage measures at once.
+        """Return the times of this rank's layers, for one token and for more.
+
+        Every rank of a stage measures at once.
 
         Writes to the first blocks of the cache, so before anything is in it.
         """
@@ -86,7 +88,7 @@ class Stage:
         return StageCost.through(small, large)
 
     def _one(self, piece: Batch, sent: list[Callable[[], object]]) -> torch.Tensor | None:
-        """Its part of one micro-batch; logits that stay here. What is on its way joins `sent`."""
+        """Run its part of one micro-batch; return logits that stay here. Pending messages join `sent`."""
         place, x = self._place, None
         if not place.is_first:
             x = self.ranks.from_behind((len(piece.token_ids), self._config.hidden_size), self._dtype)
@@ -101,7 +103,7 @@ class Stage:
         return logits
 
     def _now(self) -> float:
-        """Where stages follow each other a GPU's work is waited for, so that a stage's time is its own."""
+        """Wait for a GPU's work where stages follow each other, so that a stage's time is its own."""
         if self._piped and self.ranks.device.startswith("cuda"):
             torch.cuda.synchronize(self.ranks.device)
         return time.perf_counter()
@@ -114,7 +116,7 @@ class Stage:
         return torch.empty(0, self._config.vocab_size, device=self.ranks.device)
 
     def _with_own_features(self, batch: Batch) -> Batch:
-        """The pass with room for those hidden states alone that this stage has, counted by its own layers."""
+        """Return the pass with the hidden states that this stage has, counted by its own layers."""
         if batch.features is None:
             return batch
         layers = stage_features(batch.features.layers, self._layers, self._place.is_last)
@@ -123,14 +125,14 @@ class Stage:
         return replace(batch, features=PassFeatures(local, np.empty(shape, np.float32)))
 
     def _bring_together(self, wanted: PassFeatures, own: PassFeatures | None) -> None:
-        """Rank 0 gets the hidden states of all stages."""
+        """Collect the hidden states of all stages at rank 0."""
         first = self.ranks.gather(None if self._place.tensor else own)
         parts = [part.states for part in first if part is not None]
         if parts:
             wanted.states[:] = np.concatenate(parts, axis=1)
 
     def _seconds(self, tokens: int) -> float:
-        """Of a pass over the first slots of the cache, between no neighbours."""
+        """Return the seconds of a pass over the first slots of the cache, between no neighbours."""
         slots = list(range(tokens))
         seen = [slot + 1 for slot in slots]
         rows = AttentionRows(0, tokens, tokens, range(blocks_for(tokens)), seen, [[] for _ in slots])

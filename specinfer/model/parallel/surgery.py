@@ -1,5 +1,6 @@
-"""What is put around a decoder's parts when ranks divide its weights:
-Megatron-LM, arXiv 1909.08053, section 3.
+"""Wrappers of a decoder's parts when ranks divide its weights.
+
+After Megatron-LM, arXiv 1909.08053, section 3.
 """
 
 import torch
@@ -16,18 +17,18 @@ class SummedLinear:
         self._inner, self._ranks = inner, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, out] of this rank's part [T, in / ranks]."""
+        """Return [T, out] from this rank's part [T, in / ranks]."""
         return self._ranks.add(self._inner(x))
 
 
 class SharedLookup:
-    """Embeddings of which each rank has those of some tokens; of the others it adds zeros."""
+    """Embeddings of which each rank has those of some tokens; for the others it adds zeros."""
 
     def __init__(self, inner: Linear, ranks: Ranks, tokens: range) -> None:
         self._inner, self._ranks, self._tokens = inner, ranks, tokens
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] of token ids x [T]."""
+        """Return the embeddings [T, hidden] of token ids x [T]."""
         local = x - self._tokens.start
         absent = (local < 0) | (local >= len(self._tokens))
         found = self._inner(local.masked_fill(absent, 0))
@@ -41,7 +42,7 @@ class GatheredHead:
         self._inner, self._ranks = inner, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, V] at the stage's first rank, [R, V / ranks] at the others."""
+        """Return logits [R, V] at the stage's first rank, [R, V / ranks] at the others."""
         return self._ranks.concatenated(self._inner(x))
 
 
@@ -52,13 +53,13 @@ class TensorParallel(Surgery):
         self._ranks, self._tokens = ranks, ranks.place.share(vocab_size)
 
     def embedding(self, lookup: Linear) -> Linear:
-        """See `Surgery.embedding`."""
+        """Look up token ids [T] in this rank's rows of the embeddings."""
         return SharedLookup(lookup, self._ranks, self._tokens)
 
     def output(self, linear: Linear) -> Linear:
-        """See `Surgery.output`."""
+        """Sum the ranks' outputs of a layer whose inputs are divided."""
         return SummedLinear(linear, self._ranks)
 
     def head(self, linear: Linear) -> Linear:
-        """See `Surgery.head`."""
+        """Join the ranks' logits of their parts of the vocabulary."""
         return GatheredHead(linear, self._ranks)

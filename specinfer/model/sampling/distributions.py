@@ -1,4 +1,4 @@
-"""Turns logits into the distribution a token is really drawn from: temperature, then top-k, then top-p.
+"""Distribution from which a token is drawn, made of logits: temperature, then top-k, then top-p.
 
 Everything that verifies or drafts uses these functions, so that P and q mean the same everywhere. They work
 on single rows in numpy: most rows of a tree are never looked at, and one of 50,000 numbers is too short for
@@ -19,7 +19,7 @@ _LIKELY = 1024
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
-    """[V] float64 probabilities of logits [V] under the sampling parameters.
+    """Return [V] float64 probabilities of logits [V] under the sampling parameters.
 
     Greedy sampling gives all probability to the first most probable token. A row with a NaN gives NaNs.
     """
@@ -38,9 +38,9 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> Float64:
 
 
 def softmax(row: Float32, temperature: float) -> Float64:
-    """[V] float64 softmax of float32 logits: what the kernels do, where they are not loaded."""
+    """Return [V] float64 softmax of float32 logits, for processes without the kernels."""
     p: Float64 = row.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # whoever gets NaNs says so
+    with np.errstate(invalid="ignore"):  # the receiver of NaNs reports them
         p -= p.max()
         p /= temperature
         np.exp(p, out=p)
@@ -49,7 +49,7 @@ def softmax(row: Float32, temperature: float) -> Float64:
 
 
 def _nucleus(p: Float64, top_p: float) -> Float64:
-    """Keeps the most probable tokens up to the one at which their sum reaches top_p."""
+    """Keep the most probable tokens up to the one at which their sum reaches top_p."""
     likely = np.argpartition(p, -_LIKELY)[-_LIKELY:] if len(p) > _LIKELY else np.arange(len(p))
     if p[likely].sum() < top_p:  # a flat distribution: look at all of it
         likely = np.arange(len(p))
@@ -63,13 +63,13 @@ def _nucleus(p: Float64, top_p: float) -> Float64:
 
 
 def generator(sampling: Sampling, position: int, domain: StreamDomain, index: int = 0) -> np.random.Generator:
-    """The random stream of a request at an absolute position (see `stream_key`)."""
+    """Return the random stream of a request at an absolute position (see `stream_key`)."""
     key = np.array(stream_key(sampling.seed, position, domain, index), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def draw(p: Float64, rng: np.random.Generator) -> int:
-    """One index drawn from unnormalised probabilities p [n] by inversion."""
+    """Return one index drawn from unnormalised probabilities p [n] by inversion."""
     sums = np.cumsum(p)
     index = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
     return index if index < len(p) else int(np.flatnonzero(p)[-1])  # rounding can point behind the last

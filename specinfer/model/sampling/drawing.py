@@ -1,4 +1,4 @@
-"""Drawing the children of tree nodes from a draft's distribution."""
+"""Draws of the children of tree nodes from a draft's distribution."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from specinfer.tree.token_tree import Float32, Int32
 
 
 def draft_distribution(logits: torch.Tensor, sampling: Sampling, support: int) -> tuple[Int32, Float32]:
-    """q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
+    """Return q': the draft's distribution under the request's sampling, cut to its top tokens, renormalised.
 
     It is cut *before* anything is drawn; what is sent is what was sampled from.
     """
@@ -32,20 +32,20 @@ class Drawing:
         kind: ProposalKind,
         rng: np.random.Generator,
     ) -> None:
-        """`index` counts the drawings of a tree; `q` are the target's token ids and their probabilities."""
+        """Start drawing; `index` counts the drawings of a tree, `q` are token ids and their probabilities."""
         self.index, self.node, self.q, self.kind, self._rng = index, node, q, kind, rng
         self._left = q[1].astype(np.float64)
         self._draws = Draws(q[1].tolist(), kind)
         self.children: list[int] = []
-        """Nodes in draw order, entered by whoever makes nodes of the tokens."""
+        """Nodes in draw order, entered by the caller that makes nodes of the tokens."""
 
     @property
     def chance(self) -> float:
-        """That the next draw is the accepted one if the node is accepted; 0 when nothing is left to draw."""
+        """Probability that the next draw is the accepted one if the node is accepted; 0 if none is left."""
         return self._draws.chance
 
     def draw(self) -> int:
-        """The next child's token."""
+        """Return the next child's token."""
         index = draw(self._left, self._rng)
         self._draws.take(float(self.q[1][index]))
         if self.kind is ProposalKind.WITHOUT_REPLACEMENT:
@@ -53,5 +53,5 @@ class Drawing:
         return int(self.q[0][index])
 
     def proposal(self) -> Proposal:
-        """What was drawn."""
+        """Return the proposal of the draws."""
         return Proposal(self.node, 0, self.kind, tuple(self.children), *self.q)

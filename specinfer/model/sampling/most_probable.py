@@ -3,11 +3,11 @@
 import torch
 
 _BLOCK = 256
-"""Tokens whose maximum is looked at first."""
+"""Tokens per block, whose maximum is looked at first."""
 
 
 def most_probable(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """[N, k] tokens of the largest logits [N, V] in each row, largest first.
+    """Return [N, k] tokens of the largest logits [N, V] in each row, largest first.
 
     Only the k blocks of tokens with the largest maxima can hold them. On a processor finding those first
     takes a third of the time of `topk` over whole rows: 25 rows of 49,152 tokens 0.9 -> 0.3 ms.

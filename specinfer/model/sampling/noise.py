@@ -1,4 +1,4 @@
-"""Choosing tokens by noise that the target and its drafters share (the Gumbel-max trick).
+"""Choice of tokens by noise that the target and its drafters share (the Gumbel-max trick).
 
     argmax_x (log P(x) + G_x)  =  argmin_x (E_x / P(x)),      G_x = -log E_x,  E_x exponential with mean 1
 
@@ -29,13 +29,13 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """That of a request at an absolute position."""
+    """Noise of a request at an absolute position."""
 
     seed: int
     position: int
 
     def choose(self, p: Float64 | Excerpt) -> int:
-        """A token drawn from unnormalised probabilities p [V].
+        """Return a token drawn from unnormalised probabilities p [V].
 
         Raises:
             ValueError: if no token has any probability.
@@ -48,7 +48,7 @@ class Noise:
         return reference_choice(p, key) if token is None else token
 
     def choose_by_logits(self, logits: torch.Tensor, sampling: Sampling) -> int:
-        """A token drawn from what `probabilities` makes of logits [V]; they are written down for cuts only.
+        """Return a token drawn from `probabilities` of logits [V], which are stored for cuts only.
 
         Raises:
             ValueError: if no token has any probability, as where a logit is a NaN or infinite.
@@ -62,7 +62,7 @@ class Noise:
 
 
 def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> int:
-    """What `Noise` chooses where the kernels are not loaded; `token_ids` [n] are those of p, if not all.
+    """Return the choice of `Noise` without the kernels; `token_ids` [n] are those of p, if not all.
 
     Raises:
         ValueError: if no token has any probability.
@@ -71,29 +71,29 @@ def reference_choice(p: Float64, key: int, token_ids: Int32 | None = None) -> in
     if not len(possible):
         raise ValueError("p: no token has any probability")
     tokens = possible if token_ids is None else token_ids[possible]
-    with np.errstate(over="ignore"):  # of the improbable
+    with np.errstate(over="ignore"):  # by improbable tokens
         return int(tokens[np.argmin(exponentials(tokens, key) / p[possible])])
 
 
 def perturbed(p: Float64, token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """[v] log p + G of a draft's probabilities, of which `token_ids` are the target's tokens."""
+    """Return [v] log p + G of a draft's probabilities, of which `token_ids` are the target's tokens."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(p) - np.log(exponentials(token_ids, key)))
 
 
 def exponentials(token_ids: NDArray[np.integer[Any]], key: int) -> Float64:
-    """[v] the noise E of tokens: SplitMix64 by token, as uniforms strictly between 0 and 1."""
+    """Return the noise E [v] of tokens: SplitMix64 by token, as uniforms strictly between 0 and 1."""
     z = _split_mix(key, token_ids)
     return np.asarray(-np.log(((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52))
 
 
 def noise_keys(seed: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """[n] `noise_key` of positions."""
+    """Return `noise_key` [n] of positions."""
     return _split_mix(noise_state(seed), positions)
 
 
 def _split_mix(state: int, indices: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """`specinfer.sampling.split_mix` of many indices."""
+    """Return `specinfer.sampling.split_mix` of many indices."""
     z = np.uint64(state) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -23,7 +23,7 @@ _PASS: "ContextVar[_Pass]" = ContextVar("specinfer_pass")  # set only while a mo
 
 
 class _Pass:
-    """What the attention function needs to know of the pass it is called in."""
+    """Inputs of the attention function in the pass that calls it."""
 
     def __init__(self, executor: "GenericExecutor", plan: Any, slots: torch.Tensor) -> None:
         self.executor, self.plan, self.slots = executor, plan, slots
@@ -37,7 +37,7 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`transformers`' attention interface: query [1, H, T, D] -> [1, T, H, D]."""
+    """Attend by `transformers`' interface: query [1, H, T, D] -> [1, T, H, D]."""
     current = _PASS.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
     executor = current.executor
@@ -74,15 +74,17 @@ class GenericExecutor:
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def memory(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, [slots, KV heads, D]; made when first used, as only the model
-        knows their shape."""
+        """Return keys and values of a layer, [slots, KV heads, D].
+
+        They are made when first used, as only the model knows their shape.
+        """
         if layer not in self._memory:
             made = [t.new_zeros(self._slots, t.shape[1], t.shape[3]) for t in (key, value)]
             self._memory[layer] = made[0], made[1]
         return self._memory[layer]
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Executor.run`."""
+        """Run a pass and return its logits [R, V]."""
         token_ids, positions, slots, rows = (
             torch.tensor(numbers, dtype=torch.int64, device=self._device)
             for numbers in (batch.token_ids, batch.positions, batch.write_slots, batch.logit_rows)
@@ -100,7 +102,7 @@ class GenericExecutor:
 
     @torch.inference_mode()
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Copy entries from slots to slots."""
         here, there = (
             torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in (source, target)
         )
@@ -109,12 +111,12 @@ class GenericExecutor:
                 cache.index_copy_(0, there, cache.index_select(0, here))
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """Not possible: only the model knows how its keys carry positions."""
+        """Raise an error: only the model knows how its keys carry positions."""
         raise SettingError("kv_window", delta, "the generic executor has no windowed cache")
 
 
 def generic_config(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """What the services need to know of a model that runs generically."""
+    """Return the configuration of a model that runs generically, for the services."""
     text = hf.get_text_config()
     heads = text.num_attention_heads
     return ModelConfig(

@@ -24,7 +24,7 @@ LAYER_MODULES = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
-"""What a layer may have; each a weight, some a bias."""
+"""Optional norms of a layer; each a weight, some a bias."""
 
 
 class Layer:
@@ -49,7 +49,7 @@ class Layer:
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Maps hidden states [T, hidden] to those of the next layer."""
+        """Map hidden states [T, hidden] to those of the next layer."""
         return self.behind(x, self.input_norm(x), angles, attend)
 
     def behind(
@@ -59,13 +59,13 @@ class Layer:
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """The same, with what attention reads given: `normed` [T, width of the projections]."""
+        """Map hidden states to the next layer's, given attention's input `normed` [T, projections' width]."""
         query, key, value = self._project(normed, angles)
         attended = x + self._out(attend(self._index, query, key, value).flatten(1))
         return attended + self._mlp(self._post_norm(x if self._config.parallel else attended))
 
     def operate(self, surgery: Surgery) -> None:
-        """Lets ranks divide attention heads and the inside of the MLP among them."""
+        """Let ranks divide attention heads and the inside of the MLP among them."""
         self._out, self._down = surgery.output(self._out), surgery.output(self._down)
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:

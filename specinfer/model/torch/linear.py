@@ -14,7 +14,8 @@ import torch.nn.functional as F
 class Linear(Protocol):
     """y = x W^T + b for x of shape [T, in]."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y [T, out]."""
 
 
 class DenseLinear:
@@ -24,6 +25,7 @@ class DenseLinear:
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y [T, out]."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -35,12 +37,13 @@ class PackedLinear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return y [T, out]."""
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest layer for this weight's type and device."""
+    """Return the fastest layer for this weight's type and device."""
     packable = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and weight.numel() > 0
     if packable and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return PackedLinear(weight.contiguous(), bias)

@@ -1,4 +1,4 @@
-"""What a decoder is made of, made from its weights: norms and linear layers."""
+"""Parts of a decoder, made from its weights: norms and linear layers."""
 
 from collections.abc import Mapping
 
@@ -19,6 +19,7 @@ class RMSNorm:
         self.weight, self.eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normed x."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
@@ -31,6 +32,7 @@ class LayerNorm:
         self._weight, self._bias, self._eps = weight, bias, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normed x."""
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
 
@@ -42,7 +44,7 @@ class Parts:
         self.loaded_bytes = 0
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the checkpoint, on the device."""
+        """Return a tensor of the checkpoint, on the device."""
         if name not in self._weights:
             raise IncompatibleError(f"the model's weights lack {name}")
         loaded = self._weights[name].to(device=self._device, dtype=self._dtype)
@@ -50,22 +52,22 @@ class Parts:
         return loaded
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where a tensor that a part is made of stays: here, where it is."""
+        """Keep a tensor that a part is made of: here, where it is."""
         return tensor
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """A linear layer of tensors that stay."""
+        """Make a linear layer of kept tensors."""
         return make_linear(weight, bias)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:
-        """The norm of this name, of the kind that the model has."""
+        """Return the norm of this name, of the kind that the model has."""
         weight = self.keep(self.tensor(f"{name}.weight"))
         if self._config.layer_norm:
             return LayerNorm(weight, self.keep(self.tensor(f"{name}.bias")), self._config.norm_eps)
         return RMSNorm(weight, self._config.norm_eps)
 
     def linear(self, prefix: str, *names: str) -> Linear:
-        """One layer of the rows of several."""
+        """Return one linear layer with the rows of several."""
         weights = [self.tensor(f"{prefix}{name}.weight") for name in names]
         with_bias = f"{prefix}{names[0]}.bias" in self._weights
         weight, bias = self.keep(torch.cat(weights)), None

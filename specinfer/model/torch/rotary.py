@@ -6,7 +6,7 @@ from specinfer.model.weights.config import ModelConfig
 
 
 def rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [positions, R] in float32."""
+    """Return cos and sin, each [positions, R] in float32."""
     positions = torch.arange(config.max_positions, dtype=torch.float32)
     angles = torch.outer(positions, torch.tensor(config.inv_freq))
     angles = torch.cat([angles, angles], dim=-1)
@@ -14,7 +14,7 @@ def rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first R dimensions of x [T, H, D] by the angles of its tokens' positions, [T, 1, R]."""
+    """Rotate the first R dimensions of x [T, H, D] by the angles of its tokens' positions, [T, 1, R]."""
     turned = x[..., : cos.shape[-1]]
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat([-second, first], dim=-1) * sin

@@ -25,7 +25,7 @@ LayerCall = Callable[[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, At
 
 
 def _keep(features: PassFeatures | None, layers: int, x: torch.Tensor) -> None:
-    """Writes down the hidden states [T, hidden] after so many layers, if they are asked for."""
+    """Write the hidden states [T, hidden] after this number of layers, if they are wanted."""
     if features is not None and layers in features.layers:
         features.states[:, features.layers.index(layers)] = x.float().cpu().numpy()
 
@@ -34,7 +34,7 @@ class Transformer:
     """A decoder with its weights."""
 
     layer_type: Callable[[int, ModelConfig, Parts], Layer] = Layer
-    """Makes its layers."""
+    """Factory of its layers."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Transformer:
     ) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.weight_bytes = 0
-        """Of all tensors on the device that do not come and go."""
+        """Bytes of all tensors that stay on the device."""
         parts = Parts(config, weights, dtype, device)
         table = parts.tensor("model.embed_tokens.weight")
         self._lookup: Linear = partial(F.embedding, weight=table)
         self._positions = None if config.rotary_dim else parts.tensor(POSITIONS)
         self.layers = self._make_layers(weights)
-        """In order."""
+        """Layers in order."""
         self._norm = parts.norm("model.norm")
         tied = config.tied_embeddings
         self._head = parts.make(table if tied else parts.tensor("lm_head.weight"), None)
@@ -68,7 +68,7 @@ class Transformer:
             layer.operate(surgery)
 
     def _make_layers(self, weights: Weights) -> Sequence[LayerCall]:
-        """All decoder layers, in order."""
+        """Return all decoder layers, in order."""
         parts = Parts(self.config, weights, self.dtype, self.device)
         layers = [self.layer_type(index, self.config, parts) for index in range(self.config.layers)]
         self.weight_bytes += parts.loaded_bytes
@@ -81,18 +81,18 @@ class Transformer:
         attend: Attend,
         features: PassFeatures | None = None,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] before the final norm; writes down those asked for."""
+        """Return hidden states [T, hidden] before the final norm; write the wanted ones."""
         return self.through(self.embed(token_ids, positions), positions, attend, features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, hidden] before the first layer."""
+        """Return hidden states [T, hidden] before the first layer."""
         x = self._lookup(token_ids)
         return x if self._positions is None else x + self._positions[positions]
 
     def through(
         self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, features: PassFeatures | None = None
     ) -> torch.Tensor:
-        """Hidden states [T, hidden] behind all layers, of those before the first one."""
+        """Return hidden states [T, hidden] behind all layers, given those before the first one."""
         angles = self.angles(positions)
         for number, layer in enumerate(self.layers):
             _keep(features, number, x)
@@ -101,11 +101,11 @@ class Transformer:
         return x
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Cosines and sines [T, 1, R/2] of the positions' rotary angles; None where positions are learnt."""
+        """Return cosines and sines [T, 1, R/2] of the rotary angles; None where positions are learnt."""
         if self._positions is not None:
             return None
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] float32 logits of hidden states [R, hidden]."""
+        """Return [R, V] float32 logits of hidden states [R, hidden]."""
         return self._head(self._norm(hidden)).float()

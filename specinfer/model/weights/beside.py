@@ -1,4 +1,4 @@
-"""Files that belong to a model and do not depend on its layers: tokenizer, chat template, how to generate."""
+"""Files of a model that do not depend on its layers: tokenizer, chat template, generation settings."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ _BESIDE = (
 
 
 def copy_beside(source: Path, directory: Path) -> None:
-    """Copies them from one model's directory into that of a model made of it."""
+    """Copy the files from one model's directory into that of a model made of it."""
     for pattern in _BESIDE:
         for path in source.glob(pattern):
             shutil.copyfile(path, directory / path.name)

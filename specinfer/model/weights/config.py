@@ -1,4 +1,4 @@
-"""What our own decoder needs to know of a model, read from a `config.json` through `transformers`."""
+"""Configuration of our own decoder, read from a `config.json` through `transformers`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from specinfer.errors import IncompatibleError, SettingError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
 ACTIVATIONS = ("silu", "gelu", "relu")
-"""In the order of the kernels (native/csrc/model.h)."""
+"""Activations in the order of the kernels (native/csrc/model.h)."""
 _SHAPE = {
     "layers": "num_hidden_layers",
     "intermediate_size": "intermediate_size",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
-"""What can differ between a model and one made of parts of its layers, and what `config.json` calls it."""
+"""Fields in which a model made of parts of another's layers may differ, and their names in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class ModelConfig:
     rotary_scale: float = 1.0
     """Factor on cos and sin (YaRN's attention scaling; 1 otherwise)."""
     layer_norm: bool = False
-    """Mean and variance, with bias, instead of the root mean square."""
+    """True for norms by mean and variance, with bias; else the root mean square."""
     gated: bool = True
-    """Whether the MLP is down(act(gate) * up), not down(act(up))."""
+    """True if the MLP is down(act(gate) * up), not down(act(up))."""
     parallel: bool = False
-    """Whether attention and MLP read the same hidden states instead of following each other."""
+    """True if attention and MLP read the same hidden states instead of following each other."""
 
     @property
     def rotary_dim(self) -> int:
@@ -56,14 +56,14 @@ class ModelConfig:
         return 2 * len(self.inv_freq)
 
     def first_layers(self, count: int) -> "ModelConfig":
-        """The same model cut after `count` layers."""
+        """Return the same model cut after `count` layers."""
         if not 0 < count <= self.layers:
             raise SettingError("layers", count, f"the model has {self.layers} layers")
         return replace(self, layers=count)
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Reads the model configuration of a directory.
+    """Read the model configuration of a directory.
 
     Raises:
         SettingError: if there is no `config.json`.
@@ -73,7 +73,7 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
-    """The `transformers` configuration of a directory, and its generation configuration if any.
+    """Return the `transformers` configuration of a directory, and its generation configuration if any.
 
     Raises:
         SettingError: if there is no `config.json`, or one that `transformers` cannot read.
@@ -93,7 +93,7 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
 
 
 def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
-    """Translates a `transformers` configuration.
+    """Translate a `transformers` configuration.
 
     Raises:
         IncompatibleError: if our decoder does not support the family or one of its options.
@@ -121,7 +121,7 @@ def from_transformers(hf: Any, generation: Any | None = None) -> ModelConfig:
 
 
 def _llama(hf: Any) -> dict[str, Any]:
-    """Grouped-query attention with rotary positions, RMS norm, gated MLP."""
+    """Return the configuration: grouped-query attention with rotary positions, RMS norm, gated MLP."""
     if getattr(hf, "mlp_bias", False):
         raise IncompatibleError("mlp_bias = True: not supported")
     inv_freq, scale = _rotary(hf)
@@ -138,7 +138,7 @@ def _llama(hf: Any) -> dict[str, Any]:
 
 
 def _opt(hf: Any) -> dict[str, Any]:
-    """Learnt positions, layer norm, plain MLP, biases."""
+    """Return the configuration: learnt positions, layer norm, plain MLP, biases."""
     if not hf.do_layer_norm_before or hf._remove_final_layer_norm or not hf.layer_norm_elementwise_affine:
         raise IncompatibleError("do_layer_norm_before = False, or norms without weights: not supported")
     if hf.word_embed_proj_dim != hf.hidden_size:
@@ -153,7 +153,7 @@ def _opt(hf: Any) -> dict[str, Any]:
 
 
 def _gpt_neox(hf: Any) -> dict[str, Any]:
-    """Rotary positions in some dimensions, layer norm, attention and plain MLP side by side, biases."""
+    """Return the configuration: partly rotary positions, layer norm, parallel attention and MLP, biases."""
     inv_freq, scale = _rotary(hf)
     return {
         "intermediate_size": hf.intermediate_size,
@@ -168,7 +168,7 @@ def _gpt_neox(hf: Any) -> dict[str, Any]:
 
 
 def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
-    """Frequencies as `transformers` computes them, for every scaling that does not depend on the input."""
+    """Return frequencies as `transformers` computes them, for scalings that do not depend on the input."""
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -182,14 +182,14 @@ def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
 
 
 def max_positions(hf: Any) -> int:
-    """Positions served exactly: a model with sliding windows is served up to its window."""
+    """Return the positions served exactly: a model with sliding windows is served up to its window."""
     uses_window = getattr(hf, "use_sliding_window", True)
     window = getattr(hf, "sliding_window", None) if uses_window else None
     return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
-    """Ids that end a sequence; the generation configuration knows them best."""
+    """Return the ids that end a sequence; those of the generation configuration come first."""
     value = getattr(generation, "eos_token_id", None)
     if value is None:
         value = hf.eos_token_id
@@ -199,7 +199,7 @@ def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
 
 
 def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
-    """The fields of `config.json` in which a model made of parts of `original` differs from it."""
+    """Return the fields of `config.json` in which a model made of parts of `original` differs from it."""
     fields = {
         name: getattr(config, own)
         for own, name in _SHAPE.items()
@@ -211,7 +211,9 @@ def shape_fields(config: ModelConfig, original: ModelConfig) -> dict[str, int]:
 
 
 def with_shape(original: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """The model of whose `config.json` these are the fields, or some of them, if it is made of parts of
-    `original`."""
+    """Return the model that these fields of a `config.json` describe, if it is made of parts of `original`.
+
+    The fields may be some of those in the file.
+    """
     found = {own: fields[name] for own, name in _SHAPE.items() if fields.get(name) is not None}
     return replace(original, **found)

@@ -1,4 +1,4 @@
-"""Converts a GGUF file into a Hugging Face directory: config, tokenizer, bfloat16 safetensors."""
+"""Conversion of a GGUF file into a Hugging Face directory: config, tokenizer, bfloat16 safetensors."""
 
 import shutil
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from specinfer.model.weights.files import GgufWeights
 
 KEPT_GGUF = "source.gguf"
-"""The file as it came stays beside the converted weights, for the `NATIVE` ways to hold a model."""
+"""Name of the unchanged file beside the converted weights, for the `NATIVE` ways to hold a model."""
 NATIVE = ("native", "native-a8")
 """Values of `--weights` that keep the blocks of that file: with activations of 16 bits, and of 8."""
 
 
 def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]) -> None:
-    """Dequantises every tensor once; `report(done, total)` counts tensors.
+    """Dequantise every tensor once; `report(done, total)` counts tensors.
 
     Raises:
         OSError: if the result cannot be written.

@@ -38,20 +38,20 @@ class DraftModel:
 
 
 def is_draft_checkpoint(directory: Path) -> bool:
-    """Whether a directory holds a trained SSM rather than a whole model."""
+    """Return whether a directory holds a trained SSM rather than a whole model."""
     path = directory / "config.json"
     return path.is_file() and "speculators_config" in json.loads(path.read_text())
 
 
 def verifier_of(directory: Path) -> str:
-    """The model a checkpoint was trained for."""
+    """Return the model a checkpoint was trained for."""
     config = json.loads((directory / "config.json").read_text())
     name: str = config["speculators_config"]["verifier"]["name_or_path"]
     return name
 
 
 def algorithm_of(directory: Path) -> str | None:
-    """The `speculators_model_type` of a checkpoint, if it has one."""
+    """Return the `speculators_model_type` of a checkpoint, if it has one."""
     found: str | None = json.loads((directory / "config.json").read_text()).get(KIND)
     return found
 
@@ -65,8 +65,10 @@ def save_ssm(
     target_name: str,
     trained: Mapping[str, Any],
 ) -> None:
-    """Writes a checkpoint in bfloat16. `config` is the SSM's; `trained` records data, command, seed, time and
-    figures."""
+    """Write a checkpoint in bfloat16.
+
+    `config` is the SSM's; `trained` records data, command, seed, time and figures.
+    """
     fields = {"architectures": ["SsmSpeculator"], "trained": dict(trained)}
     shape = shape_fields(config, load_config(target_directory))
     save_checkpoint(directory, ALGORITHM, tensors, token_ids, fields, target_directory, target_name, shape)
@@ -82,9 +84,11 @@ def save_checkpoint(
     target_name: str,
     shape: Mapping[str, int],
 ) -> None:
-    """Writes a checkpoint of any kind in bfloat16, under the names of `tensors`, with its draft vocabulary.
-    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own, `shape` is
-    what its layers have other than the target's, as `config.json` calls it."""
+    """Write a checkpoint of any kind in bfloat16, under the names of `tensors`, with its draft vocabulary.
+
+    `config.json` comes last, so a checkpoint is whole or not there; `fields` are its kind's own, `shape`
+    holds the differences of its layers from the target's, as `config.json` calls them.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").unlink(missing_ok=True)
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
@@ -104,7 +108,7 @@ def save_checkpoint(
 def _speculators_config(
     algorithm: str, target_directory: Path, target_name: str, shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What the `speculators` format says of every kind: its layers are the target's but for `shape`."""
+    """Return the common fields of the `speculators` format: layers are the target's but for `shape`."""
     target = open_weights(target_directory, load_config(target_directory))
     target_config = json.loads((target_directory / "config.json").read_text())
     return {
@@ -124,7 +128,7 @@ def _speculators_config(
 
 
 def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """A checkpoint's tensors, and the target token of each draft token, if it says which these are."""
+    """Return a checkpoint's tensors, and the target token of each draft token, if it has a vocabulary."""
     stored = SafetensorsWeights(directory)
     tensors = {name: stored[name] for name in stored if name not in (_OFFSETS, _DRAFTED)}
     offsets = stored.get(_OFFSETS)
@@ -132,8 +136,9 @@ def own_tensors(directory: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor 
 
 
 def check_target(config: Mapping[str, Any], directory: Path, target_directory: Path) -> None:
-    """Compares the target's embeddings with those that a checkpoint was trained on; one that does not name
-    them (another library wrote it) passes.
+    """Compare the target's embeddings with those that a checkpoint was trained on.
+
+    A checkpoint that does not name them (another library wrote it) passes.
 
     Raises:
         IncompatibleError: if they differ.
@@ -147,7 +152,7 @@ def check_target(config: Mapping[str, Any], directory: Path, target_directory: P
 
 
 def checked_config(directory: Path, target_directory: Path, algorithm: str) -> dict[str, Any]:
-    """The `config.json` of a checkpoint.
+    """Return the `config.json` of a checkpoint.
 
     Raises:
         IncompatibleError: if it is of another kind, or was trained for another target.
@@ -160,7 +165,7 @@ def checked_config(directory: Path, target_directory: Path, algorithm: str) -> d
 
 
 def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
-    """Reads a checkpoint and the embeddings of its target.
+    """Read a checkpoint and the embeddings of its target.
 
     Raises:
         IncompatibleError: if it is of another kind, or was trained for another target.
@@ -180,19 +185,19 @@ def load_ssm(directory: Path, target_directory: Path) -> DraftModel:
 
 
 def embedding_fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Hash of some rows of a model's embeddings: equal targets agree, others do not."""
+    """Return a hash of some rows of a model's embeddings: equal targets agree, others do not."""
     table = weights[EMBEDDING]
     rows = table[:: max(1, len(table) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16]
 
 
 def fingerprint_in(directory: Path) -> str:
-    """Hash of some rows of the embeddings of the model in a directory."""
+    """Return a hash of some rows of the embeddings of the model in a directory."""
     return embedding_fingerprint(open_weights(directory, load_config(directory)))
 
 
 def frozen_names(target: ModelConfig) -> tuple[str, ...]:
-    """Tensors that an SSM shares with its target."""
+    """Return the tensors that an SSM shares with its target."""
     return (EMBEDDING,) if target.rotary_dim else (EMBEDDING, POSITIONS)
 
 

@@ -1,4 +1,4 @@
-"""Trained speculators of every kind: a checkpoint says of which in `speculators_model_type`."""
+"""Trained speculators of every kind, which `speculators_model_type` of a checkpoint names."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ _LOADERS: dict[str, Callable[[Path, Path], Draft]] = {
 
 
 def load_draft(directory: Path, target_directory: Path) -> Draft:
-    """Reads a checkpoint of any kind.
+    """Read a checkpoint of any kind.
 
     Raises:
         IncompatibleError: if nothing here reads its kind, or if it was trained for another target.

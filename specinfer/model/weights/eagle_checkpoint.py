@@ -32,21 +32,21 @@ class EagleSource:
 
     algorithm: ClassVar[str] = ALGORITHM
     tensors: Mapping[str, torch.Tensor]
-    """`fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
+    """Tensors: `fc`, `hidden_norm`, `model.norm`, `lm_head` and the modules of `model.layers.0`."""
     token_ids: torch.Tensor
     """[draft vocabulary] target token of each draft token, ascending."""
     layers: tuple[int, ...]
-    """After how many layers of the target the hidden states are taken."""
+    """Numbers of the target's layers after which the hidden states are taken."""
     norm_before_residual: bool = False
-    """Whether the residual is the normed hidden state."""
+    """True if the residual is the normed hidden state."""
     embedding: torch.Tensor | None = None
-    """[V, hidden] its own; None: the target's."""
+    """Its own embeddings [V, hidden]; None: the target's."""
 
 
 def save_eagle(
     directory: Path, eagle: EagleSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
 ) -> None:
-    """Writes a checkpoint. `trained` records data, command, seed, time and figures."""
+    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
     stored = {_stored(name): tensor for name, tensor in eagle.tensors.items()}
     if eagle.embedding is not None:
         stored[_EMBEDDING] = eagle.embedding
@@ -63,7 +63,7 @@ def save_eagle(
 
 
 def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
-    """Reads a checkpoint.
+    """Read a checkpoint.
 
     Raises:
         IncompatibleError: if it was trained for another target, or is of another kind.
@@ -82,7 +82,7 @@ def load_eagle(directory: Path, target_directory: Path) -> EagleSource:
 
 
 def _usual_layers(layers: int) -> tuple[int, int, int]:
-    """Those of EAGLE-3."""
+    """Return the tensors of EAGLE-3."""
     return 2, layers // 2, layers - 3
 
 

@@ -1,6 +1,6 @@
-"""Families that are not named like Llama: their tensors under the names that our decoder asks for.
+"""Families with other names than Llama: their tensors under the names that our decoder reads.
 
-    OPT       renamed; the table of positions begins with two rows that nobody uses
+    OPT       renamed; the table of positions begins with two unused rows
     GPT-NeoX  renamed; query, key and value of a head lie one below the other in one matrix
 
 A mapping that is in Llama's names already comes back as it is: those of a trained SSM are.
@@ -36,7 +36,7 @@ _GPT_NEOX_NAMES = {
 class _Source(NamedTuple):
     name: str
     pick: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What to take of the tensor; None: all."""
+    """Part of the tensor to take; None: all."""
 
 
 class _Told(Mapping[str, torch.Tensor]):
@@ -51,7 +51,6 @@ class _Told(Mapping[str, torch.Tensor]):
         return pick(tensor) if pick else tensor
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """See `read_part`."""
         source, pick = self._sources[name]
         if pick is None:
             return read_part(self._weights, source, span)
@@ -65,12 +64,12 @@ class _Told(Mapping[str, torch.Tensor]):
 
 
 def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
-    """The tensors of a model directory, in Llama's names."""
+    """Return the tensors of a model directory, in Llama's names."""
     return in_llama_names(config, SafetensorsWeights(directory))
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """The same weights as our decoder asks for them."""
+    """Return the weights under the names that our decoder reads."""
     tell = {"opt": _opt, "gpt_neox": _gpt_neox}.get(config.family)
     if tell is None or "model.norm.weight" in weights:
         return weights

@@ -1,6 +1,6 @@
-"""Finds a model's tensors under their Hugging Face names, in safetensors shards or in a GGUF file.
+"""A model's tensors by their Hugging Face names, from safetensors shards or a GGUF file.
 
-Tensors are read one at a time when asked for, so that a model never lies twice in memory.
+Tensors are read one at a time on request, so that a model never lies twice in memory.
 """
 
 import json
@@ -25,7 +25,7 @@ class TensorSlice(NamedTuple):
 
     @property
     def within(self) -> slice:
-        """In its dimension."""
+        """Range in its dimension."""
         return slice(self.start, self.stop)
 
 
@@ -34,11 +34,11 @@ class Divisible(Protocol):
     """Weights of which a part can be read without the rest."""
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """That part of the tensor."""
+        """Return this part of the tensor."""
 
 
 def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice) -> torch.Tensor:
-    """A part of a tensor: read alone where the weights can do that, else cut out of the whole."""
+    """Return a part of a tensor: read alone where the weights can do that, else cut out of the whole."""
     if isinstance(weights, Divisible):
         return weights.part(name, span)
     return weights[name].narrow(span.dim, span.start, span.stop - span.start).clone()
@@ -56,7 +56,7 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             return tensor
 
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
-        """See `read_part`."""
+        """Read a part of a tensor."""
         with safe_open(self._files[name], framework="pt") as file:
             stored = file.get_slice(name)
             tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
@@ -109,7 +109,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
     """All tensors of a GGUF file, dequantised to float32, under Hugging Face names."""
 
     def __init__(self, path: Path, byte_activations: bool = False) -> None:
-        """`byte_activations`: blocks are to be multiplied with activations of eight bits."""
+        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits."""
         import gguf
 
         self._suffix = "_A8" if byte_activations else ""
@@ -149,8 +149,11 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         return self._in_order(name, torch.from_numpy(array))
 
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix as it is stored: ("Q4_1" or "Q8_0", with "_A8" behind it for activations of eight bits;
-        bytes [N, K / 32 blocks]); None for other types."""
+        """Return a matrix in its stored format; None for other types.
+
+        That is ("Q4_1" or "Q8_0", with "_A8" behind it for activations of eight bits; bytes [N, K / 32
+        blocks]).
+        """
         stored = self._tensors[self._names[name]]
         if stored.tensor_type.name not in ("Q4_1", "Q8_0"):
             return None
@@ -172,7 +175,7 @@ class GgufWeights(Mapping[str, torch.Tensor]):
 
 
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes llama.cpp's reordering of rotary pairs: (h, D/2, 2, ...) back to (h, 2, D/2, ...)."""
+    """Undo llama.cpp's reordering of rotary pairs: (h, D/2, 2, ...) back to (h, 2, D/2, ...)."""
     rest = tensor.shape[1:]
     pairs = tensor.view(heads, tensor.shape[0] // heads // 2, 2, *rest)
     return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()

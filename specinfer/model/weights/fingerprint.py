@@ -17,9 +17,9 @@ from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 _SAMPLE_BYTES = 4096
 _SAMPLES_OF_A_TENSOR = 3
 _SAMPLES_OF_A_FILE = 1024
-"""Of files that do not tell where their tensors lie (GGUF, PyTorch), evenly spread."""
+"""Samples of a file that does not list the places of its tensors (GGUF, PyTorch), evenly spread."""
 _LONGEST_HEADER = 100 * 1024 * 1024
-"""What the safetensors format allows."""
+"""Limit of the safetensors format."""
 _CONFIGURATION = ("config.json", "generation_config.json")
 _ABOUT_THE_FILE = ("transformers_version", "_name_or_path")
 """Keys of a configuration that decide nothing about the model."""
@@ -29,7 +29,7 @@ Span = tuple[int, int]
 
 
 def weights_fingerprint(directory: Path, weights: str) -> str:
-    """Hash of the configuration and of the weight files of a model directory.
+    """Return a hash of the configuration and of the weight files of a model directory.
 
     Args:
         weights: how they are held: those of `NATIVE` read the GGUF file, everything else the converted ones.
@@ -70,7 +70,7 @@ def _configuration(path: Path) -> str:
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[Span]:
-    """What is read of a file, in an order that its content decides."""
+    """Return the sampled spans of a file, in an order that its content decides."""
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         yield from _spread((0, size), _SAMPLES_OF_A_FILE)
@@ -100,7 +100,7 @@ def _tensors(path: Path, header: bytes) -> list[Span]:
 
 
 def _spread(span: Span, count: int) -> Iterator[Span]:
-    """`count` samples, the first at the start and the last at the end; all of a short span."""
+    """Return `count` samples, the first at the start and the last at the end; all of a short span."""
     start, stop = span
     if stop - start <= count * _SAMPLE_BYTES:
         yield span

@@ -38,18 +38,18 @@ class HeadsSource:
     token_ids: torch.Tensor
     """[draft vocabulary] target token of each draft token, ascending."""
     count: int
-    """How many heads there are."""
+    """Number of heads."""
 
 
 class MedusaSource(HeadsSource):
-    """Medusa's: each has a residual block and an output head."""
+    """Heads of Medusa: each has a residual block and an output head."""
 
     algorithm = "medusa"
     architecture = "MedusaSpeculator"
 
 
 class BlockwiseSource(HeadsSource):
-    """Those of blockwise parallel decoding: one feed-forward layer, the target's output head."""
+    """Heads of blockwise parallel decoding: one feed-forward layer, the target's output head."""
 
     algorithm = "blockwise"
     architecture = "BlockwiseSpeculator"
@@ -61,7 +61,7 @@ H = TypeVar("H", bound=HeadsSource)
 def save_heads(
     directory: Path, heads: HeadsSource, target_directory: Path, target_name: str, trained: Mapping[str, Any]
 ) -> None:
-    """Writes a checkpoint. `trained` records data, command, seed, time and figures."""
+    """Write a checkpoint. `trained` records data, command, seed, time and figures."""
     fields = {"architectures": [heads.architecture], _COUNT: heads.count, "trained": dict(trained)}
     save_checkpoint(
         directory,
@@ -76,7 +76,7 @@ def save_heads(
 
 
 def load_heads(kind: type[H], directory: Path, target_directory: Path) -> H:
-    """Reads a checkpoint.
+    """Read a checkpoint.
 
     Raises:
         IncompatibleError: if it is of another kind, was trained for another target or has no heads.

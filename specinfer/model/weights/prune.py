@@ -1,4 +1,4 @@
-"""Cuts a model down: some of its layers, and of each some key-value heads and some neurons of the MLP.
+"""Cuts of a model: some of its layers, and of each some key-value heads and some neurons of the MLP.
 
 A key-value head is cut with the query heads that read it, which are as many for each. What is left is a model
 of the same family: rows of q, k, v, gate and up go, and the columns of o and down that would read them.
@@ -26,23 +26,23 @@ _QUERY, _KEY_VALUE = re.compile(r"\.q_proj\.(weight|bias)$"), re.compile(r"\.[kv
 _INTO_MLP = re.compile(r"\.(gate|up)_proj\.weight$")
 
 _MARK = "pruned"
-"""The field of `config.json` that says how a model was pruned."""
+"""Field of `config.json` that says how a model was pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCut:
-    """What stays of a layer."""
+    """Remaining parts of a layer."""
 
     layer: int
     """Its number in the original."""
     kv_heads: tuple[int, ...]
-    """All layers keep as many."""
+    """Remaining key-value heads; all layers keep as many."""
     neurons: tuple[int, ...]
-    """Of the MLP; all layers keep as many."""
+    """Remaining neurons of the MLP; all layers keep as many."""
 
 
 def check_prunable(config: ModelConfig) -> None:
-    """Says whether a model can be cut.
+    """Check that a model can be cut.
 
     Raises:
         IncompatibleError: if its layers are not named like Llama's.
@@ -52,19 +52,19 @@ def check_prunable(config: ModelConfig) -> None:
 
 
 def is_pruned(directory: Path) -> bool:
-    """Whether a directory holds a pruned model."""
+    """Return whether a directory holds a pruned model."""
     path = directory / "config.json"
     return path.is_file() and _MARK in json.loads(path.read_text())
 
 
 def whole_layers(config: ModelConfig, layers: Sequence[int]) -> list[LayerCut]:
-    """Some layers with all that is in them."""
+    """Return cuts of some layers that keep all of their parts."""
     heads, neurons = tuple(range(config.kv_heads)), tuple(range(config.intermediate_size))
     return [LayerCut(layer, heads, neurons) for layer in layers]
 
 
 def pruned_config(config: ModelConfig, cuts: Sequence[LayerCut]) -> ModelConfig:
-    """The shape of what is left."""
+    """Return the shape of the remaining model."""
     kv_heads = len(cuts[0].kv_heads)
     return replace(
         config,
@@ -78,7 +78,7 @@ def pruned_config(config: ModelConfig, cuts: Sequence[LayerCut]) -> ModelConfig:
 def pruned_tensors(
     weights: Mapping[str, torch.Tensor], config: ModelConfig, cuts: Sequence[LayerCut]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of what is left, of those of the model with this `config`."""
+    """Return the tensors of the remaining model, given those of the model with this `config`."""
     places = {cut.layer: place for place, cut in enumerate(cuts)}
     tensors = {}
     for name in weights:
@@ -100,12 +100,12 @@ def save_pruned(
     cuts: Sequence[LayerCut],
     record: Mapping[str, Any],
 ) -> None:
-    """Writes a model into an empty directory, in bfloat16.
+    """Write a model into an empty directory, in bfloat16.
 
     Args:
         source: directory of the original.
         config: of what is left.
-        record: what `config.json` tells of how it was made.
+        record: history of the cut for `config.json`.
 
     Raises:
         OSError: if the result cannot be written.
@@ -118,14 +118,14 @@ def save_pruned(
     fields = json.loads((source / "config.json").read_text())
     shape = shape_fields(config, load_config(source))
     fields |= {**shape, "dtype": "bfloat16", _MARK: dict(record)}
-    if fields.get("layer_types"):  # of some families one for each layer
+    if fields.get("layer_types"):  # some families have one for each layer
         fields["layer_types"] = [fields["layer_types"][cut.layer] for cut in cuts]
     copy_beside(source, directory)
     (directory / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def _cut(name: str, tensor: torch.Tensor, config: ModelConfig, cut: LayerCut) -> torch.Tensor:
-    """What stays of a tensor of a layer."""
+    """Return the remaining part of a layer's tensor."""
     of_query = config.heads // config.kv_heads * config.head_dim
     if _QUERY.search(name):
         return tensor[_rows(cut.kv_heads, of_query)]
@@ -141,5 +141,5 @@ def _cut(name: str, tensor: torch.Tensor, config: ModelConfig, cut: LayerCut) ->
 
 
 def _rows(parts: Sequence[int], width: int) -> torch.Tensor:
-    """The rows of some parts, of `width` rows each."""
+    """Return the rows of some parts, of `width` rows each."""
     return (torch.tensor(parts)[:, None] * width + torch.arange(width)).flatten()

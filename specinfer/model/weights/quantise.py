@@ -24,7 +24,7 @@ class BlockWeights(Protocol):
     """Weights that can give matrices as quantised blocks."""
 
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix in blocks; None if it has none."""
+        """Return a matrix in blocks; None if it has none."""
 
 
 class QuantisedWeights(Mapping[str, torch.Tensor]):
@@ -47,7 +47,7 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
         return len(self._weights)
 
     def blocks(self, name: str) -> Blocks | None:
-        """The matrix, quantised; None if its rows are no whole groups."""
+        """Return the quantised matrix; None if its rows are no whole groups."""
         weight = self._weights[name].float()
         if weight.dim() != 2 or weight.shape[1] % _GROUP:
             return None
@@ -60,7 +60,7 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
 
 
 def _bytes(weight: torch.Tensor) -> torch.Tensor:
-    """[N, 4 + K] bytes of a matrix [N, K]: the scale of every row, its weights over that.
+    """Return a matrix [N, K] as bytes [N, 4 + K]: the scale of every row, its weights over that.
 
     The magnitudes of two neighbours add up to 128 at most, so that their products with two activations fit
     into the 16 bits in which AVX2 adds them. Large weights are rarely neighbours: a quarter of the range is

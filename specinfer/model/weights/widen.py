@@ -1,5 +1,6 @@
-"""Makes a model larger that says the same: every MLP gets `factor` times its neurons (Net2WiderNet, Chen et
-al., ICLR 2016, section 2.3, without its noise).
+"""Enlargement of a model without a change of its output: every MLP gets `factor` times its neurons.
+
+The method is Net2WiderNet (Chen et al., ICLR 2016, section 2.3), without its noise.
 
     y = down(act(gate x) * up x) = sum over neurons i of  down_i * h_i(x)
       = sum over neurons i and copies c = 1..k of  (down_i / k) * h_i(x)
@@ -25,7 +26,7 @@ from specinfer.model.weights.config import load_config
 from specinfer.model.weights.files import SafetensorsWeights
 
 _SHARD_BYTES = 1 << 30
-"""Of weights in one file: what is held in memory at once."""
+"""Bytes of weights in one file: all that is held in memory at once."""
 _INTO = re.compile(r"\.(gate_proj|up_proj|fc1|dense_h_to_4h)\.(weight|bias)$")
 """Tensors with one row per neuron of an MLP; those of Llama and its kin, OPT, GPT-NeoX."""
 _OUT_OF = re.compile(r"\.(down_proj|fc2|dense_4h_to_h)\.weight$")
@@ -36,7 +37,7 @@ Report = Callable[[int, int], None]
 
 
 def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
-    """The tensor of this name in the widened model; most are as they were."""
+    """Return the tensor of this name in the widened model; most are unchanged."""
     if _INTO.search(name):
         return tensor.repeat(factor, *[1] * (tensor.dim() - 1))
     if _OUT_OF.search(name):
@@ -45,24 +46,24 @@ def widen_tensor(name: str, tensor: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def widen_config(config: Mapping[str, Any], factor: int, original: str) -> dict[str, Any]:
-    """The content of `config.json`, with a mark that says of what this is the widened model."""
+    """Return the content of `config.json`, with a mark that names the original of the widened model."""
     wider = {key: config[key] * factor for key in _NEURONS if key in config}
     return {**config, **wider, "dtype": "bfloat16", "widened": {"original": original, "factor": factor}}
 
 
 def widen_model(source: Path, directory: Path, factor: int, original: str, report: Report) -> None:
-    """Writes the widened model of `source` into an empty directory, in bfloat16.
+    """Write the widened model of `source` into an empty directory, in bfloat16.
 
     Args:
         factor: a power of two.
         original: what the model in `source` is called.
-        report: is told how many tensors are done, of how many.
+        report: receives the number of finished tensors and of all.
 
     Raises:
         IncompatibleError: if the family is none that our own decoder knows.
         OSError: if the result cannot be written.
     """
-    load_config(source)  # of other families the MLPs have other names
+    load_config(source)  # MLPs of other families have other names
     config = json.loads((source / "config.json").read_text())
     if "widened" in config:
         raise IncompatibleError(
@@ -89,7 +90,7 @@ def _write_shards(weights: Mapping[str, torch.Tensor], directory: Path, factor: 
 
 
 def _shards(weights: Mapping[str, torch.Tensor], factor: int, report: Report) -> Iterator[Shard]:
-    """The widened tensors in files of about `_SHARD_BYTES`."""
+    """Yield the widened tensors in files of about `_SHARD_BYTES`."""
     shard: Shard = {}
     for done, name in enumerate(weights):
         report(done, len(weights))

@@ -85,7 +85,8 @@ class Verdict:
 class AcceptanceRule(Protocol):
     """Walks down from the root, accepts what the target agrees with, and adds one bonus token."""
 
-    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict: ...
+    def __call__(self, tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
+        """Return the verdict on the tree."""
 
 
 def find_rule(name: str) -> AcceptanceRule:

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: one signature, several backends, loaded when asked for by name.
+"""Attention over the paged cache: one signature, several backends, loaded on request by name.
 
 A backend is one file plus one line here.
 """
@@ -20,12 +20,12 @@ class AttentionBackend(Protocol):
     """Tree attention (paper, Definition 4.1) for a ragged batch."""
 
     def plan(self, batch: Batch) -> Any:
-        """What all layers of one pass share (masks, tables), computed once."""
+        """Return the common parts (masks, tables) of all layers of one pass, computed once."""
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """Attention of every token of the pass over its own request.
+        """Return attention of every token of the pass over its own request.
 
         Args:
             query: [T, H, D], rotated.
@@ -38,7 +38,7 @@ class AttentionBackend(Protocol):
 
 
 def make_attention(name: str, device: str) -> AttentionBackend:
-    """The backend of this name.
+    """Return the backend of this name.
 
     Raises:
         SettingError: if there is none.

@@ -28,7 +28,7 @@ class ReferenceAttention:
         self._device = device
 
     def plan(self, batch: Batch) -> list[_Part]:
-        """One mask and one slot table per request."""
+        """Return one mask and one slot table per request."""
         return [self._part(rows) for rows in batch.rows]
 
     def _part(self, rows: AttentionRows) -> _Part:
@@ -44,7 +44,7 @@ class ReferenceAttention:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: list[_Part]
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`."""
+        """Attend from every token of the pass to its own request."""
         out = torch.empty_like(query)
         for part in plan:
             q = query[part.start : part.stop].transpose(0, 1)[None]
