@@ -78,7 +78,7 @@ def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> Non
         for index, draft in step.drafts.get(entry.request_id, ()):
             calibration.observe(index, draft, after)
         tree, verdict = step.trees.get(entry.request_id), step.verdicts.get(entry.request_id)
-        if tree is not None and verdict is not None and verdict.status is EntryStatus.OK:
+        if tree is not None and len(tree) > 1 and verdict is not None and verdict.status is EntryStatus.OK:
             calibration.observe_draws(tree, verdict.accepted)
 
 

@@ -29,11 +29,12 @@ def trees_to_verify(
     Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
     request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
     """
+    final = [entry for entry in entries if entry.final]
+    if not drafts and not any(entry.state.request.constraint for entry in final):
+        return {entry.request_id: TokenTree.root_only(entry.delta[-1]) for entry in final}
     trees: dict[str, TokenTree] = {}
     drafted: list[StepEntry] = []
-    for entry in entries:
-        if not entry.final:
-            continue
+    for entry in final:
         found = drafts.get(entry.request_id, ())
         if entry.state.request.speculation is Speculation.SEQUENCE:
             found = found[:1]
@@ -46,8 +47,8 @@ def trees_to_verify(
     whole = [trees[entry.request_id] for entry in drafted]
     cut = cut_trees(whole, limits, calibration.beliefs(), keeps)
     trees |= {entry.request_id: tree for entry, tree in zip(drafted, cut, strict=True)}
-    for entry in entries:
-        if entry.final and entry.state.request.constraint is not None:
+    for entry in final:
+        if entry.state.request.constraint is not None:
             trees[entry.request_id] = _constrained(entry, trees[entry.request_id], _adding_forced(entry))
     return trees
 

@@ -15,13 +15,13 @@ import grpc
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
-from specinfer.scheduling.target_outputs import TargetOutputs, WantedOutputs
+from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
 from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
 from specinfer.speculators.policy import PoolPolicy, UsualStepTime
 from specinfer.speculators.replicas import SpeculatorReplicas
-from specinfer.speculators.round import DraftRound, Drafts
+from specinfer.speculators.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2
@@ -96,6 +96,8 @@ class SpeculatorPool:
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
         """What of the target the verifier is to return with a step, for services that read it."""
+        if not any(service.feature_layers or service.target_top_k for service in self.services):
+            return NOTHING_WANTED
         places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
         return self._target.wanted(
             entries, self.services, lambda place, name: self.services[place].address in places[name]
@@ -104,8 +106,9 @@ class SpeculatorPool:
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """What a step returned of it, for the trees that were verified."""
-        self._target.arrived(wanted, trees, verdicts)
+        """Keep what a step returned of the target, for the trees that were verified."""
+        if wanted is not NOTHING_WANTED:
+            self._target.arrived(wanted, trees, verdicts)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -117,6 +120,10 @@ class SpeculatorPool:
         taken for dead.
         """
         self._step_times.begins(time.perf_counter())
+        if not chosen:
+            self._end_round()
+            self._step_times.drafted(time.perf_counter())
+            return NO_DRAFTS
         round_ = self._begin_round(len(entries), traceparent)
         shares = self._replicas.divide(entries)
         questions = [
@@ -163,11 +170,15 @@ class SpeculatorPool:
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
         )
 
+    def _end_round(self) -> None:
+        """Answers to the round before are late from now on."""
+        if self._round is not None:
+            self._round.over = True
+
     def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
         """The round of the next step; the one before is over."""
         self._steps += 1
-        if self._round is not None:
-            self._round.over = True
+        self._end_round()
         share = self._share(requests)
         self._round = DraftRound(self._steps, self._policy, self._target, share, traceparent)
         return self._round

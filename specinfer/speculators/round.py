@@ -26,6 +26,9 @@ class Drafts(NamedTuple):
     """Of every service that answered."""
 
 
+NO_DRAFTS = Drafts({}, [])
+
+
 class DraftRound:
     """Collects the answers to one step, until the next step begins; what comes later is only counted."""
 
