@@ -1,5 +1,7 @@
-"""Takes requests that nobody owns, and gives away those that others could run at once (docs/protocol.md,
-Ownership)."""
+"""Adoption of requests that nobody owns, and sharing of those that others could run at once.
+
+The rules are those of docs/protocol.md, Ownership.
+"""
 
 import logging
 import time
