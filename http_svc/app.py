@@ -121,8 +121,8 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
     """Return the whole application, with everything around it that calls pass.
 
     Args:
-        registry: of its metrics.
         settings: of the HTTP service.
+        registry: of its metrics.
         ending: set when calls that still run must end.
 
     Raises:

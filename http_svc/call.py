@@ -95,9 +95,9 @@ async def while_wanted(
     """Return the result of some work, which stops when the client hangs up or the service ends.
 
     Args:
-        ending: set when the service ends.
         work: starts when this is called.
         receive: ASGI's function of a request whose body was read.
+        ending: set when the service ends.
 
     Raises:
         ClientGoneError: if the client hung up.

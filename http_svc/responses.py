@@ -202,8 +202,8 @@ def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
     """Return tokens, a prompt's once however many choices it has, and speculation of all choices together.
 
     Args:
-        prompts: number of prompts.
         answers: choices of the first prompt, then of the second, as many for each.
+        prompts: number of prompts.
     """
     choices = len(answers) // prompts
     read = sum(answer.summary.prompt_tokens for answer in answers[::choices])

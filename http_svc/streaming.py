@@ -60,9 +60,9 @@ async def event_lines(
 
     Args:
         call: the call whose streams are read.
-        prompts: number of prompts.
-        shape: of the answer.
         first: events that have come so far.
+        shape: of the answer.
+        prompts: number of prompts.
         start: tokens that the client has, if events are to have ids; None for no ids.
         explain: makes an error of the API from one of ours.
     """

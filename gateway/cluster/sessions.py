@@ -125,8 +125,8 @@ class VerifierSessions:
         """Resolve names, and describe every verifier that is not driven from here.
 
         Args:
-            strict: True at the start, when a wrong setting must show.
             patience_s: time to wait for their answers; those that come later count when they come.
+            strict: True at the start, when a wrong setting must show.
 
         Raises:
             IncompatibleError: if one does not fit the gateway's tokenizer, and `strict`.

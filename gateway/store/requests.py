@@ -57,9 +57,9 @@ class RequestStore(RequestReader):
         """Record a request; return whether it is new: one with its id and key may be there already.
 
         Args:
-            caller: its sender, whose quota it counts against.
             request: its content.
             idempotency_key: equal for two requests of one id with the same content.
+            caller: its sender, whose quota it counts against.
             owned: True if this gateway runs it; otherwise it waits for one that adopts it.
 
         Raises:

@@ -51,9 +51,9 @@ class AsyncClient:
         """Create a client, which connects on first use.
 
         Args:
-            tls: files of TLS towards the gateways; None for plaintext.
-            api_key: sent with every call; empty for none.
             addresses: addresses of gateways that share a Redis; a string has commas between them.
+            api_key: sent with every call; empty for none.
+            tls: files of TLS towards the gateways; None for plaintext.
             patience: retries of lost streams; None for the default, a minute.
             on_retry: called with every failure that is not the end.
             traceparent: trace context (W3C) that the requests of this client belong to; empty for none.

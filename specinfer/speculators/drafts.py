@@ -89,10 +89,10 @@ async def exchange_drafts(
     """Return the answer of the service that was described.
 
     Args:
-        description: of the process that must answer.
-        request: the message to send.
         address: of the service.
         stream: to the service.
+        request: the message to send.
+        description: of the process that must answer.
         patience_s: silence after which it is taken for dead.
 
     Raises:
@@ -115,11 +115,11 @@ def sound_draft(
     """Return the tree of a message, its proposals those of `speculator`.
 
     Args:
-        vocab_size: the tokens must be smaller.
-        speculator: number of its proposals.
         message: the tree as it came.
+        speculator: number of its proposals.
         root: the last committed token.
         limits: limits of the request.
+        vocab_size: the tokens must be smaller.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
