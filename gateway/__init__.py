@@ -1,1 +1,1 @@
-"""The gateway: owns every request's committed tokens, merges speculators' trees, asks the verifier."""
+"""The gateway: owns every request's committed tokens, merges speculators' trees, calls the verifier."""

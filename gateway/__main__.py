@@ -19,7 +19,7 @@ SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serves until signalled."""
+    """Serve until signalled."""
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tokenizer = Tokenizer.load(resolve_model(settings.model))
@@ -36,14 +36,14 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 async def _show_health(gateway: Gateway, server: ServiceServer) -> None:
-    """Health says SERVING while a request that comes now would be served."""
+    """Report SERVING in health while a request that comes now would be served."""
     while True:
         await server.set_serving(gateway.lease_manager.ready)
         await asyncio.sleep(_HEALTH_S)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `python -m gateway`."""
+    """Run `python -m gateway`."""
     run_service(PROGRAM, GatewaySettings, argv, lambda _: "gateway", serve)
 
 

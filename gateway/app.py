@@ -1,4 +1,4 @@
-"""The wiring of a gateway: what its parts need of each other."""
+"""The wiring of a gateway's parts."""
 
 import asyncio
 import logging
@@ -57,17 +57,19 @@ class Gateway:
     watches: Watches
     servicer: GenerationServicer
     running: asyncio.Task[None]
-    """What keeps leases and follows requests; it ends only by a fault."""
+    """Task that keeps leases and follows requests; it ends only by a fault."""
     observer: Observer
 
     @property
     def meter(self) -> MeterInterceptor:
-        """Counts the bytes of the messages that its clients send and get."""
+        """Interceptor that counts the bytes of the messages that its clients send and get."""
         return MeterInterceptor(self.observer.meter("client"))
 
     async def drain(self) -> None:
-        """Takes no new requests, lets other gateways go on with those that it has or finishes them, and
-        lets its streams end; returns after the drain time at the latest."""
+        """Take no new requests, hand over or finish those that it has, and let its streams end.
+
+        Returns after the drain time at the latest.
+        """
         deadline = time.monotonic() + self.settings.drain_seconds
         self.lease_manager.draining = True
         try:
@@ -90,7 +92,7 @@ async def build_gateway(
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Connects to Redis, verifiers and speculators, and runs until the context is left.
+    """Connect to Redis, verifiers and speculators, and run until the context is left.
 
     Raises:
         UnavailableError: if Redis or every verifier does not answer in time.
@@ -171,7 +173,7 @@ async def _running(
 
 
 def end_process_if_failed(task: "asyncio.Task[None]") -> None:
-    """A lease_manager that died of a bug must not leave a gateway that accepts requests and answers none."""
+    """End the process if the lease manager died of a bug, as it would accept requests and answer none."""
     if not task.cancelled() and task.exception() is not None:
         log.critical("the gateway failed", exc_info=task.exception())
         sys.exit(70)

@@ -17,7 +17,7 @@ _LIMITS = SchedulerLimits()
 
 
 class GatewaySettings(SecuritySettings):
-    """The gateway owns every request, merges speculators' trees and asks the verifier."""
+    """Settings of the gateway, which owns every request, merges speculators' trees and calls the verifier."""
 
     model_config = SettingsConfigDict(**{**SecuritySettings.model_config, "env_prefix": "SPECINFER_GATEWAY_"})
 
@@ -126,7 +126,7 @@ class GatewaySettings(SecuritySettings):
     retention_seconds: int = Field(600, ge=1, description="Time finished requests stay in Redis.")
 
     def check(self) -> None:
-        """Also the addresses of verifiers and speculator services."""
+        """Check also the addresses of verifiers and speculator services."""
         super().check()
         split_targets("verifiers", self.verifiers)
         service_addresses(self.speculators)
@@ -135,20 +135,20 @@ class GatewaySettings(SecuritySettings):
 
     @property
     def weights_file(self) -> Path | None:
-        """Where the learned planner's weights are, if any were trained."""
+        """File of the learned planner's weights, if any were trained."""
         return as_path(self.planner_weights)
 
     @property
     def recording(self) -> Path | None:
-        """Where steps are recorded, if they are."""
+        """File to which steps are recorded, if they are."""
         return as_path(self.record_steps)
 
     @property
     def verifier_addresses(self) -> list[str]:
-        """The verifiers, names not looked up."""
+        """Addresses of the verifiers, names not looked up."""
         return split_targets("verifiers", self.verifiers)
 
     @property
     def speculator_services(self) -> list[str]:
-        """The speculator services, in order of preference; see `specinfer.speculators.replicas`."""
+        """Speculator services in order of preference, as in `specinfer.speculators.replicas`."""
         return service_addresses(self.speculators)

@@ -12,14 +12,14 @@ PROGRAM = "http_svc"
 
 
 async def serve(settings: HttpSettings) -> None:
-    """Serves until signalled."""
+    """Serve until signalled."""
     ending = asyncio.Event()
     server = HttpServer(settings, build_app(settings, service_registry(), ending), ending)
     await server.run_until_signalled()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `python -m http_svc`."""
+    """Run `python -m http_svc`."""
     run_service(PROGRAM, HttpSettings, argv, lambda _: "http", serve)
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 _LAST_WORDS_S = 5
-"""For calls that are told to end."""
+"""Time for calls that must end."""
 _BACKLOG = 2048
 """Connections that wait to be accepted: hundreds may come at once."""
 
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal once more when it has ended."""
+        """Yield at once: uvicorn would raise the signal once more when it has ended."""
         yield
 
 
@@ -52,7 +52,7 @@ class HttpServer:
     """A server of one application. `start`, then `stop`; or `run_until_signalled`."""
 
     def __init__(self, settings: HttpSettings, app: ASGIApp, ending: asyncio.Event) -> None:
-        """`ending` tells the application that calls that still run must end."""
+        """Create a server; setting `ending` makes the application end the calls that still run."""
         self._settings, self._ending = settings, ending
         tls = settings.tls
         self._server = _Server(
@@ -73,14 +73,14 @@ class HttpServer:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     async def start(self) -> int:
-        """Binds, starts serving and returns the port.
+        """Bind, start serving and return the port.
 
         Raises:
             SettingError: if the address cannot be bound.
         """
         bound = bind(self._settings.listen)
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110  uvicorn tells nobody
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110  uvicorn has no event
             await asyncio.sleep(0.005)
         if self._serving.done():
             await self._serving
@@ -90,7 +90,7 @@ class HttpServer:
         return port
 
     async def stop(self) -> None:
-        """Takes no more calls, lets those that run finish for the drain time, then ends them."""
+        """Take no more calls, lets those that run finish for the drain time, then ends them."""
         self._server.should_exit = True
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=self._settings.drain_seconds)
@@ -98,13 +98,13 @@ class HttpServer:
             await self._serving
 
     async def run_until_signalled(self) -> None:
-        """Starts, waits for SIGTERM or SIGINT, drains."""
+        """Start, wait for SIGTERM or SIGINT, drain."""
         await start_and_wait_for_signal(self.start)
         await self.stop()
 
 
 def bind(listen: str) -> socket.socket:
-    """A socket that listens.
+    """Return a socket that listens.
 
     Raises:
         SettingError: if the address cannot be bound.
@@ -118,10 +118,12 @@ def bind(listen: str) -> socket.socket:
 
 
 def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: asyncio.Event) -> ASGIApp:
-    """The whole application, with everything around it that calls pass.
+    """Return the whole application, with everything around it that calls pass.
 
     Args:
-        ending: is set when calls that still run must end.
+        settings: of the HTTP service.
+        registry: of its metrics.
+        ending: set when calls that still run must end.
 
     Raises:
         SettingError: if a file of TLS does not fit.

@@ -21,16 +21,16 @@ class Event:
 
     index: int
     piece: Piece | None = None
-    """None: the choice has ended."""
+    """The piece; None: the choice has ended."""
     error: Exception | None = None
-    """Why it has not ended well."""
+    """Reason why it has not ended well."""
 
 
 class Call:
     """Streams that are read at once, in tasks of their own. `close` it."""
 
     def __init__(self, client: AsyncClient, streams: Sequence[AsyncStream], *, lingers: bool) -> None:
-        """`lingers`: what is not finished when the call is closed may be attached to for a while."""
+        """Create a call; with `lingers`, a client may attach for a while to what is unfinished at `close`."""
         self._client, self._streams, self._lingers = client, streams, lingers
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._running = set(range(len(streams)))
@@ -38,11 +38,11 @@ class Call:
 
     @property
     def answers(self) -> list[Answer]:
-        """What has come of each choice."""
+        """Answers of the choices so far."""
         return [stream.answer for stream in self._streams]
 
     async def next(self) -> Event | None:
-        """What comes next of any choice; None when all have ended.
+        """Return the next event of any choice; None when all have ended.
 
         Raises:
             SpecInferError: if one of them was refused or lost.
@@ -57,7 +57,7 @@ class Call:
         return event
 
     async def finish(self) -> list[Answer]:
-        """The whole answers.
+        """Return the whole answers.
 
         Raises:
             SpecInferError: if one of them was refused or lost.
@@ -67,7 +67,7 @@ class Call:
         return self.answers
 
     async def close(self) -> None:
-        """Ends all connections, and unless they linger the requests that have not ended."""
+        """End all connections, and unless they linger the requests that have not ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,10 +92,12 @@ class Call:
 async def while_wanted(
     work: Awaitable[Result], receive: Callable[[], Awaitable[Any]], ending: asyncio.Event
 ) -> Result:
-    """The result of some work, which stops when the client hangs up or the service ends.
+    """Return the result of some work, which stops when the client hangs up or the service ends.
 
     Args:
-        receive: ASGI's, of a request whose body was read.
+        work: starts when this is called.
+        receive: ASGI's function of a request whose body was read.
+        ending: set when the service ends.
 
     Raises:
         ClientGoneError: if the client hung up.

@@ -31,7 +31,7 @@ _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     _Code.CANCELLED: (503, "unavailable"),
     _Code.DEADLINE_EXCEEDED: (504, "timeout"),
 }
-"""What is not here is 500."""
+"""HTTP status and error type by gRPC status; others are 500."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     "missing": "missing_required_parameter",
@@ -40,11 +40,11 @@ _CODES = {
 }
 """Codes by pydantic's type of error; others are `invalid_value`."""
 _UNION_PART = re.compile(r"str|int|(?:list|dict|function-after)\[.*")
-"""How pydantic names the branches of a union, which are no fields."""
+"""Names that pydantic gives to branches of a union, which are no fields."""
 
 
 class CancelledElsewhereError(SpecInferError):
-    """A request was cancelled, but not by this call: what there is of its answer must not pass for all."""
+    """A request was cancelled, but not by this call: a part of its answer must not pass for all."""
 
 
 class EndingError(SpecInferError):
@@ -52,7 +52,7 @@ class EndingError(SpecInferError):
 
 
 class ApiError(HTTPException):
-    """What a caller gets instead of an answer."""
+    """Error that a caller receives instead of an answer."""
 
     def __init__(
         self,
@@ -75,18 +75,20 @@ class ApiError(HTTPException):
         }
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """Return the whole answer."""
         return JSONResponse(self.content, self.status_code, self.headers)
 
 
 def internal_error(error: Exception) -> ApiError:
-    """A fault of ours, which tells no more than its kind."""
+    """Return the error of a fault of ours, which shows no more than its kind."""
     return ApiError(500, FaultError("internal error", error).for_logs, "internal_error")
 
 
 def invalid_body(errors: Sequence[Any]) -> ApiError:
-    """The error of a body, from what pydantic or FastAPI say of it: of the field that lies deepest, where a
-    value could have been one of several things."""
+    """Return the error of a body, made of the messages of pydantic or FastAPI.
+
+    It is that of the field that lies deepest, where a value could have been one of several things.
+    """
     first = max(errors, key=lambda error: len(error["loc"]))
     kind, param = first["type"], _param_of(first)
     if kind == "json_invalid":
@@ -105,7 +107,7 @@ def invalid_body(errors: Sequence[Any]) -> ApiError:
 
 
 def _param_of(error: Any) -> str:
-    """The field that an error is about, as `messages[0].role`; empty for the body itself."""
+    """Return the field that an error is about, as `messages[0].role`; empty for the body itself."""
     named = error.get("ctx", {}).get("field")
     if named:
         return str(named)
@@ -119,10 +121,11 @@ def _param_of(error: Any) -> str:
 
 
 def api_error(error: SpecInferError, names: Mapping[str, str]) -> ApiError:
-    """The error of a call that a gateway refused or lost.
+    """Return the error of a call that a gateway refused or lost.
 
     Args:
-        names: of the gateway's fields -> what the caller calls them.
+        error: raised by the client of gateways.
+        names: caller's names of the gateway's fields.
     """
     if isinstance(error, (RequestFailedError, StreamLostError)):
         return _of_failure(error.failure, names)
@@ -151,7 +154,7 @@ def _of_failure(failure: Failure, names: Mapping[str, str]) -> ApiError:
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> tuple[str, str | None]:
-    """A message that begins with `FIELD = ` with the caller's name of the field, and that name."""
+    """Return a message that begins with `FIELD = ` with the caller's name of the field, and that name."""
     field, mark, rest = message.partition(" = ")
     if not mark or not re.fullmatch(r"[\w.\[\] +-]{1,80}", field):
         return message, None

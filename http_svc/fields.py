@@ -1,4 +1,4 @@
-"""Fields that bodies share: texts, and values that ask for nothing."""
+"""Fields that bodies share: texts, and values that change nothing."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """Takes values that ask for nothing, as if they were left out, and refuses all others."""
+    """Return a validator that drops values that change nothing, and refuses all others."""
 
     def check(value: Any) -> None:
         if value is not None and value not in neutral:
@@ -17,7 +17,7 @@ def only(*neutral: Any) -> BeforeValidator:
 
 
 def _encodable(text: str) -> str:
-    """JSON can write halves of characters (surrogates), which no UTF-8 has."""
+    """Refuse halves of characters (surrogates), which JSON can write but no UTF-8 has."""
     try:
         text.encode()
     except UnicodeEncodeError:

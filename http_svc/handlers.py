@@ -1,4 +1,4 @@
-"""Answers calls by asking gateways: one body, its requests, one response. Keeps nothing between calls."""
+"""Answers calls by requests to gateways: one body, its requests, one response. Keeps nothing between calls."""
 
 import asyncio
 import time
@@ -36,30 +36,30 @@ class Door:
     """Serves `/v1`."""
 
     def __init__(self, client: AsyncClient, metrics: HttpMetrics, ending: asyncio.Event) -> None:
-        """`ending` is set when calls that still run must end."""
+        """Create the handlers; `ending` is set when calls that still run must end."""
         self._client, self._metrics, self._models = client, metrics, Models()
         self._ending = ending
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
-        """`POST /v1/chat/completions`."""
+        """Serve `POST /v1/chat/completions`."""
         return await self._answer(CHAT, body, request, partial(chat_requests, body), chat_names(body))
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
-        """`POST /v1/completions`."""
+        """Serve `POST /v1/completions`."""
         return await self._answer(
             COMPLETION, body, request, partial(completion_requests, body), completion_names()
         )
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
+        """Serve `GET /v1/models`."""
         return JSONResponse({"object": "list", "data": [await self._describe(request)]})
 
     async def model(self, name: str, request: Request) -> Response:
-        """`GET /v1/models/NAME`."""
+        """Serve `GET /v1/models/NAME`."""
         return JSONResponse(await self._describe(request, name))
 
     async def watch(self, request: Request) -> Response:
-        """`GET /v1/watch`."""
+        """Serve `GET /v1/watch`."""
         try:
             return await watch(self._caller(request), request, self._ending)
         except SpecInferError as error:
@@ -79,8 +79,10 @@ class Door:
         make: Callable[[str], Sequence[generation_pb2.GenerateRequest]],
         names: Mapping[str, str],
     ) -> Response:
-        """The answer to a body; `make` makes the gateway's requests of a request id, `names` are what the
-        caller calls their fields."""
+        """Return the answer to a body.
+
+        `make` makes the gateway's requests of a request id, `names` are the caller's names of their fields.
+        """
         try:
             return await self._serve(kind, body, request, make(request.state.request_id), names)
         except SpecInferError as error:
@@ -127,8 +129,10 @@ class Door:
         request: Request,
         requests: Sequence[generation_pb2.GenerateRequest],
     ) -> tuple[list[AsyncStream], int | None]:
-        """The streams of a call, and how many tokens of the first one its client has; None where events are
-        to have no ids."""
+        """Return the streams of a call, and how many tokens of the first one its client has.
+
+        The number is None where events are to have no ids.
+        """
         last = request.headers.get("last-event-id")
         if last is None:
             in_points = isinstance(body, ChatBody) and body.decomposition == "skeleton"
@@ -142,7 +146,7 @@ class Door:
         return [caller.attach(request_id, position)], position
 
     def _caller(self, request: Request) -> AsyncClient:
-        """A client with the caller's key and trace context.
+        """Return a client with the caller's key and trace context.
 
         Raises:
             ApiError: 401 if there is an `Authorization` that holds no key.

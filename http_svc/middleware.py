@@ -1,4 +1,4 @@
-"""What every call passes first: a request id, a bound on calls at once and on the size of bodies, counters.
+"""Middleware of every call: a request id, a bound on calls at once and on the size of bodies, counters.
 
 An ASGI application around the other one.
 """
@@ -60,7 +60,7 @@ class Guard:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI wants it."""
+        """Serve a call, as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -94,7 +94,7 @@ class Guard:
             self._running -= 1
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Why a call may not come in."""
+        """Return the reason why a call is refused."""
         identity = scope["state"]["request_id"]
         if len(identity) > _LONGEST_ID or not (identity.isascii() and identity.isprintable()):
             scope["state"]["request_id"] = new_request_id()
@@ -109,7 +109,7 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Counts what comes of a body that did not tell its size."""
+        """Count the bytes of a body that did not declare its size."""
         size = 0
 
         async def counting() -> Any:

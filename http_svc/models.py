@@ -19,14 +19,14 @@ _TIMEOUT_S = 2.0
 
 
 class GatewayHealth:
-    """Channels of its own to every gateway: health is asked without a key."""
+    """Channels of its own to every gateway: health is requested without a key."""
 
     def __init__(self, addresses: tuple[str, ...], tls: ClientTls) -> None:
         self._addresses, self._tls = addresses, tls
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Why no gateway can work; empty if one can."""
+        """Return the reason why no gateway can work; empty if one can."""
         problems = []
         for address in self._addresses:
             if address not in self._channels:  # opened on first use: a channel belongs to the running loop
@@ -38,7 +38,7 @@ class GatewayHealth:
         return "; ".join(problems)
 
     async def close(self) -> None:
-        """Closes all channels."""
+        """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 
@@ -55,7 +55,7 @@ async def _problem(channel: grpc.aio.Channel) -> str:
 
 
 _FRESH_S = 5.0
-"""For so long calls do not ask gateways again."""
+"""Time in which calls do not query gateways again."""
 
 
 class Models:
@@ -66,11 +66,11 @@ class Models:
         self._asking: asyncio.Future[generation_pb2.StatusReply] | None = None
 
     async def check(self, client: AsyncClient, name: str) -> None:
-        """Returns if the model of this name is served.
+        """Return if the model of this name is served.
 
         Raises:
             ApiError: 404 if it is not.
-            SpecInferError: if no gateway tells.
+            SpecInferError: if no gateway answers.
         """
         if name != self._name or not self._fresh:
             await self._ask(client)
@@ -81,8 +81,11 @@ class Models:
         return self._clock() < self._asked_at + _FRESH_S
 
     async def _ask(self, client: AsyncClient) -> None:
-        """Calls that come while one asks wait for its answer; if it gets none, perhaps because of its
-        key, they ask themselves."""
+        """Query gateways for the model.
+
+        Calls that come meanwhile wait for the answer; if there is none, perhaps because of the first call's
+        key, they query themselves.
+        """
         if self._asking is not None:
             await asyncio.wait({self._asking})
             if self._fresh:
@@ -95,11 +98,11 @@ class Models:
                 self._asking = None
 
     async def describe(self, client: AsyncClient, name: str | None = None) -> dict[str, Any]:
-        """The model that is served, as OpenAI's API describes models.
+        """Return the model that is served, as OpenAI's API describes models.
 
         Raises:
             ApiError: 404 if a name is given and it is not this model's.
-            SpecInferError: if no gateway tells.
+            SpecInferError: if no gateway answers.
         """
         status = await client.status()
         self._remember(status)

@@ -38,7 +38,7 @@ POLICY = "; ".join(
 """Content-Security-Policy: nothing but our own files and our own API."""
 HEADERS = {
     "content-security-policy": POLICY,
-    "cache-control": "no-cache",  # asked for again each time, and answered with 304 while they are the same
+    "cache-control": "no-cache",  # requested again each time, and answered with 304 while they are the same
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
@@ -58,7 +58,7 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    """Serves the page at `/` and its files at `/page/`."""
+    """Serve the page at `/` and its files at `/page/`."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -71,7 +71,7 @@ _KIND, _FINISH = "PROPOSAL_KIND_", "FINISH_REASON_"
 
 
 def step_event(reply: generation_pb2.WatchReply) -> dict[str, Any]:
-    """One event; `step` is null in the first one, and where a request ended between steps."""
+    """Return one event; `step` is null in the first one, and where a request ended between steps."""
     return {
         "request_id": reply.request_id,
         "step": _step(reply.step) if reply.HasField("step") else None,
@@ -139,9 +139,11 @@ _NAME = "request_id"
 
 
 async def watch(caller: AsyncClient, request: Request, ending: asyncio.Event) -> Response:
-    """The steps of the request that the query names; without one, those of all requests of the caller's key.
+    """Stream the steps of the request that the query names.
 
-    The first event, which has no step, says that from now on all steps are told.
+    Without one, the steps of all requests of the caller's key.
+
+    The first event, which has no step, says that from now on all steps are sent.
 
     Raises:
         SpecInferError: if a gateway refuses, or none answers.
@@ -176,6 +178,6 @@ async def _events(
             yield encode(step_event(reply))
     except SpecInferError as error:
         yield encode(api_error(error, {}).content)
-    except Exception as error:  # the status was sent: an event is all that can tell the client
+    except Exception as error:  # the status was sent: an event is all that can reach the client
         log.exception("a watch failed")
         yield encode(internal_error(error).content)

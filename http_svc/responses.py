@@ -28,21 +28,23 @@ class TextOffsets:
         self._length = 0
 
     def add(self, token: bytes) -> int:
-        """Where the next token begins: behind the characters that those before it completed."""
+        """Return the offset of the next token: behind the characters that those before it completed."""
         begin = self._length
         self._length += len(self._decoder.decode(token))
         return begin
 
 
 def chat_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """`logprobs` of a choice of a conversation."""
+    """Return `logprobs` of a choice of a conversation."""
     content = [{**_entry(row.chosen), "top_logprobs": [_entry(one) for one in row.top]} for row in rows]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(rows: Sequence[TokenLogprobs], offsets: TextOffsets) -> dict[str, Any]:
-    """`logprobs` of a choice of a completion; the generated token is among the most probable
-    ones in any case."""
+    """Return `logprobs` of a choice of a completion.
+
+    The generated token is among the most probable ones in any case.
+    """
     return {
         "tokens": [row.chosen.text for row in rows],
         "token_logprobs": [_number(row.chosen) for row in rows],
@@ -66,7 +68,7 @@ _FINISH = {
     FinishReason.STOP_STRING: "stop",
     FinishReason.CONSTRAINT: "stop",
 }
-"""Other reasons are no ends of whole answers."""
+"""Finish reasons of the API; others are no ends of whole answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +76,19 @@ class Kind:
     """One of the two forms in which answers are given."""
 
     prefix: str
-    """Of ids."""
+    """Beginning of ids."""
     whole: str
     """Value of `object` in an answer that comes at once."""
     chunk: str
     """Value of `object` in a part of a stream."""
     message: Callable[[str], dict[str, Any]]
-    """What a choice has of a whole text."""
+    """Makes the content of a choice from a whole text."""
     delta: Callable[[str], dict[str, Any]]
-    """What a choice has of a piece of text."""
+    """Makes the content of a choice from a piece of text."""
     logprobs: Callable[[Sequence[TokenLogprobs], TextOffsets], dict[str, Any]]
-    """What a choice says of its tokens, if log-probabilities were asked for."""
+    """Makes the log-probabilities of a choice, if they are wanted."""
     opening: dict[str, Any] | None
-    """What the first part of each choice says before any text."""
+    """Content of the first part of each choice, before any text."""
 
 
 CHAT = Kind(
@@ -111,7 +113,7 @@ COMPLETION = Kind(
 
 @dataclass(frozen=True, slots=True)
 class ResponseShape:
-    """What all parts of one call's answer have in common."""
+    """Properties that all parts of one call's answer share."""
 
     kind: Kind
     request_id: str
@@ -119,24 +121,24 @@ class ResponseShape:
     created: int
     """Seconds since 1970."""
     usage_comes: bool = False
-    """Whether a stream ends with the usage; its other parts then say that they have none."""
+    """True if a stream ends with the usage; its other parts then say that they have none."""
     logprobs: bool = False
-    """Whether log-probabilities were asked for."""
+    """True if log-probabilities are wanted."""
     tools: bool = False
-    """Whether answers may be calls of functions."""
+    """True if answers may be calls of functions."""
 
     def call_id(self, index: int) -> str:
-        """That of the call with which a choice may answer."""
+        """Return the id of the call with which a choice may answer."""
         return f"call_{self.request_id}_{index}"
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The part with which a choice begins, if there is one."""
+        """Return the part with which a choice begins, if there is one."""
         return None if self.kind.opening is None else self._part(index, self.kind.opening, None)
 
     def part(
         self, index: int, piece: Piece, offsets: TextOffsets, reader: CallReader | None = None
     ) -> dict[str, Any] | None:
-        """A piece of a choice; None if it says nothing yet. `reader` reads choices that may be calls."""
+        """Return a piece of a choice; None if it says nothing yet. `reader` reads choices that may be calls."""
         content = self.kind.delta(piece.text) if reader is None else {"delta": reader.push(piece.text)}
         if not piece.text and not self.logprobs:
             return None
@@ -145,7 +147,7 @@ class ResponseShape:
         return self._part(index, content, None, self._told(piece.token_logprobs, offsets))
 
     def end(self, index: int, finish: FinishReason, reader: CallReader | None = None) -> dict[str, Any]:
-        """The end of a choice."""
+        """Return the end of a choice."""
         complete = finish is FinishReason.CONSTRAINT
         content = self.kind.delta("") if reader is None else {"delta": reader.end(complete)}
         called = reader is not None and bool(reader.is_call) and complete
@@ -155,11 +157,11 @@ class ResponseShape:
         return self.kind.logprobs(rows, offsets) if self.logprobs else None
 
     def usage(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-        """The part with which a stream ends, if usage was asked for."""
+        """Return the part with which a stream ends, if usage is wanted."""
         return {**self._head(self.kind.chunk), "choices": [], "usage": usage_of(answers, prompts)}
 
     def whole(self, answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-        """The answer at once."""
+        """Return the answer at once."""
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head(self.kind.whole), "choices": choices, "usage": usage_of(answers, prompts)}
 
@@ -197,10 +199,11 @@ class ResponseShape:
 
 
 def usage_of(answers: Sequence[Answer], prompts: int) -> dict[str, Any]:
-    """Tokens, a prompt's once however many choices it has, and what speculation did for all choices together.
+    """Return tokens, a prompt's once however many choices it has, and speculation of all choices together.
 
     Args:
         answers: choices of the first prompt, then of the second, as many for each.
+        prompts: number of prompts.
     """
     choices = len(answers) // prompts
     read = sum(answer.summary.prompt_tokens for answer in answers[::choices])

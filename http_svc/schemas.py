@@ -1,6 +1,6 @@
-"""What callers may send: OpenAI's fields that we serve, those that we refuse by name, and ours.
+"""Bodies of callers: OpenAI's fields that we serve, those that we refuse by name, and ours.
 
-Types only; what a value may be beyond that says the gateway. `null` is the same as left out.
+Types only; the gateway checks all else of a value. `null` is the same as left out.
 """
 
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """Which form the answer has."""
+    """Form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -37,7 +37,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """Which form the text has: one of these."""
+    """Form of the text: one of these."""
 
     json_schema: dict[str, Any] | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
@@ -60,7 +60,7 @@ _POSITIVE = Field(default=None, ge=1, lt=2**31)
 
 
 def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
-    """JSON has no numbers as keys: token ids are written as text."""
+    """Write token ids as text: JSON has no numbers as keys."""
     for key in biases or ():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
             raise PydanticCustomError("no_token", "keys must be token ids")
@@ -68,14 +68,14 @@ def _token_keys(biases: dict[str, float] | None) -> dict[str, float] | None:
 
 
 class StreamOptions(Strict):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: NotTrue = None
 
 
 class Body(Strict):
-    """What both kinds of calls have."""
+    """Fields that both kinds of calls have."""
 
     model: Text
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

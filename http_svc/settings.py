@@ -9,7 +9,7 @@ from specinfer.service.tls import ClientTls
 
 
 class HttpSettings(ProcessSettings):
-    """The HTTP service speaks OpenAI's API and asks gateways."""
+    """Settings of the HTTP service, which speaks OpenAI's API and calls gateways."""
 
     model_config = SettingsConfigDict(**{**ProcessSettings.model_config, "env_prefix": "SPECINFER_HTTP_"})
 
@@ -41,14 +41,14 @@ class HttpSettings(ProcessSettings):
     )
 
     def check(self) -> None:
-        """Also the gateways and TLS towards them."""
+        """Check also the gateways and TLS towards them."""
         split_targets("gateways", self.gateways)
         self.gateway_tls.check()
         super().check()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the gateways."""
+        """Addresses of the gateways."""
         return tuple(split_targets("gateways", self.gateways))
 
     @property
@@ -63,7 +63,7 @@ class HttpSettings(ProcessSettings):
 
     @property
     def gateway_tls(self) -> ClientTls:
-        """How channels to gateways are opened."""
+        """Files with which channels to gateways are opened."""
         ca, certificate, key = map(
             as_path, (self.gateway_tls_ca, self.gateway_tls_certificate, self.gateway_tls_key)
         )

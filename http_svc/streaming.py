@@ -25,12 +25,12 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def event_id(request_id: str, position: int) -> str:
-    """Where a stream goes on: the request, and how many of its tokens were sent."""
+    """Return the place where a stream goes on: the request, and how many of its tokens were sent."""
     return f"{request_id}:{position}"
 
 
 def read_event_id(text: str) -> tuple[str, int]:
-    """The request and the position of an event.
+    """Return the request and the position of an event.
 
     Raises:
         InvalidInputError: if it is none of our ids.
@@ -43,7 +43,7 @@ def read_event_id(text: str) -> tuple[str, int]:
 
 
 def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
-    """One event."""
+    """Encode one event."""
     head = f"id: {identity}\n" if identity else ""
     return f"{head}data: {_ENCODER.encode(data)}\n\n".encode()
 
@@ -56,12 +56,15 @@ async def event_lines(
     start: int | None,
     explain: Callable[[SpecInferError], ApiError],
 ) -> AsyncIterator[bytes]:
-    """The events of an answer.
+    """Yield the events of an answer.
 
     Args:
-        first: what has come of it.
+        call: the call whose streams are read.
+        first: events that have come so far.
+        shape: of the answer.
+        prompts: number of prompts.
         start: tokens that the client has, if events are to have ids; None for no ids.
-        explain: makes an error of the API of ours.
+        explain: makes an error of the API from one of ours.
     """
 
     def encoded(data: Mapping[str, Any], position: int) -> bytes:
@@ -89,7 +92,7 @@ async def event_lines(
         yield DONE
     except SpecInferError as error:
         yield encode(explain(error).content)
-    except Exception as error:  # the status was sent: an event is all that can tell the client
+    except Exception as error:  # the status was sent: an event is all that can reach the client
         log.exception("a stream failed")
         yield encode(internal_error(error).content)
 
@@ -106,14 +109,17 @@ class EventStream(Response):
         gone: Callable[[], None],
         ending: asyncio.Event,
     ) -> None:
-        """`close` is awaited at the end in any case; `gone` is told of a client that hung up before; `ending`
-        says that the service ends."""
+        """Create a stream of events.
+
+        `close` is awaited at the end in any case; `gone` is called if the client hung up before; `ending` is
+        set when the service ends.
+        """
         self.status_code, self.background = 200, None
         self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
         self.init_headers(HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI wants it."""
+        """Serve the stream, as an ASGI application."""
         try:
             await while_wanted(self._send(send), receive, self._ending)
         except ClientGoneError:

@@ -1,4 +1,4 @@
-"""A body -> the requests that gateways are asked for, one for each choice. Pure."""
+"""A body -> the requests to gateways, one for each choice. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ _FILL_CONTEXT = 0
 
 
 def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """The requests of a conversation."""
+    """Return the requests of a conversation."""
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     requests = _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
@@ -31,7 +31,7 @@ def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.Genera
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """The requests of one prompt or several.
+    """Return the requests of one prompt or several.
 
     Raises:
         InvalidInputError: if there is no prompt, or if there are too many.
@@ -41,7 +41,7 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[generatio
 
 
 def chat_names(body: ChatBody) -> dict[str, str]:
-    """What the caller calls the fields that a gateway's errors name."""
+    """Return the caller's names of the fields that a gateway's errors name."""
     limit = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     return {
         **_NAMES,
@@ -55,14 +55,14 @@ def chat_names(body: ChatBody) -> dict[str, str]:
 
 
 def _form_name(body: ChatBody) -> str:
-    """The field that a constraint comes from."""
+    """Return the field that a constraint comes from."""
     if body.callable:
         return "tools"
     return "structured_outputs" if body.structured_outputs else "response_format"
 
 
 def completion_names() -> dict[str, str]:
-    """What the caller calls the fields that a gateway's errors name."""
+    """Return the caller's names of the fields that a gateway's errors name."""
     names = {
         "max_new_tokens": "max_tokens",
         "text": "prompt",
@@ -83,7 +83,7 @@ _NAMES = {
 
 
 def wants_logprobs(body: Body) -> bool:
-    """Whether log-probabilities are asked for: completions may ask for 0 beside each token."""
+    """Return whether log-probabilities are wanted: completions may request 0 beside each token."""
     if isinstance(body, CompletionBody):
         return body.logprobs is not None
     return isinstance(body, ChatBody) and bool(body.logprobs)
@@ -96,7 +96,7 @@ def _top_logprobs(body: Body) -> int:
 
 
 def _tell_tools(body: ChatBody, chat: generation_pb2.ChatMessages) -> None:
-    """Adds what may be called, what was called and what came of it."""
+    """Add the offered functions, and earlier calls with their results."""
     offered = body.callable
     chat.tools.extend(
         [tool.model_dump_json(exclude_none=True) for tool in body.tools or () if tool.function in offered]
@@ -162,7 +162,7 @@ def _options(body: Body, limit: int) -> RequestOptions:
 
 
 def _form(body: Body) -> RequestOptions:
-    """What the text must look like."""
+    """Return the options of the text's form."""
     wanted = body.structured_outputs
     if wanted is None:
         return _response_format(body) if isinstance(body, ChatBody) else {}

@@ -13,7 +13,7 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(Strict):
-    """What can be called."""
+    """A function that can be called."""
 
     name: Name
     description: Text | None = None
@@ -44,7 +44,7 @@ class ChosenTool(Strict):
 
 
 class CalledFunction(Strict):
-    """What was called."""
+    """A function and its arguments in an earlier call."""
 
     name: Name
     arguments: Text
@@ -66,9 +66,9 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def call_grammar(functions: Sequence[Function], words_too: bool) -> str:
-    """A call of one of these functions, or with `words_too` an answer in words instead.
+    """Return a grammar of a call of one of these functions, or with `words_too` an answer in words instead.
 
-    The arguments of function i are line i + 1, so that what is wrong with them is said of that line.
+    The arguments of function i are line i + 1, so that errors about them name that line.
     """
     arguments = [f"args_{i}: %json {json.dumps(_schema(function))}" for i, function in enumerate(functions)]
     calls = [
@@ -85,7 +85,7 @@ def _schema(function: Function) -> dict[str, Any]:
 
 
 def _head(name: str) -> str:
-    """How a call begins."""
+    """Return the beginning of a call."""
     return f"{_NAME}{json.dumps(name)}{_ARGUMENTS}"
 
 
@@ -95,14 +95,14 @@ class CallReader:
 
     call_id: str
     is_call: bool | None = None
-    """None before there is any text."""
+    """True for a call; None before there is any text."""
     _held: str = ""
-    """Not told yet: the head of a call, later its last character, which may be the brace behind the
+    """Text not sent yet: the head of a call, later its last character, which may be the brace behind the
     arguments."""
     _named: bool = False
 
     def push(self, text: str) -> dict[str, Any]:
-        """What the next delta of a stream says; empty if it is nothing yet."""
+        """Return the next delta of a stream; empty if there is nothing yet."""
         if text and self.is_call is None:
             self.is_call = text.startswith("{")
         if not self.is_call:
@@ -115,12 +115,12 @@ class CallReader:
         return _delta(name, arguments) if name or arguments else {}
 
     def end(self, complete: bool) -> dict[str, Any]:
-        """What the last delta says: the rest of a call that was cut off."""
+        """Return the last delta: the rest of a call that was cut off."""
         left, self._held = self._held, ""
         return _delta({}, left) if self._named and left and not complete else {}
 
     def _name(self) -> dict[str, Any]:
-        """What is told before the arguments, once the head is complete."""
+        """Return the delta before the arguments, once the head is complete."""
         head, mark, rest = self._held.partition(_ARGUMENTS)
         if not mark:
             return {}
@@ -129,7 +129,7 @@ class CallReader:
 
 
 def message_of(text: str, call_id: str, complete: bool) -> tuple[dict[str, Any], bool]:
-    """The message of a whole answer, and whether it is a call."""
+    """Return the message of a whole answer, and whether it is a call."""
     reader = CallReader(call_id)
     parts = [*reader.push(text).get("tool_calls", ()), *reader.end(complete).get("tool_calls", ())]
     message: dict[str, Any] = {"role": "assistant", "content": None if parts else text, "refusal": None}

@@ -1,1 +1,1 @@
-"""Data only: the registry of known models (`registry.toml`) and, later, trained speculators."""
+"""Data only: the registry of known models (`registry.toml`)."""

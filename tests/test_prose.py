@@ -10,29 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COVERED = (
-    "specinfer/*.py",
-    "specinfer/tree/**/*.py",
-    "specinfer/constraints/**/*.py",
-    "specinfer/drafters/**/*.py",
-    "specinfer/verification/**/*.py",
-    "specinfer/scheduling/**/*.py",
-    "specinfer/model/**/*.py",
-    "specinfer/hub/**/*.py",
-    "specinfer/llm/**/*.py",
-    "speculator_svc/**/*.py",
-    "verifier_svc/**/*.py",
-)
-"""Globs of rewritten files; others are added as they are rewritten."""
+COVERED = ("specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models", "deploy")
+"""Folders of product code."""
 
 OPENING = re.compile(r"(What|Whether|Which|Those|That|Whose|Of|How|See)\b")
 WORD = re.compile(r"\b(told|tells?|hopes?|wish|wishes)\b", re.IGNORECASE)
 CODE = re.compile(r"`[^`]*`")
 
 
-@pytest.mark.parametrize("pattern", COVERED)
-def test_prose_is_plain(pattern: str) -> None:
-    paths = sorted(ROOT.glob(pattern))
+@pytest.mark.parametrize("folder", COVERED)
+def test_prose_is_plain(folder: str) -> None:
+    paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if "v1" not in path.parts]
     assert paths, "no file is covered"
     faults = [
         f"{path.relative_to(ROOT)}:{line}: {fault}"

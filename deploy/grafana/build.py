@@ -13,17 +13,17 @@ DASHBOARDS = (OVERVIEW, SPECULATION, VERIFIER_DASHBOARD)
 
 
 def path_of(dashboard: Dashboard) -> Path:
-    """The file that Grafana reads it from."""
+    """Return the file from which Grafana reads a dashboard."""
     return DIRECTORY / f"{dashboard.uid}.json"
 
 
 def text_of(dashboard: Dashboard) -> str:
-    """What is in that file."""
+    """Return the content of that file."""
     return json.dumps(dashboard.to_json(), indent=1) + "\n"
 
 
 def main() -> None:
-    """Writes every dashboard."""
+    """Write every dashboard."""
     for dashboard in DASHBOARDS:
         path_of(dashboard).write_text(text_of(dashboard))
 

@@ -21,7 +21,7 @@ class Variable:
     label: str
 
     def to_json(self) -> dict[str, Any]:
-        """The variable as Grafana reads it: several values may be chosen, at first all."""
+        """Return the variable as Grafana reads it: several values may be chosen, at first all."""
         everything = {"selected": True, "text": ["All"], "value": ["$__all"]}
         query = f"query_result({self.expression})"
         return {
@@ -63,7 +63,7 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """What Grafana shows on one page."""
+    """A page of Grafana."""
 
     uid: str
     title: str
@@ -72,7 +72,7 @@ class Dashboard:
     rows: Sequence[PanelRow]
 
     def to_json(self) -> dict[str, Any]:
-        """The dashboard as Grafana reads it."""
+        """Return the dashboard as Grafana reads it."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -109,7 +109,7 @@ class Dashboard:
 
 
 def placed(panels: Sequence[Panel], y: int) -> Iterator[tuple[Panel, int, int]]:
-    """Each panel with its column and line, the first line being y; panels side by side are equally high."""
+    """Yield each panel with its column and line, from line y on; panels side by side are equally high."""
     x = 0
     height = 0
     for panel in panels:

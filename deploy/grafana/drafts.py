@@ -1,4 +1,4 @@
-"""The speculation dashboard's rows of drafts and the planner: what is asked for, and what comes."""
+"""The speculation dashboard's rows of drafts and the planner: requested drafts, and their outcomes."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query

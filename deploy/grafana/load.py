@@ -1,4 +1,4 @@
-"""The overview's rows of traffic and latency: what clients ask for, and how long they wait."""
+"""The overview's rows of traffic and latency: requests of clients, and their waiting times."""
 
 from deploy.grafana.dashboard import PanelRow
 from deploy.grafana.panel import PER_SECOND, Panel, Query

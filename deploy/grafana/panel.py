@@ -13,7 +13,7 @@ PER_SECOND = "suffix:/s"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and how its lines are called; `{{label}}` is the value of a label."""
+    """An expression, and the names of its lines; `{{label}}` is the value of a label."""
 
     expression: str
     legend: str
@@ -21,36 +21,36 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What is shown together in one box."""
+    """Queries that are shown together in one box."""
 
     title: str
     shows: str
-    """What the lines are, in one sentence."""
+    """Meaning of the lines, in one sentence."""
     bad: str
-    """What a bad value looks like, and what it means."""
+    """A bad value, and what it means."""
     queries: tuple[Query, ...]
     unit: str = "short"
     """Grafana's id of a unit."""
     kind: str = "timeseries"
     """timeseries: lines over time; stat: the latest number; heatmap; table: labels as they are now."""
     width: int = 8
-    """Of 24 columns."""
+    """Columns of 24."""
     height: int = 8
     stacked: bool = False
     most: float | None = None
-    """Where the axis ends, if that is known, as for shares."""
+    """End of the axis, if that is known, as for shares."""
     alarm: float | None = None
     """The value from which on it is shown in red."""
     alarm_below: bool = False
-    """Whether values under `alarm` are the bad ones."""
+    """True if values under `alarm` are the bad ones."""
 
     @property
     def description(self) -> str:
-        """What Grafana shows behind the panel's (i)."""
+        """Text that Grafana shows behind the panel's (i)."""
         return f"{self.shows}\n\n**Bad:** {self.bad}"
 
     def to_json(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """The panel as Grafana reads it, its upper left corner at column x and line y."""
+        """Return the panel as Grafana reads it, its upper left corner at column x and line y."""
         return {
             "id": number,
             "type": self.kind,

@@ -50,17 +50,17 @@ _VARIABLES = re.compile(r"\$(instance|speculator|model)\b")
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """What time is shown, in whole seconds since 1970."""
+    """Time that is shown, in whole seconds since 1970."""
 
     start: int
     stop: int
     step: int = 2
     window: str = "20s"
-    """Over which rates are taken."""
+    """Window over which rates are taken."""
 
     @property
     def times(self) -> range:
-        """At which Prometheus is asked."""
+        """Times of Prometheus' queries."""
         return range(self.start, self.stop + 1, self.step)
 
 
@@ -70,13 +70,13 @@ class Line:
 
     name: str
     minutes: list[float]
-    """Since the start."""
+    """Minutes since the start."""
     values: list[float]
-    """NaN where there is none: a gap."""
+    """Values; NaN where there is none: a gap."""
 
 
 def panels_named(titles: Sequence[str]) -> list[Panel]:
-    """Panels of any dashboard by their titles.
+    """Return panels of any dashboard by their titles.
 
     Raises:
         KeyError: if there is none.
@@ -86,7 +86,7 @@ def panels_named(titles: Sequence[str]) -> list[Panel]:
 
 
 def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) -> None:
-    """Writes the picture; `prometheus` is a URL without path."""
+    """Write the picture; `prometheus` is a URL without path."""
     panels = panels_named(titles)
     lines = -(-len(panels) // _COLUMNS)
     with plt.rc_context(_STYLE):
@@ -101,7 +101,7 @@ def draw(titles: Sequence[str], prometheus: str, span: TimeRange, target: Path) 
 
 
 def _shown(lines: Iterator[Line]) -> list[Line]:
-    """The first ones in the order of the numbers in their names."""
+    """Return the first lines in the order of the numbers in their names."""
     by_number = sorted(lines, key=lambda line: [int(n) for n in re.findall(r"\d+", line.name)])
     return by_number[:_MOST_LINES]
 
@@ -120,7 +120,7 @@ def _lines(panel: Panel, prometheus: str, span: TimeRange) -> Iterator[Line]:
 
 
 def _name(legend: str, labels: Mapping[str, str]) -> str:
-    """A line's name; addresses are left out, for one system is drawn, on some free ports."""
+    """Return a line's name; addresses are left out, for one system is drawn, on some free ports."""
     shown = {key: value for key, value in labels.items() if key != "instance"}
     return re.sub(r"{{(\w+)}}", lambda found: shown.get(found[1], ""), legend).strip()
 
@@ -153,13 +153,13 @@ def _draw_panel(place: Axes, panel: Panel, lines: Sequence[Line], minutes: float
 
 
 def _stack(place: Axes, lines: Sequence[Line]) -> None:
-    """Areas one upon the other; gaps as zero."""
+    """Draw areas one upon the other; gaps as zero."""
     heights = [[0.0 if math.isnan(value) else value for value in line.values] for line in lines]
     place.stackplot(lines[0].minutes, heights, labels=[line.name for line in lines], alpha=0.7)
 
 
 def _save(figure: Any, target: Path) -> None:
-    """With 64 colours: a third of the size."""
+    """Save with 64 colours: a third of the size."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=100)
     Image.open(data).convert("RGB").quantize(64).save(target, optimize=True)

@@ -10,7 +10,7 @@ DIRECTORY = Path(__file__).parent
 
 
 def local_configuration(targets: Mapping[str, Sequence[str]], interval: str = "1s") -> dict[str, Any]:
-    """What prometheus.yml says, with `targets` by job instead of names, and scraped every `interval`.
+    """Return the content of prometheus.yml, with `targets` by job instead of names, scraped every `interval`.
 
     Jobs without targets are left out.
 
@@ -29,7 +29,7 @@ def local_configuration(targets: Mapping[str, Sequence[str]], interval: str = "1
 
 
 def command(configuration: Path, data: Path, port: int) -> list[str]:
-    """The command line of a Prometheus on loopback."""
+    """Return the command line of a Prometheus on loopback."""
     return [
         "prometheus",
         f"--config.file={configuration}",

@@ -26,7 +26,7 @@ class Caller:
     tokens_per_minute: int = 0
     """Most tokens generated within a minute; 0 for no limit."""
     max_priority: int = 2**31 - 1
-    """Highest priority that it may ask for."""
+    """Highest priority that it may request."""
 
 
 ANYBODY = Caller()
@@ -55,7 +55,7 @@ class Callers:
 
     @classmethod
     def load(cls, path: Path | None, clock: Clock = _now) -> "Callers":
-        """The callers of a file of keys; None: no keys are needed.
+        """Return the callers of a file of keys; None: no keys are needed.
 
         Raises:
             SettingError: if the file cannot be read, or naming what is wrong in it.
@@ -66,7 +66,7 @@ class Callers:
         return callers
 
     def identify(self, metadata: Metadata | None) -> Caller:
-        """The caller whose key is in a call's metadata, as `authorization: Bearer KEY`.
+        """Return the caller whose key is in a call's metadata, as `authorization: Bearer KEY`.
 
         Raises:
             UnauthenticatedError: if a key is needed and there is none, or one that is unknown or has expired.
@@ -102,7 +102,7 @@ def _key_in(metadata: Metadata) -> str:
 
 
 def _find(keys: Sequence[ApiKey], digest: bytes) -> ApiKey | None:
-    """The key of this hash. All are compared, each in constant time, so that the time tells nothing."""
+    """Return the key of this hash. All are compared, each in constant time, so that the time reveals nothing."""
     found = None
     for key in keys:
         if hmac.compare_digest(key.digest, digest):

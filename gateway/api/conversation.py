@@ -12,7 +12,7 @@ MAX_TOOLS = 128
 
 
 def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, Any]]:
-    """The turns.
+    """Return the turns.
 
     Raises:
         InvalidInputError: naming a role that there is not, or a call whose arguments are no JSON object.
@@ -21,7 +21,7 @@ def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[dict[str, A
 
 
 def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
-    """The tools.
+    """Return the tools.
 
     Raises:
         InvalidInputError: naming one that is no JSON object, or how many there are.
@@ -32,7 +32,7 @@ def tools_of(chat: generation_pb2.ChatMessages) -> list[dict[str, Any]]:
 
 
 def texts_of(chat: generation_pb2.ChatMessages) -> Iterator[str]:
-    """All that counts towards the size of a conversation."""
+    """Yield all texts that count towards the size of a conversation."""
     yield from chat.tools
     for message in chat.messages:
         yield message.content

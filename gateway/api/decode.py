@@ -32,10 +32,10 @@ _NOT_READ_YET = (0,)
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may send, beside the limits of the target model."""
+    """Bounds of one request, beside the limits of the target model."""
 
     request_id: int = 256
-    """Characters."""
+    """Characters of a request id."""
     bytes_per_token: int = 32
     """Bytes of text for each token of the context. Text has three to five bytes per token. Single tokens can
     be longer than this (runs of blanks), but not the average of a text that says anything. It bounds the
@@ -52,7 +52,8 @@ class RequestLimits:
     """Bytes of text up to which tokenizing (half a millisecond) is not worth a thread."""
     references: int = 64
     reference_bytes: int = 2**17
-    """Of all references of a request together. A token has at least one, so it bounds their tokens, too."""
+    """Bytes of all references of a request together. A token has at least one, so it bounds their tokens,
+    too."""
     tokenizing: int = 2
     """Texts that are tokenized at once: passes need the cores, too."""
 
@@ -72,9 +73,12 @@ class RequestDecoder:
         check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
         reads_references: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`longest`: tokens of a request that takes all there is room for, prompt included; None: the
-        context's. `check_constraint` raises if a constraint cannot be followed; None: there may be none.
-        `reads_references` says whether anybody may draft from references; if not, they are dropped."""
+        """Create a decoder within the limits of a target.
+
+        `longest`: tokens of a request that takes all there is room for, prompt included; None: the context's.
+        `check_constraint` raises if a constraint cannot be followed; None: there may be none.
+        `reads_references` says whether anybody may draft from references; if not, they are dropped.
+        """
         self._check_constraint, self._reads_references = check_constraint, reads_references
         self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
@@ -84,11 +88,11 @@ class RequestDecoder:
         self._threads = ThreadPoolExecutor(self._limits.tokenizing, thread_name_prefix="tokenizing")
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """The request of a message, every default filled in.
+        """Return the request of a message, every default filled in.
 
         Raises:
             InvalidInputError: naming the field, its value and the bound.
-            DeniedError: if the caller may not ask for this.
+            DeniedError: if the caller may not request this.
             IncompatibleError: for a conversation, if the model has no chat template.
         """
         asked = self._fields(message, caller)
@@ -104,7 +108,7 @@ class RequestDecoder:
         return request
 
     def _fields(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
-        """All but the prompt and the references."""
+        """Decode all but the prompt and the references."""
         self.check_request_id(message.request_id)
         self._check_priority(message.priority, caller)
         self._check_stops(message)
@@ -141,7 +145,7 @@ class RequestDecoder:
         return room
 
     def check_request_id(self, request_id: str) -> None:
-        """Checks an id: it becomes part of keys, of errors and of lines in logs.
+        """Check an id: it becomes part of keys, of errors and of lines in logs.
 
         Raises:
             InvalidInputError: if it is too long, or cannot be printed.
@@ -194,7 +198,7 @@ class RequestDecoder:
     async def _references(
         self, message: generation_pb2.GenerateRequest, speculation: Speculation
     ) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each; nothing if nobody drafts from them."""
+        """Return the tokens of each reference; nothing if no speculator drafts from them."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()
@@ -229,7 +233,7 @@ def _check_number(field: str, items: Sequence[object], most: int) -> None:
 
 
 def idempotency_key_of(message: generation_pb2.GenerateRequest, caller: Caller) -> str:
-    """What two messages of one request id share if they ask for the same.
+    """Return a key that two messages of one request id share if they request the same.
 
     The id is not part of it, and what the gateway draws for a request, such as its seed, is not either.
     """

@@ -9,7 +9,7 @@ from specinfer.v1 import common_pb2
 
 
 def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Fields of `GenerateReply`, for requests that asked for them."""
+    """Return the fields of `GenerateReply` for requests that want log-probabilities."""
     return {
         "logprobs": [row.chosen for row in piece.logprobs],
         "token_bytes": [tokenizer.token_bytes(token) for token in piece.tokens],
@@ -26,5 +26,5 @@ def encode_logprobs(piece: StreamChunk, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def encode_finish(reason: FinishReason) -> str:
-    """Name of a finish reason on the wire, which messages take for its number."""
+    """Return the name of a finish reason on the wire, which messages take for its number."""
     return f"FINISH_REASON_{reason.name}"

@@ -1,4 +1,4 @@
-"""What the planner chose for a step, as messages tell it."""
+"""The planner's choice for a step, as a message."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from specinfer.v1 import generation_pb2
 
 
 def planner_state(choice: Choice, names: Sequence[str]) -> generation_pb2.PlannerState:
-    """What a step was to do, and why; `names` are those of the speculators by number."""
+    """Return a step's choice and its reason; `names` are those of the speculators by number."""
     return generation_pb2.PlannerState(
         speculators=[names[speculator] for speculator in sorted(choice.speculators)],
         tree_nodes=choice.nodes,

@@ -1,5 +1,4 @@
-"""Where requests come in: recorded first, then run by a session of this gateway or left to others, and read by
-clients.
+"""The entry of requests: recorded, then run by a session of this gateway or by others, and read by clients.
 
 Knows no protobuf. Whoever reads a request reads its token_stream, whoever runs it.
 """
@@ -46,13 +45,15 @@ class RequestService:
         self._sessions, self._lease_manager, self._events = sessions, lease_manager, events
         self._tasks: set[asyncio.Task[object]] = set()
         self._lingering: dict[str, asyncio.Task[object]] = {}
-        """Requests here that nobody reads, by id, each with what ends it after a while."""
+        """Requests here that no client reads, by id, each with the task that ends it after a while."""
 
     async def submit(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, traceparent: str = ""
     ) -> TokenStream:
-        """Records a request and lets it run; the token_stream of the one that is there if it is repeated.
-        `traceparent` is the caller's trace context.
+        """Record a request and let it run; return its token stream.
+
+        A repeated request gets the stream of the one that is there. `traceparent` is the caller's trace
+        context.
 
         A client that hangs up meanwhile does not interrupt it: the request is then one that nobody reads.
 
@@ -76,7 +77,7 @@ class RequestService:
             raise
 
     async def attach(self, request_id: str, from_token: int, caller: Caller) -> TokenStream:
-        """The token_stream of a request, whoever runs it.
+        """Return the token stream of a request, whichever gateway runs it.
 
         Raises:
             NotFoundError: if nobody knows it, or it is another caller's.
@@ -99,7 +100,7 @@ class RequestService:
         return token_stream
 
     async def cancel(self, request_id: str, caller: Caller) -> None:
-        """Ends a request soon, whoever runs it.
+        """End a request soon, whichever gateway runs it.
 
         Raises:
             NotFoundError: if it is not running, or another caller's.
@@ -113,8 +114,10 @@ class RequestService:
 
     @contextlib.contextmanager
     def reading(self, token_stream: TokenStream) -> Iterator[TokenStream]:
-        """A client reads a token_stream, or the one that took its place meanwhile; when the last one leaves, the
-        request goes on for the linger time only."""
+        """Count a client as reading a token stream, or the one that took its place meanwhile.
+
+        When the last client leaves, the request goes on for the linger time only.
+        """
         request_id = token_stream.request.request_id
         token_stream = self._token_streams.add(token_stream)
         if request_id in self._lingering:
@@ -129,7 +132,7 @@ class RequestService:
             self._token_streams.forget_if_idle(token_stream)
 
     async def close(self) -> None:
-        """Ends background work."""
+        """End background work."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,7 +156,7 @@ class RequestService:
     async def _run(
         self, request: GenerationRequest, idempotency_key: str, session: VerifierSession, traceparent: str
     ) -> TokenStream:
-        """Hands a request that was just recorded to its session."""
+        """Hand a request that was just recorded to its session."""
         token_stream = self._token_streams.open_local(request, idempotency_key)
         try:
             session.submit(Record(request, idempotency_key))
@@ -165,12 +168,12 @@ class RequestService:
         return token_stream
 
     def _hung_up(self, task: "asyncio.Task[TokenStream]") -> None:
-        """A client did not wait for its request to be recorded."""
+        """Note a client that did not wait for its request to be recorded."""
         if not task.cancelled() and task.exception() is None:
             self._left(task.result().request.request_id)
 
     def _left(self, request_id: str) -> None:
-        """A client has left; if it was the last one here, the request lingers."""
+        """Note that a client has left; if it was the last one here, the request lingers."""
         token_stream = self._token_streams.get(request_id)
         if (token_stream is not None and token_stream.readers) or request_id in self._lingering:
             return
@@ -180,7 +183,7 @@ class RequestService:
         self._lingering[request_id] = task
 
     async def _linger(self, request_id: str) -> None:
-        """After a while without a client here a request is cancelled, unless somebody reads it elsewhere."""
+        """Cancel a request after a while without a client here, unless somebody reads it elsewhere."""
         await asyncio.sleep(self._settings.linger_seconds)
         del self._lingering[request_id]
         try:

@@ -1,4 +1,4 @@
-"""Settings of the gateway that say whom it serves, and how it is known to services and Redis."""
+"""Settings of the gateway's callers, and of its identity towards services and Redis."""
 
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,14 @@ class SecuritySettings(ServiceSettings):
 
     @property
     def services_tls(self) -> ClientTls:
-        """How channels to verifiers and speculators are opened."""
+        """Files with which channels to verifiers and speculators are opened."""
         ca, certificate, key = map(
             as_path, (self.services_tls_ca, self.services_tls_certificate, self.services_tls_key)
         )
         return ClientTls(ca, certificate, key, self.services_tls_name, prefix="services_tls")
 
     def redis_tls(self, url: str) -> dict[str, Any]:
-        """Keyword arguments for `Redis.from_url(url)`.
+        """Return keyword arguments for `Redis.from_url(url)`.
 
         Raises:
             SettingError: if a file is missing, cannot be read or does not fit, or the URL has no TLS.

@@ -38,7 +38,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         watches: WatchReplies,
         refused: Callable[[grpc.StatusCode], None],
     ) -> None:
-        """`refused` is told of every stream that is refused."""
+        """Create the servicer; `refused` is called with every stream that is refused."""
         self._requests, self._decoder, self._tokenizer = requests, decoder, tokenizer
         self._callers, self._status, self._refused = callers, status, refused
         self._watches = watches
@@ -46,7 +46,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Generate(
         self, message: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
-        """Streams tokens; the last message carries the summary."""
+        """Stream tokens; the last message carries the summary."""
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
@@ -63,7 +63,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Attach(
         self, message: generation_pb2.AttachRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
-        """Goes on with a stream."""
+        """Continue a stream."""
         try:
             with self._counting_refusals():
                 caller = self._callers.identify(context.invocation_metadata())
@@ -78,7 +78,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Cancel(
         self, message: generation_pb2.CancelRequest, context: Context
     ) -> generation_pb2.CancelReply:
-        """Stops a request."""
+        """Stop a request."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
             self._decoder.check_request_id(message.request_id)
@@ -90,7 +90,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Status(
         self, message: generation_pb2.StatusRequest, context: Context
     ) -> generation_pb2.StatusReply:
-        """The state of the system."""
+        """Return the state of the system."""
         try:
             self._callers.identify(context.invocation_metadata())
         except SpecInferError as error:
@@ -100,7 +100,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def Watch(
         self, message: generation_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[generation_pb2.WatchReply]:
-        """Tells steps as they happen."""
+        """Send steps as they happen."""
         try:
             caller = self._callers.identify(context.invocation_metadata())
             self._decoder.check_request_id(message.request_id)
@@ -112,7 +112,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
-        """Counts a call that does not come to stream anything."""
+        """Count a call that ends before it streams anything."""
         try:
             yield
         except SpecInferError as error:
@@ -125,7 +125,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     async def _stream(
         self, token_stream: TokenStream, position: int, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateReply]:
-        """A token_stream from a position on: what is in it at once, then what comes."""
+        """Yield a token stream from a position on: its content at once, then new tokens."""
         text = TextStream(self._tokenizer, token_stream.request.stop_strings)
         with self._requests.reading(token_stream) as token_stream:
             try:
@@ -148,7 +148,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 def _traceparent(context: Context) -> str:
-    """The caller's trace context; empty if it has none."""
+    """Return the caller's trace context; empty if it has none."""
     values = [value for name, value in context.invocation_metadata() or () if name == HEADER]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 

@@ -1,4 +1,4 @@
-"""What `Generation.Status` tells of a gateway."""
+"""The reply of `Generation.Status`."""
 
 from gateway.api.planner_state import planner_state
 from gateway.cluster.lease_manager import LeaseManager
@@ -25,7 +25,7 @@ class StatusReporter:
         target: verifier_pb2.DescribeVerifierReply,
         totals: GatewayTotals,
     ) -> None:
-        """`target` describes the model as it was found at start."""
+        """Create a reporter; `target` describes the model as it was found at start."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
             gateway_id,
             sessions,
@@ -35,8 +35,10 @@ class StatusReporter:
         self._totals = totals
 
     def reply(self) -> generation_pb2.StatusReply:
-        """The state of the system, as this gateway knows it. Planner and speculators are those of the first
-        session."""
+        """Return the state of the system, as this gateway knows it.
+
+        Planner and speculators are those of the first session.
+        """
         sessions, lease_manager = list(self._sessions), self._lease_manager
         target = sessions[0].description if sessions else self._target
         reply = generation_pb2.StatusReply(
@@ -87,7 +89,7 @@ class StatusReporter:
     def _speculators(
         self, service: SpeculatorService, known: list[str]
     ) -> list[generation_pb2.SpeculatorState]:
-        """One row per speculator; of a service that is away its address, or the names it had."""
+        """Return one row per speculator; of a service that is away its address, or the names it had."""
         names = [known[speculator] for speculator in service.members] or [service.address]
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()

@@ -1,4 +1,4 @@
-"""Reads requests that another gateway runs, for the clients that ask for them here."""
+"""Reads requests that another gateway runs, for the clients that read them here."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class Follower:
         self._pace = LogPace()
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Look until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             followed = self._token_streams.followed()

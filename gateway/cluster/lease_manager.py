@@ -1,9 +1,8 @@
 """Keeps this gateway's leases, and takes verifiers and requests by them (docs/protocol.md, Ownership).
 
-Three loops beside those of the sessions. `_renew` waits for one answer of Redis, and claims of leases that were
-lost, so that no lease is lost to a slow verifier. `_work` takes verifiers without a gateway and requests
-without an owner, and waits for Redis, too. `_look` waits for names; verifiers are asked what they are beside
-it.
+Three loops beside those of the sessions. `_renew` waits for one answer of Redis, and claims of leases that
+were lost, so that no lease is lost to a slow verifier. `_work` takes verifiers without a gateway and requests
+without an owner, and waits for Redis, too. `_look` waits for names; verifiers are described beside it.
 """
 
 import asyncio
@@ -48,25 +47,25 @@ class LeaseManager:
         self._reports = 0
         self._look_now = asyncio.Event()
         self._filled = ""
-        """The epoch of the Redis that has all that this gateway has."""
+        """Epoch of the Redis that has all that this gateway has."""
         self.renewal = Renewal("", [], [], [])
-        """The latest."""
+        """The latest renewal."""
         self.draining = False
 
     @property
     def redis_ready(self) -> bool:
-        """Whether Redis answered last time."""
+        """True if Redis answered last time."""
         return self._redis.since is None
 
     @property
     def ready(self) -> bool:
-        """Whether a request that comes now would be served."""
+        """True while a request that comes now would be served."""
         served = any(session.loop.verifier_ready for session in self._sessions)
         elsewhere = somebody_serves(self._leases.gateway_id, self.renewal.alive)
         return self.redis_ready and not self.draining and (served or elsewhere)
 
     async def start(self) -> None:
-        """Takes the gateway's lease, and the verifiers that are there.
+        """Take the gateway's lease, and the verifiers that are there.
 
         Raises:
             UnavailableError: if Redis or every verifier does not answer within the start time.
@@ -79,7 +78,7 @@ class LeaseManager:
         await self._claim(strict=True)
 
     async def _begun(self, last: bool) -> bool:
-        """Whether Redis and a verifier answer.
+        """Return whether Redis and a verifier answer.
 
         Raises:
             UnavailableError: if not, at the last attempt.
@@ -97,20 +96,20 @@ class LeaseManager:
         return self._sessions.known > 0
 
     async def run(self) -> None:
-        """Renews and works until cancelled."""
+        """Renew and works until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for loop in (self._renew, self._work, self._look):
                 tasks.create_task(loop())
 
     async def leave(self) -> None:
-        """Gives everything back, for other gateways or the next one."""
+        """Give everything back, for other gateways or the next one."""
         try:
             await self._leases.leave(self._sessions.held)
         except UnavailableError as error:
             log.warning("leaving without a word, so others wait for the lease to end: %s", error)
 
     async def hand_over(self) -> bool:
-        """Ends all sessions if another gateway stays, so that it goes on with their requests; says whether."""
+        """End all sessions if another gateway stays to go on with their requests; return whether."""
         self.draining = True
         await self._renew_once()
         if not somebody_stays(self._leases.gateway_id, self.renewal.alive):
@@ -157,7 +156,7 @@ class LeaseManager:
             session.loop.cancel(request_id)
 
     async def _fill(self) -> None:
-        """If Redis lost its data, what waits is written again here, what runs also when it next writes."""
+        """Write the waiting requests again if Redis lost its data; running ones follow when they next write."""
         epoch = self.renewal.epoch
         if self._filled not in ("", epoch):
             await self._write_again()

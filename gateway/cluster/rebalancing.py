@@ -1,5 +1,7 @@
-"""Takes requests that nobody owns, and gives away those that others could run at once (docs/protocol.md,
-Ownership)."""
+"""Adoption of requests that nobody owns, and sharing of those that others could run at once.
+
+The rules are those of docs/protocol.md, Ownership.
+"""
 
 import logging
 import time
@@ -20,7 +22,7 @@ _ADOPT_AT_ONCE = 64
 
 
 class Rebalancer:
-    """A gateway's part in that; `alive` are what the gateways that have a lease say of themselves."""
+    """A gateway's part in that; `alive` are the reports of the gateways that have a lease."""
 
     def __init__(
         self,
@@ -37,16 +39,17 @@ class Rebalancer:
         )
         self._me = store.gateway_id
         self.adopt_from = 0.0
-        """Not before: a Redis that comes back finds leases ended that their gateways are about to renew."""
+        """Time before which nothing is adopted: a Redis that comes back finds leases ended that their
+        gateways are about to renew."""
         self._offers = Offers()
         self._strays: set[str] = set()
 
     def pause(self, seconds: float) -> None:
-        """Adopts nothing for so long."""
+        """Adopt nothing for so long."""
         self.adopt_from = time.monotonic() + seconds
 
     async def adopt(self, alive: Sequence[GatewayReport]) -> None:
-        """Takes requests that nobody owns, as many as its queues hold."""
+        """Take requests that nobody owns, as many as its queues hold."""
         room = sum(session.spare for session in self._sessions)
         places = self._settings.max_waiting - sum(
             session.loop.scheduler.waiting for session in self._sessions
@@ -60,15 +63,19 @@ class Rebalancer:
             await self._sessions.take(record)
 
     async def abandon(self) -> None:
-        """Ends requests without an owner whose deadline is over, or that wait for too long, as far as there
-        was time to adopt them."""
+        """End requests without an owner whose deadline is over, or that wait for too long.
+
+        Only time in which they could have been adopted counts.
+        """
         patience_s = self._settings.verifier_patience_seconds
         in_time = time.monotonic() >= self.adopt_from + patience_s
         await self._store.abandon(patience_s if in_time else _ENDLESS_S, "no verifier was free in time")
 
     async def share(self, alive: Sequence[GatewayReport]) -> None:
-        """Gives requests that cannot run here now to gateways that could run them at once. Room that a
-        gateway told once is given to once: until it tells again, it may have been used up."""
+        """Give requests that cannot run here now to gateways that could run them at once.
+
+        Reported room is used once: until the next report it may have been used up.
+        """
         fresh = self._offers.fresh(alive)
         for session in self._sessions:
             session.loop.scheduler.admit(time.monotonic())  # what fits here only waits for the step that runs
@@ -83,8 +90,10 @@ class Rebalancer:
             await self._store.disown(names)
 
     async def give_up_strays(self) -> None:
-        """Requests that are this gateway's in Redis and in no session at two looks in a row go to whoever has
-        room."""
+        """Give requests that no session has to whichever gateway has room.
+
+        They are this gateway's in Redis, and were in none of its sessions at two looks in a row.
+        """
         owned = await self._store.owned()
         strays = {name for name in owned if not self._sessions.owns(name)}
         twice, self._strays = strays & self._strays, strays

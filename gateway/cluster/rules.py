@@ -1,4 +1,4 @@
-"""What a gateway takes and gives, from what all gateways say of themselves. Pure."""
+"""Rules for taking and giving verifiers and requests, from the reports of all gateways. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from gateway.store.leases import GatewayReport
 
 
 class Offers:
-    """Which room that other gateways told has been given to already.
+    """Room in other gateways' reports that has been used already.
 
     Without it a gateway that looks twice at one report gives twice as many requests away as the other one
     has room for, and takes them back when it says so.
@@ -17,26 +17,28 @@ class Offers:
         self._used: dict[str, int] = {}
 
     def fresh(self, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-        """The reports; those that were used have no room."""
+        """Return the reports; those that were used have no room."""
         return [
             replace(report, room=0) if self._used.get(report.gateway_id) == report.number else report
             for report in alive
         ]
 
     def use(self, alive: Sequence[GatewayReport]) -> None:
-        """Requests were given away by these reports."""
+        """Note that requests were given away by these reports."""
         self._used = {report.gateway_id: report.number for report in alive if report.number}
 
 
 def verifiers_to_claim(known: int, own: int, alive: Sequence[GatewayReport]) -> int:
-    """How many more verifiers a gateway may claim: up to its share, ceil(known / gateways that are not
-    drained)."""
+    """Return how many more verifiers a gateway may claim.
+
+    Its share is ceil(known / gateways that are not drained).
+    """
     staying = max(1, sum(not report.draining for report in alive))
     return max(0, -(-known // staying) - own)
 
 
 def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> int:
-    """How many waiting requests a gateway gives away: as many as others could run at once, shared fairly.
+    """Return how many waiting requests a gateway gives away: as many as others could run at once.
 
     All busy gateways see the same room, so each takes an equal part of it.
     """
@@ -47,24 +49,27 @@ def requests_to_share(me: str, waiting: int, alive: Sequence[GatewayReport]) -> 
 
 
 def requests_to_adopt(me: str, room: int, places: int, alive: Sequence[GatewayReport]) -> int:
-    """How many requests without an owner a gateway takes: as many as its queues have places for, but none
-    beyond those that it can run at once while others could run them."""
+    """Return how many requests without an owner a gateway takes.
+
+    It takes as many as its queues have places for, but none beyond those that it can run at once while others
+    could run them.
+    """
     others = sum(report.room for report in _others(me, alive))
     return max(0, room if others else places)
 
 
 def somebody_stays(me: str, alive: Sequence[GatewayReport]) -> bool:
-    """Whether another gateway lives that is not drained: it claims what this one gives up."""
+    """Return whether another gateway lives that is not drained: it claims what this one gives up."""
     return any(report.gateway_id != me and not report.draining for report in alive)
 
 
 def somebody_serves(me: str, alive: Sequence[GatewayReport]) -> bool:
-    """Whether another gateway could run a request."""
+    """Return whether another gateway could run a request."""
     return any(report.gateway_id != me and report.sessions and not report.draining for report in alive)
 
 
 def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
-    """Where a new request goes: the index of a session, or None if there is none.
+    """Return the index of the session for a new request, or None if there is none.
 
     Args:
         views: of each session whether it can run the request at once, how many requests it has, and how many
@@ -79,7 +84,7 @@ def best_session(views: Sequence[tuple[bool, int, int]]) -> int | None:
 
 
 def _others(me: str, alive: Sequence[GatewayReport]) -> list[GatewayReport]:
-    """The gateways that could go on with what waits here: those that serve a model that is served here."""
+    """Return the gateways that could run what waits here: those that serve a model that is served here."""
     mine = {model for report in alive if report.gateway_id == me for model in report.models}
     others = [report for report in alive if report.gateway_id != me and not report.draining]
     return [report for report in others if not mine or not mine.isdisjoint(report.models)]

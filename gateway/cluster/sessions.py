@@ -1,7 +1,7 @@
 """The sessions of a gateway, and the verifiers that it could drive.
 
 Invariant: nobody waits here for one verifier on behalf of another. Each is described, begun and ended by a
-task of its own, so one that swallows what it is sent delays nothing but itself.
+task of its own, so one that does not answer delays nothing but itself.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class VerifierSessions:
         self.links: dict[str, VerifierLink] = {}
         self.by_instance: dict[str, VerifierSession] = {}
         self._descriptions: dict[str, asyncio.Task[bool]] = {}
-        """Under way or not looked at yet, by address."""
+        """Descriptions that are under way or not looked at yet, by address."""
         self._work: set[asyncio.Task[None]] = set()
         """VerifierSessions that begin or end."""
 
@@ -48,29 +48,29 @@ class VerifierSessions:
 
     @property
     def known(self) -> int:
-        """Verifiers that could be driven, by whomever."""
+        """Number of verifiers that could be driven, by any gateway."""
         return sum(link.description is not None for link in self.links.values())
 
     @property
     def target(self) -> verifier_pb2.DescribeVerifierReply:
-        """What a verifier that this gateway has met says of itself."""
+        """Description of a verifier that this gateway has met."""
         return next(link.description for link in self.links.values() if link.description is not None)
 
     @property
     def read_references(self) -> bool:
-        """Whether any speculator drafts from references; where there is no session, those of others may."""
+        """True if any speculator drafts from references; where there is no session, those of others may."""
         sessions = self.by_instance.values()
         return not sessions or any(session.loop.pool.read_references for session in sessions)
 
     def of_request(self, request_id: str) -> VerifierSession | None:
-        """The session that runs a request."""
+        """Return the session that runs a request."""
         found = (
             session for session in self.by_instance.values() if request_id in session.loop.scheduler.states
         )
         return next(found, None)
 
     def owns(self, request_id: str) -> bool:
-        """Whether a session has a request, or has not stored its end yet."""
+        """Return whether a session has a request, or has not stored its end yet."""
         return self._holder(request_id) is not None
 
     def _holder(self, request_id: str) -> VerifierSession | None:
@@ -80,7 +80,7 @@ class VerifierSessions:
         )
 
     def best_for(self, request: GenerationRequest, model: str = "") -> VerifierSession | None:
-        """Where a request goes best; None if no session serves its model."""
+        """Return the best session for a request; None if no session serves its model."""
         sessions = [
             session
             for session in self.by_instance.values()
@@ -91,7 +91,7 @@ class VerifierSessions:
         return None if best is None else sessions[best]
 
     async def take(self, record: Record) -> None:
-        """Goes on with a request that this gateway has adopted, or gives it away if it has no place for it.
+        """Continue a request that this gateway has adopted, or give it away if it has no place for it.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -122,10 +122,11 @@ class VerifierSessions:
             await session.loop.persistence.put([Progress(state, [], [], state.new_tokens, True)])
 
     async def look_up(self, patience_s: float = 0.0, strict: bool = False) -> None:
-        """Resolves names, and asks every verifier that is not driven from here what it is.
+        """Resolve names, and describe every verifier that is not driven from here.
 
         Args:
             patience_s: time to wait for their answers; those that come later count when they come.
+            strict: True at the start, when a wrong setting must show.
 
         Raises:
             IncompatibleError: if one does not fit the gateway's tokenizer, and `strict`.
@@ -151,7 +152,7 @@ class VerifierSessions:
                 log.error("%s; it is left out", error)
 
     async def _forget(self, address: str) -> None:
-        """A name does not stand for this address any more."""
+        """Forget an address that no name stands for any more."""
         task = self._descriptions.pop(address, None)
         if task is not None:
             task.cancel()
@@ -159,7 +160,7 @@ class VerifierSessions:
         await self.links.pop(address).close()
 
     async def claim(self, most: int, strict: bool = False) -> None:
-        """Takes up to so many verifiers that nobody drives; their sessions begin beside this.
+        """Take up to so many verifiers that nobody drives; their sessions begin beside this.
 
         Raises:
             IncompatibleError: if a speculator does not fit the model, and `strict`, which waits for sessions.
@@ -183,7 +184,7 @@ class VerifierSessions:
             await asyncio.gather(*begun)
 
     async def keep(self, instance_id: str) -> None:
-        """The lease of a session is gone: claims it again, or ends the session if another gateway has it."""
+        """Claim a session's lost lease again, or end the session if another gateway has it."""
         session = self.by_instance.get(instance_id)
         if session is None:
             return
@@ -195,32 +196,32 @@ class VerifierSessions:
             session.link.holder = lease
 
     def end_stopped(self) -> bool:
-        """Begins to end the sessions whose loops have ended; says whether there were any."""
+        """Begin to end the sessions whose loops have ended; return whether there were any."""
         stopped = [session for session in self.by_instance.values() if not session.running]
         for session in stopped:
             self.begin_to_end(session)
         return bool(stopped)
 
     def begin_to_end(self, session: VerifierSession) -> None:
-        """From now on a session is none of this gateway's; its verifier and its requests are free soon."""
+        """Drop a session; its verifier and its requests are free soon."""
         self.by_instance.pop(session.lease.instance_id, None)
-        session.link.description = None  # it is asked again what it is
+        session.link.description = None  # it is described again
         session.link.holder = ""
         self._beside(self._end(session))
 
     async def end(self, session: VerifierSession) -> None:
-        """Ends a session; its verifier and its requests are free on return."""
+        """End a session; its verifier and its requests are free on return."""
         self.begin_to_end(session)
         await self._all_done()
 
     async def end_all(self) -> None:
-        """Ends all sessions, side by side."""
+        """End all sessions, side by side."""
         for session in list(self.by_instance.values()):
             self.begin_to_end(session)
         await self._all_done()
 
     async def close(self) -> None:
-        """Ends all work here; what has begun is done, nothing else is said to Redis."""
+        """End all work here; what has begun is done, nothing else is sent to Redis."""
         for task in self._descriptions.values():
             task.cancel()
         await asyncio.gather(*self._descriptions.values(), return_exceptions=True)
@@ -260,7 +261,7 @@ class VerifierSessions:
             log.error("a session did not begin or end as it should", exc_info=error)
 
     async def _all_done(self) -> None:
-        """Waits for sessions that begin or end."""
+        """Wait for sessions that begin or end."""
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _link(self, address: str) -> VerifierLink:
@@ -270,5 +271,5 @@ class VerifierSessions:
 
 
 def models_of(sessions: Iterable[VerifierSession]) -> list[str]:
-    """Fingerprints of the models that running sessions serve."""
+    """Return fingerprints of the models that running sessions serve."""
     return sorted({session.model for session in sessions if session.running})

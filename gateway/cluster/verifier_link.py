@@ -1,4 +1,4 @@
-"""One verifier as the gateway sees it while it does not drive it: its address, and what it says of itself."""
+"""One verifier while this gateway does not drive it: its address and its description."""
 
 import grpc
 
@@ -15,7 +15,10 @@ class VerifierLink:
     def __init__(
         self, address: str, fingerprints: tuple[str, str], hung_s: float, tls: ClientTls | None = None
     ) -> None:
-        """`fingerprints` are the gateway's: of its vocabulary, and of all that turns text into tokens."""
+        """Create a link.
+
+        `fingerprints` are the gateway's: of its vocabulary, and of all that turns text into tokens.
+        """
         self.address, self._fingerprints, self._hung_s = address, fingerprints, hung_s
         self.channel: grpc.aio.Channel = open_channel(address, tls)
         self.description: verifier_pb2.DescribeVerifierReply | None = None
@@ -26,11 +29,11 @@ class VerifierLink:
 
     @property
     def instance_id(self) -> str:
-        """Of its process; its address if it does not tell."""
+        """Id of its process; its address if it reports none."""
         return (self.description.instance_id if self.description else "") or self.address
 
     async def describe(self) -> bool:
-        """Asks what it is; says whether this gateway can drive it.
+        """Request its description; return whether this gateway can drive it.
 
         Raises:
             IncompatibleError: the first time that it answers with another tokenizer, or with limits that make
@@ -60,5 +63,5 @@ class VerifierLink:
         raise IncompatibleError(why)
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         await self.channel.close()

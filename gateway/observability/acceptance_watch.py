@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class AcceptanceWatch:
-    """Of all sessions of a gateway together."""
+    """Acceptance over all sessions of a gateway."""
 
     def __init__(self, metrics: SpeculationMetrics) -> None:
         self._metrics = metrics
         self._trends: dict[Named, AcceptanceTrend] = defaultdict(AcceptanceTrend)
 
     def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
-        """A step is done; `names` are those of the speculators by number."""
+        """Count a step; `names` are those of the speculators by number."""
         for number, did in counts.speculators.items():
             named = names[number]
             trend = self._trends[named]

@@ -1,4 +1,4 @@
-"""Shows in metrics, a few times a second, what of the system answers and what this gateway holds of it."""
+"""Gauges of the system's parts and of this gateway's share of them, updated a few times a second."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class Gauges:
         self._pace = LogPace()
 
     async def run(self) -> None:
-        """Goes on until cancelled."""
+        """Update until cancelled."""
         while True:
             try:
                 self.look()
@@ -36,7 +36,7 @@ class Gauges:
             await asyncio.sleep(_EVERY_S)
 
     def look(self) -> None:
-        """Shows what is so now."""
+        """Show the present state."""
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
         self._metrics.system.show(self._view())

@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """One gateway's."""
+    """Listener of one gateway."""
 
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
-        """`traces`: None without tracing."""
+        """Create a listener; `traces` is None without tracing."""
         self.metrics, self.totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
 
     def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
-        """A request has come, and is recorded."""
+        """Note a request that has come and is recorded."""
         name = request.request_id
         if self._traces is not None:
             self._traces.arrived(request, time.monotonic(), traceparent)
@@ -46,43 +46,43 @@ class Observer:
         )
 
     def waits(self, request: GenerationRequest) -> None:
-        """A request is recorded that no session of this gateway can run."""
+        """Note a recorded request that no session of this gateway can run."""
         name = request.request_id
         log.info("request %s waits for a gateway that serves", name, extra=about(name))
 
     def adopted(self, request: GenerationRequest, tokens: int) -> None:
-        """This gateway goes on with a request, which has so many tokens."""
+        """Note a request, with so many tokens, that goes on at this gateway."""
         name = request.request_id
         self.metrics.system.adopted_requests.inc()
         log.info("request %s goes on here, from token %d", name, tokens, extra=about(name))
 
     def left(self, request_ids: Iterable[str], why: str) -> None:
-        """Requests that this gateway does not run any more, though they have not ended."""
+        """Note requests that this gateway does not run any more, though they have not ended."""
         for name in request_ids:
             log.info("request %s leaves this gateway: %s", name, why, extra=self._about(name))
             if self._traces is not None:
                 self._traces.left([name], time.monotonic(), why)
 
     def fault(self, request_id: str, error: Exception) -> str:
-        """A request suffers from a fault of ours; returns what its client is told."""
+        """Note a request that suffers from a fault of ours; return the message for its client."""
         log.error("request %s failed", request_id, exc_info=error, extra=self._about(request_id))
         self.step_failed()
         return FaultError("internal error", error).for_logs
 
     def admitted(self, states: Iterable[RequestState]) -> None:
-        """Requests begin to run, for the first time."""
+        """Note requests that begin to run, for the first time."""
         for state in states:
             self.metrics.requests.admitted(state)
 
     def progress(self, item: Progress) -> None:
-        """New tokens of a request are stored, or its end is."""
+        """Note that new tokens of a request, or its end, are stored."""
         self.totals.tokens += len(item.tokens)
         self.metrics.requests.progress(item)
         if item.final and item.state.finish is not None:
             self._ended(item.state, item.state.finish)
 
     def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
-        """A step is done."""
+        """Count a finished step."""
         counts, names = count_step(step), named(pool)
         self.metrics.steps.count(step, counts, names)
         self.totals.add(step, counts, names)
@@ -96,7 +96,7 @@ class Observer:
 
     @contextmanager
     def traced(self, entries: Sequence[StepEntry]) -> Iterator[StepTrace | None]:
-        """The spans of a step that begins; None if it is not traced."""
+        """Open the spans of a step that begins; None if it is not traced."""
         trace = self._traces.step(entries, time.perf_counter()) if self._traces else None
         try:
             yield trace
@@ -106,35 +106,35 @@ class Observer:
             raise
 
     def step_failed(self) -> None:
-        """See `Events.step_failed`."""
+        """Count a step that a fault of ours cost its drafts or its batch."""
         self.metrics.steps.failed_steps.inc()
 
     def preempted(self, requests: int) -> None:
-        """See `Events.preempted`."""
+        """Count requests that gave their cache to others."""
         self.metrics.steps.preemptions.inc(requests)
 
     def verifier_failed(self) -> None:
-        """See `Events.verifier_failed`."""
+        """Count a call that the verifier did not answer."""
         self.metrics.steps.verifier_failures.inc()
 
     def fenced(self, requests: int) -> None:
-        """See `Events.fenced`."""
+        """Count requests that belong to another gateway."""
         self.metrics.system.fenced_requests.inc(requests)
 
     def redis_stopped(self) -> None:
-        """See `Events.redis_stopped`."""
+        """Count an outage of Redis."""
         self.metrics.system.redis_outages.inc()
 
     def redis_lost_data(self) -> None:
-        """See `Events.redis_lost_data`."""
+        """Count a Redis that came back without its data."""
         self.metrics.system.redis_losses.inc()
 
     def cluster_fault(self) -> None:
-        """See `Events.cluster_fault`."""
+        """Count a fault of ours in leases, rebalancing or following."""
         self.metrics.system.keeper_faults.inc()
 
     def meter(self, peer: Peer) -> WireMeter:
-        """See `Events.meter`."""
+        """Count the bytes exchanged with a kind of peer."""
         return self.metrics.system.meter(peer)
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
@@ -154,5 +154,5 @@ class Observer:
 
 
 def named(pool: SpeculatorPool) -> list[Named]:
-    """The speculators of a pool by number, as metrics name them."""
+    """Return the speculators of a pool by number, as metrics name them."""
     return list(map(Named, pool.places, pool.names))

@@ -29,10 +29,10 @@ class StepTrace:
     def __init__(self, tracer: Tracer, spans: "Sequence[Span]") -> None:
         self._tracer, self._spans = tracer, spans
         self.traceparent = traceparent_of(spans[0])
-        """What the services are told."""
+        """Trace context that the services receive."""
 
     def end(self, step: FinishedStep) -> None:
-        """The step is done."""
+        """End the spans of a finished step."""
         told = {
             "specinfer.nodes": sum([len(tree) - 1 for tree in step.trees.values()]),
             "specinfer.accepted": sum([len(verdict.accepted) for verdict in step.verdicts.values()]),
@@ -43,7 +43,7 @@ class StepTrace:
             self._tracer.end(span, step.times.done, told)
 
     def fail(self, at: float, error: Exception) -> None:
-        """The step came to nothing."""
+        """End the spans of a step that failed."""
         for span in self._spans:
             self._tracer.end(span, at, error=type(error).__name__)
 
@@ -59,7 +59,7 @@ class RequestTraces:
         return len(self._open)
 
     def arrived(self, request: GenerationRequest, now: float, traceparent: str) -> None:
-        """Begins a request's trace, if it is wanted."""
+        """Begin a request's trace, if it is wanted."""
         told: Attributes = {
             "specinfer.request_id": request.request_id,
             "specinfer.prompt_tokens": len(request.prompt),
@@ -70,12 +70,12 @@ class RequestTraces:
             self._open[request.request_id] = span
 
     def trace_id(self, request_id: str) -> str:
-        """The id of a request's trace; empty if it has none."""
+        """Return the id of a request's trace; empty if it has none."""
         span = self._open.get(request_id)
         return "" if span is None else trace_id_of(span)
 
     def step(self, entries: Sequence[StepEntry], now: float) -> StepTrace | None:
-        """Begins the spans of a step; None if none of its requests is traced."""
+        """Begin the spans of a step; None if none of its requests is traced."""
         parents = [self._open[entry.request_id] for entry in entries if entry.request_id in self._open]
         if not parents:
             return None
@@ -93,7 +93,7 @@ class RequestTraces:
         return StepTrace(self._tracer, spans) if spans else None
 
     def ended(self, state: RequestState) -> None:
-        """Ends a request's trace, with the parts of its life."""
+        """End a request's trace, with the parts of its life."""
         span = self._open.pop(state.request.request_id, None)
         if span is None or state.finish is None:
             return
@@ -113,7 +113,7 @@ class RequestTraces:
         self._tracer.end(span, end, told, "error" if state.finish is FinishReason.ERROR else "")
 
     def left(self, request_ids: Iterable[str], now: float, why: str) -> None:
-        """Requests go on elsewhere, or were refused: their traces end here."""
+        """End the traces of requests that go on elsewhere, or were refused."""
         for request_id in request_ids:
             span = self._open.pop(request_id, None)
             if span is not None:

@@ -15,7 +15,7 @@ from specinfer.tokenizer import Tokenizer
 
 
 class Constraints:
-    """Those of one model."""
+    """Constraints of one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -24,7 +24,7 @@ class Constraints:
         self._incompatible = ""
 
     def prepare(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """The target is known now. Takes half a second for 50,000 tokens."""
+        """Set the target once it is known. Takes half a second for 50,000 tokens."""
         text = self._tokenizer.to_json()
         self._checker = Checker(text, vocab_size, eos_token_ids)
         try:
@@ -33,7 +33,7 @@ class Constraints:
             self._incompatible = str(error)
 
     async def check(self, constraint: Constraint) -> None:
-        """Returns if the constraint can be followed.
+        """Return if the constraint can be followed.
 
         Raises:
             InvalidInputError: naming its field and what is wrong where.
@@ -45,7 +45,7 @@ class Constraints:
         await self._checker.check(constraint)
 
     def match(self, states: Iterable[RequestState]) -> None:
-        """Gives requests that want drafts matchers of their constraints, as soon as those are compiled."""
+        """Match requests that want drafts to their constraints, as soon as those are compiled."""
         for state in states:
             constraint = state.request.constraint
             if constraint is None or state.matcher is not None or self._compiler is None:
@@ -57,7 +57,7 @@ class Constraints:
                     continue
 
     async def close(self) -> None:
-        """Ends what compiles and checks."""
+        """End compilation and checks."""
         if self._compiler is not None:
             self._compiler.close()
         if self._checker is not None:

@@ -1,4 +1,4 @@
-"""What a session may ask of its verifier: the gateway's settings within the verifier's limits."""
+"""Limits of a session's steps: the gateway's settings within the verifier's limits."""
 
 from gateway.settings import GatewaySettings
 from specinfer.planning.pass_times import PassCurve
@@ -10,7 +10,7 @@ from specinfer.v1 import verifier_pb2
 def scheduler_limits(
     settings: GatewaySettings, verifier: verifier_pb2.DescribeVerifierReply
 ) -> SchedulerLimits:
-    """The gateway's own limits within those of the verifier."""
+    """Return the gateway's own limits within those of the verifier."""
     return SchedulerLimits(
         max_batch=min(settings.max_batch, verifier.max_requests, verifier.max_step_tokens),
         max_waiting=settings.max_waiting,
@@ -27,7 +27,7 @@ def scheduler_limits(
 
 
 def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
-    """Most tokens of a request, prompt included, that a verifier has room for, whatever trees it gets."""
+    """Return the most tokens of a request, prompt included, for which a verifier has room with any trees."""
     if verifier.kv_window_tokens:
         return verifier.max_context_len
     whole_blocks = verifier.kv_capacity_tokens // verifier.kv_block_tokens * verifier.kv_block_tokens
@@ -35,7 +35,7 @@ def longest_request(verifier: verifier_pb2.DescribeVerifierReply) -> int:
 
 
 def node_budget(settings: GatewaySettings, limits: SchedulerLimits, curve: PassCurve) -> NodeBudget:
-    """The operator's, or what the verifier's passes allow."""
+    """Return the operator's node budget, or the one that the verifier's passes allow."""
     return derive_budget(
         curve,
         limits.max_batch,

@@ -50,9 +50,12 @@ class SessionLoop:
         verifier_patience_seconds: float = 3.0,
         recorder: StepRecorder = NO_RECORDER,
     ) -> None:
-        """`persistence` makes the queue of what is delivered, given what learns from a step and what releases
-        requests; after `verifier_patience_seconds` without an answer the loop ends. `recorder` is told every
-        finished step."""
+        """Create a loop.
+
+        `persistence` makes the queue of outcomes, given the functions that learn from a step and that release
+        requests. After `verifier_patience_seconds` without an answer the loop ends. `recorder` receives every
+        finished step.
+        """
         self.scheduler, self.pool, self.verifier = scheduler, pool, verifier
         self._constraints, self._recorder = constraints, recorder
         self._events, self._pace = events, LogPace()
@@ -65,12 +68,12 @@ class SessionLoop:
         """Preempted requests that the verifier may still hold."""
         self._outage = Outage("the verifier")
         self._last_done = 0.0
-        """When the last step ended; 0 after a pause."""
+        """Time when the last step ended; 0 after a pause."""
         self.steps = 0
 
     @property
     def verifier_ready(self) -> bool:
-        """Whether the last call to the verifier succeeded."""
+        """True if the last call to the verifier succeeded."""
         return self._outage.since is None
 
     def submit(
@@ -82,8 +85,10 @@ class SessionLoop:
         arrived_ago_s: float = 0.0,
         adoption: int = 1,
     ) -> RequestState:
-        """Queues a request that is recorded, by this adoption; see `Scheduler.submit`, whose errors it
-        raises."""
+        """Queue a request that is recorded, by this adoption.
+
+        Raises the errors of `Scheduler.submit`.
+        """
         state = self.scheduler.submit(
             request,
             time.monotonic(),
@@ -97,12 +102,12 @@ class SessionLoop:
         return state
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request at the next iteration."""
+        """End a request at the next iteration."""
         self.scheduler.cancel(request_id)
         self._wake.set()
 
     async def run(self) -> None:
-        """Iterates until cancelled, or until it cannot go on with this verifier.
+        """Iterate until cancelled, or until it cannot go on with this verifier.
 
         Raises:
             FencedError: if another gateway drives it.
@@ -135,7 +140,7 @@ class SessionLoop:
                 await self._serve_one_by_one(step)
 
     async def _serve_one_by_one(self, step: StepPlan) -> None:
-        """Plain decoding, so that a fault in drafts or trees is avoided, too; who fails alone ends."""
+        """Decode plainly, one by one, so that a fault in drafts or trees is avoided; who fails alone ends."""
         for entry in step.entries:
             if entry.state.finish is not None:
                 continue
@@ -150,12 +155,12 @@ class SessionLoop:
         return None
 
     async def _fail(self, state: RequestState, error: Exception) -> None:
-        """Ends a request that causes a fault of ours."""
+        """End a request that causes a fault of ours."""
         why = self._events.fault(state.request.request_id, error)
         await self.persistence.put(self.scheduler.fail([state], why, time.monotonic(), retryable=False))
 
     async def _next_step(self) -> StepPlan:
-        """Waits until there is something to do, and plans it."""
+        """Wait until there is something to do, and plan it."""
         while True:
             self._wake.clear()
             await self.persistence.put(self.scheduler.reap(time.monotonic()))
@@ -171,10 +176,11 @@ class SessionLoop:
             self._last_done = 0.0
 
     async def _fail_unplannable(self, error: Exception) -> None:
-        """Ends the requests that no step can be planned with.
+        """End the requests that no step can be planned with.
 
         Raises:
-            Exception: the error, if no request causes it: then this session ends, and its requests begin anew.
+            Exception: the error, if no request causes it: then this session ends, and its requests begin
+                anew.
         """
         culprits = self.scheduler.unplannable()
         if not culprits:
@@ -216,8 +222,11 @@ class SessionLoop:
         return self.machine.finished(step, found, progress), progress
 
     async def _release_preempted(self) -> None:
-        """Their blocks are needed in this very step, so this is waited for, and tried again with the step;
-        speculators keep theirs."""
+        """Release preempted requests at the verifier.
+
+        Their blocks are needed in this very step, so this is waited for, and tried again with the step;
+        speculators keep theirs.
+        """
         preempted = self.scheduler.take_preempted()
         if preempted:
             log.info("preempting %d requests", len(preempted))
@@ -228,7 +237,7 @@ class SessionLoop:
             self._unreleased = []
 
     async def close(self) -> None:
-        """Ends what runs beside the loop; call after `run` has ended, before the channels close."""
+        """End background work; call after `run` has ended, before the channels close."""
         await self._releases.close()
 
     def _learn(self, step: FinishedStep) -> None:
@@ -243,7 +252,7 @@ class SessionLoop:
         self._events.step_failed()
 
     async def _bear_with_verifier(self, error: UnavailableError) -> None:
-        """Waits a little for the verifier; after its patience this loop gives it up.
+        """Wait a little for the verifier; after its patience this loop gives it up.
 
         Raises:
             UnavailableError: the error, after the patience.

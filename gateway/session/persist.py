@@ -1,5 +1,4 @@
-"""What happens to a step beside the next one: it is learnt from, stored, and published. In this order of
-steps.
+"""The work on a step beside the next one, in the order of steps: learning, storing, publishing.
 
 Invariant: a token is durable before a client sees it. While Redis is away nothing is published; steps
 gather here up to a bound, then the loop waits.
@@ -37,11 +36,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 class _Batch(NamedTuple):
     progress: Sequence[Progress]
     step: FinishedStep | None
-    """To learn from; None if requests ended between steps."""
+    """Step to learn from; None if requests ended between steps."""
 
 
 class Persistence:
-    """The queue between a session's loop and everybody who waits for tokens."""
+    """Queue between a session's loop and everybody who waits for tokens."""
 
     def __init__(
         self,
@@ -57,8 +56,11 @@ class Persistence:
         model: str = "",
         redis_patience_s: float = 300.0,
     ) -> None:
-        """`learn` is told every finished step, `release` the requests that have ended; `names` are those of
-        the speculators, which the pool goes on filling."""
+        """Create a queue.
+
+        `learn` receives every finished step, `release` the requests that have ended; `names` are those of the
+        speculators, which the pool goes on filling.
+        """
         self._scheduler, self._store, self._token_streams, self._events = (
             scheduler,
             store,
@@ -75,22 +77,24 @@ class Persistence:
         self._outage = Outage("Redis")
 
     def open(self, state: RequestState, adoption: int) -> None:
-        """From now on a request is this session's, and its text is searched for its stop strings."""
+        """Open a request of this session; its text is searched for its stop strings from now on."""
         request = state.request
         self.unfinished[request.request_id] = adoption
         if self._stops.begin(request, state.tokens[len(request.prompt) :]):  # only its end was not written
             self._scheduler.finish(state, FinishReason.STOP_STRING, time.monotonic())
 
     def adopted_again(self, request_id: str, adoption: int) -> bool:
-        """The gateway lost a request that runs here and got it back: whether nobody had it in between, so
-        that the session goes on with it."""
+        """Return whether the session goes on with a request that the gateway lost and got back.
+
+        It does if no other gateway had the request in between.
+        """
         unbroken = self.unfinished.get(request_id) == adoption - 1
         if unbroken:
             self.unfinished[request_id] = adoption
         return unbroken
 
     async def put(self, progress: Sequence[Progress], step: FinishedStep | None = None) -> None:
-        """Hands on what a step brought; waits only if the store is far behind.
+        """Hand on a step's outcome; wait only if the store is far behind.
 
         A stop string ends a request, which the next plan must know: so text is searched here.
         """
@@ -106,10 +110,10 @@ class Persistence:
             await self._waiting.put(_Batch(progress, step))
 
     async def run(self) -> None:
-        """Delivers until cancelled; what has gathered meanwhile is stored at once."""
+        """Deliver until cancelled; what has gathered meanwhile is stored at once."""
         while True:
             waiting = [await self._waiting.get()]
-            await asyncio.sleep(0)  # the drafts of the next step are asked for first
+            await asyncio.sleep(0)  # the drafts of the next step are requested first
             while not self._waiting.empty():
                 waiting.append(self._waiting.get_nowait())
             for step in [step for _, step in waiting if step is not None]:
@@ -142,7 +146,7 @@ class Persistence:
         self._forget([item.request_id for item in progress if item.final])
 
     async def _write_one_by_one(self, progress: list[Progress], error: Exception) -> None:
-        """A fault of ours: who cannot be written alone ends, and is forgotten in Redis."""
+        """Write one by one after a fault of ours: who fails alone ends, and is forgotten in Redis."""
         if len(progress) > 1:
             log.error("%d requests cannot be written together", len(progress), exc_info=error)
             self._events.step_failed()
@@ -164,7 +168,7 @@ class Persistence:
             log.warning("request %s stays in Redis: %s", name, away, extra=about(name))
 
     async def _write(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Writes until Redis answers.
+        """Write until Redis answers.
 
         Raises:
             UnavailableError: if it is away for longer than the patience.
@@ -183,7 +187,7 @@ class Persistence:
                 return written
 
     async def _write_once(self, progress: Sequence[Progress]) -> dict[str, Written]:
-        """Writes; what Redis lost of these requests first."""
+        """Write, first the parts of these requests that Redis lost."""
         written = await self._store.append(progress, self._names, self.unfinished, self._model)
         lost = [item for item in progress if written[item.request_id] is Written.LOST]
         if not lost:
@@ -195,7 +199,7 @@ class Persistence:
         return written | await self._store.append(lost, self._names, self.unfinished, self._model)
 
     async def write_again(self, state: RequestState) -> None:
-        """Writes a request to a Redis that lost it.
+        """Write a request to a Redis that lost it.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -208,7 +212,7 @@ class Persistence:
             )
 
     def _heed(self, written: dict[str, Written]) -> None:
-        """Ends what somebody wants cancelled, and lets go of what another gateway owns."""
+        """End cancelled requests, and release those that another gateway owns."""
         for request_id, what in written.items():
             if what is Written.CANCEL and request_id in self._scheduler.states:
                 self._scheduler.cancel(request_id)
@@ -219,7 +223,7 @@ class Persistence:
             self.let_go(fenced)
 
     def let_go(self, request_ids: Sequence[str]) -> None:
-        """Another gateway goes on with these requests; their streams here follow it."""
+        """Leave these requests to another gateway; their streams here follow it."""
         self._events.left(request_ids, "another gateway goes on with it")
         for request_id in request_ids:
             if request_id in self._scheduler.states:
@@ -235,7 +239,7 @@ class Persistence:
             self.unfinished.pop(request_id, None)
 
     def _give_up(self, progress: Sequence[Progress], error: UnavailableError) -> None:
-        """Redis was away for too long: these requests end here; what was not stored is not shown."""
+        """End these requests as Redis was away for too long; tokens that were not stored are not shown."""
         names = list({item.request_id for item in progress})
         log.error("%s; ending %d requests", error, len(names))
         for name in names:
@@ -250,7 +254,7 @@ class Persistence:
             self._scheduler.cut(item, keep, time.monotonic())
 
     def _end_unread(self, item: Progress, error: Exception) -> None:
-        """The text of a request cannot be searched for its stop strings, so no more of it is shown."""
+        """End a request whose text cannot be searched for its stop strings: no more of it is shown."""
         self._stops.forget(item.request_id)
         now = time.monotonic()
         self._scheduler.cut(item, 0, now)

@@ -1,10 +1,10 @@
-"""Which beginnings of prompts a verifier has read lately: requests that share one are cheaper there. Pure."""
+"""Index of prompt prefixes that a verifier has read lately: requests that share one are cheaper there. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 _MOST_BLOCKS = 16384
-"""Remembered; at 16 tokens each about as many tokens as caches hold."""
+"""Remembered blocks; at 16 tokens each about as many tokens as caches hold."""
 
 
 class PrefixIndex:
@@ -15,7 +15,7 @@ class PrefixIndex:
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """The verifier reads this."""
+        """Note a prompt that the verifier reads."""
         for key in self._keys(tokens):
             self._known[key] = None
             self._known.move_to_end(key)
@@ -23,7 +23,7 @@ class PrefixIndex:
             self._known.popitem(last=False)
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the beginning it has probably read."""
+        """Return how many tokens at the beginning it has probably read."""
         blocks = 0
         for key in self._keys(tokens):
             if key not in self._known:

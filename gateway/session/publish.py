@@ -1,4 +1,4 @@
-"""Tells of what has become durable: to the streams of this gateway, to operators, and to whoever watches."""
+"""Publishes durable tokens: to the streams of this gateway, to operators, and to watches."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """One session's. A fault in it costs a stream, never the session."""
+    """Publisher of one session. A fault in it costs a stream, never the session."""
 
     def __init__(
         self, token_streams: TokenStreams, events: Events, names: Sequence[str], watches: Watches
     ) -> None:
-        """`names` are those of the speculators, by number."""
+        """Create a publisher; `names` are those of the speculators, by number."""
         self._token_streams, self._events, self._names, self._watches = (
             token_streams,
             events,
@@ -29,7 +29,7 @@ class Publisher:
         )
 
     def publish(self, item: Progress) -> None:
-        """Shows new tokens of a request, or its end, which are stored."""
+        """Show new tokens of a request, or its end, which are stored."""
         item.published = True
         self.tell(item)
         token_stream = self._token_streams.get(item.request_id)
@@ -43,21 +43,21 @@ class Publisher:
         self._token_streams.forget_if_idle(token_stream)
 
     def tell(self, item: Progress) -> None:
-        """Counts and logs it; nothing depends on that."""
+        """Count and log a request's progress; nothing depends on that."""
         try:
             self._events.progress(item)
         except Exception:  # figures are missing then, no tokens
             log.exception("what a step brought is not counted")
 
     def show(self, delivered: Iterable[tuple[Sequence[Progress], FinishedStep | None]]) -> None:
-        """Shows steps to those who watch, as far as what they brought is published."""
+        """Send steps to their watches, as far as their outcomes are published."""
         if not self._watches:
             return
         for progress, step in delivered:
             self._watches.tell(step, [item for item in progress if item.published], self._names)
 
     def break_off(self, request_id: str, why: str) -> None:
-        """Ends a request's streams at this gateway, by a fault of ours."""
+        """End a request's streams at this gateway, by a fault of ours."""
         token_stream = self._token_streams.get(request_id)
         if token_stream is not None:
             token_stream.fail(SpecInferError(why))

@@ -13,20 +13,20 @@ _LAST_RELEASES_S = 0.5
 
 
 class Releases:
-    """Tells the verifier and the speculators of one session, without anybody waiting for it."""
+    """Releases requests at the verifier and the speculators of one session; nobody waits for it."""
 
     def __init__(self, verifier: VerifierClient, pool: SpeculatorPool) -> None:
         self._verifier, self._pool = verifier, pool
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request_ids: list[str]) -> None:
-        """Begins to let the services forget these requests."""
+        """Begin to let the services forget these requests."""
         task = asyncio.get_running_loop().create_task(self._release(request_ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Waits a little for what is under way, and gives up the rest."""
+        """Wait a little for running releases, and give up the rest."""
         tasks = list(self._tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_RELEASES_S)

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all sessions of a gateway have in common."""
+    """Objects that all sessions of a gateway share."""
 
     settings: GatewaySettings
     tokenizer: Tokenizer
@@ -57,7 +57,7 @@ class Shared:
     watches: Watches
     recorder: StepRecorder
     trained: Mapping[str, LinearModel]
-    """Weights of the learned planner by speculator set; see `specinfer.planning.learned`."""
+    """Weights of the learned planner by speculator set, as in `specinfer.planning.learned`."""
 
 
 class VerifierSession:
@@ -80,17 +80,17 @@ class VerifierSession:
 
     @property
     def running(self) -> bool:
-        """Whether its loop goes on, or is about to begin."""
+        """True while its loop goes on, or is about to begin."""
         return self._task is None or not self._task.done()
 
     @property
     def begun(self) -> bool:
-        """Whether it iterates, with the speculators that answered in time."""
+        """True while it iterates, with the speculators that answered in time."""
         return self._task is not None and not self._task.done()
 
     @property
     def room(self) -> int:
-        """Requests that could begin at once, as far as places go. See `spare` for what others are told."""
+        """Requests that could begin at once, as far as places go. Others are sent `spare`."""
         limit = scheduler_limits(self._shared.settings, self.description).max_batch
         return max(0, limit - self._requests)
 
@@ -104,14 +104,14 @@ class VerifierSession:
         return self.loop.scheduler.running + self.loop.scheduler.waiting + self._expected
 
     def view(self, request: GenerationRequest) -> tuple[bool, int, int]:
-        """What decides whether a request goes here; see `gateway.cluster.rules.best_session`."""
+        """Return the session's values for `gateway.cluster.rules.best_session`."""
         shared = self._prefixes.shared(request.prompt)
         fits = self.room > 0 and self.loop.scheduler.has_room(request)
         return fits, self._requests, shared
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """A request is being recorded for this session: it counts already."""
+        """Count a request as this session's while it is being recorded."""
         self._expected += 1
         try:
             yield
@@ -119,8 +119,10 @@ class VerifierSession:
             self._expected -= 1
 
     def submit(self, record: Record) -> RequestState:
-        """Queues a recorded request, from the tokens that it has; see `Scheduler.submit`, whose errors it
-        raises."""
+        """Queue a recorded request, from the tokens that it has.
+
+        Raises the errors of `Scheduler.submit`.
+        """
         request = record.request
         state = self.loop.submit(
             request,
@@ -133,12 +135,12 @@ class VerifierSession:
         return state
 
     def go_on_with(self, lease: VerifierLease) -> None:
-        """The lease was lost and got again, under a higher fence."""
+        """Continue with a lease that was lost and got again, under a higher fence."""
         self.lease = lease
         self.loop.verifier.fence = lease.fence
 
     async def start(self, strict: bool = False) -> None:
-        """Reaches the speculators and begins to iterate.
+        """Reach the speculators and begin to iterate.
 
         Raises:
             IncompatibleError: if a speculator does not fit the model, and `strict`.
@@ -148,7 +150,7 @@ class VerifierSession:
         self._task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Stops iterating, and lets go of its requests.
+        """Stop iterating, and release its requests.
 
         Raises:
             UnavailableError: if Redis does not answer; then they stay this gateway's until its lease ends.
@@ -162,7 +164,7 @@ class VerifierSession:
             await self.stop()
 
     async def stop(self) -> None:
-        """Stops iterating and closes the connections."""
+        """Stop iterating and closes the connections."""
         await self._stop_iterating()
         await self.loop.close()
         await self.loop.pool.close()
@@ -182,7 +184,7 @@ class VerifierSession:
             log.error("the session of the verifier at %s failed", self.link.address, exc_info=error)
 
     def _open_channel(self, address: str) -> MeteredChannel:
-        """To a speculator; closed with the session."""
+        """Open a channel to a speculator, closed with the session."""
         channel = open_channel(address, self._shared.settings.services_tls)
         self._channels.append(channel)
         return MeteredChannel(channel, self._shared.events.meter("speculator"))

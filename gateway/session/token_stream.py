@@ -1,8 +1,8 @@
-"""The durable tokens of each request that this gateway has to do with, and the clients that wait for more.
+"""The durable tokens of each request of this gateway, and the clients that wait for more.
 
-A client's stream is a position in a token stream.
-A token stream is filled by the session that runs its request (`local`), else from Redis (`gateway.cluster.follower`);
-its readers do not know which. A slow reader gets larger pieces: nothing is queued for it.
+A client's stream is a position in a token stream. A token stream is filled by the session that runs its
+request (`local`), else from Redis (`gateway.cluster.follower`); its readers do not know which. A slow reader
+gets larger pieces: nothing is queued for it.
 
 Invariant: the tokens of a token stream are in Redis.
 """
@@ -28,24 +28,24 @@ class StreamChunk:
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """One request."""
+    """Token stream of one request."""
 
     request: GenerationRequest
     idempotency_key: str
     local: bool
-    """Whether a session of this gateway runs it."""
+    """True while a session of this gateway runs it."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
     ending: Ending | None = None
     readers: int = 0
     failure: Exception | None = None
-    """Why this gateway cannot go on telling of it."""
+    """Reason why this gateway cannot go on with it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
     ) -> None:
-        """Adds what has become durable from a position on; what of it is there already is not added twice."""
+        """Add durable tokens from a position on; those that are there already are not added twice."""
         known = max(0, len(self.tokens) - start)
         self.tokens.extend(tokens[known:])
         self.logprobs.extend(logprobs[known:])
@@ -53,15 +53,15 @@ class TokenStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends its streams here; the request itself may go on."""
+        """End its streams here; the request itself may go on."""
         self.failure = error
         self._wake()
 
     async def reach(self, position: int) -> None:
-        """Waits until so many tokens are durable, or the request has ended.
+        """Wait until so many tokens are durable, or the request has ended.
 
         Raises:
-            SpecInferError: if this gateway cannot go on telling of it.
+            SpecInferError: if this gateway cannot go on with it.
         """
         while len(self.tokens) < position and self.ending is None:
             if self.failure is not None:
@@ -69,10 +69,10 @@ class TokenStream:
             await self._changed.wait()
 
     async def pieces(self, position: int) -> AsyncIterator[StreamChunk]:
-        """The request from a position on; the last piece has the ending.
+        """Yield the request from a position on; the last piece has the ending.
 
         Raises:
-            SpecInferError: if this gateway cannot go on telling of it.
+            SpecInferError: if this gateway cannot go on with it.
         """
         while True:
             await self.reach(position + 1)
@@ -88,7 +88,7 @@ class TokenStream:
 
 
 class TokenStreams:
-    """TokenStreams by request id: those of requests that run here, and those that somebody reads."""
+    """Token streams by request id: those of requests that run here, and those that a client reads."""
 
     def __init__(self) -> None:
         self._token_streams: dict[str, TokenStream] = {}
@@ -98,18 +98,18 @@ class TokenStreams:
 
     @property
     def unfinished(self) -> int:
-        """Requests that somebody reads or that run here, and that have not ended."""
+        """Number of unfinished requests that a client reads or that run here."""
         return sum(
             token_stream.ending is None and (token_stream.local or token_stream.readers > 0)
             for token_stream in self._token_streams.values()
         )
 
     def get(self, request_id: str) -> TokenStream | None:
-        """The token_stream of a request."""
+        """Return the token stream of a request."""
         return self._token_streams.get(request_id)
 
     def add(self, token_stream: TokenStream) -> TokenStream:
-        """The token_stream of its request: this one, or the one that is there and can go on."""
+        """Return the token stream of its request: this one, or the one that is there and can go on."""
         known = self._token_streams.get(token_stream.request.request_id)
         if known is None or known.failure is not None:
             self._token_streams[token_stream.request.request_id] = known = token_stream
@@ -118,13 +118,13 @@ class TokenStreams:
     def open_local(
         self, request: GenerationRequest, idempotency_key: str, tokens: Sequence[int] = ()
     ) -> TokenStream:
-        """A session runs this request from now on, from these generated tokens."""
+        """Open the stream of a request that a session runs from now on, from these generated tokens."""
         token_stream = self.add(TokenStream(request, idempotency_key, True, list(tokens)))
         token_stream.local = True
         return token_stream
 
     def moved(self, request_ids: Iterable[str]) -> None:
-        """No session of this gateway runs these requests any more."""
+        """Note requests that no session of this gateway runs any more."""
         for request_id in request_ids:
             token_stream = self._token_streams.get(request_id)
             if token_stream is not None:
@@ -132,7 +132,7 @@ class TokenStreams:
                 self.forget_if_idle(token_stream)
 
     def forget_if_idle(self, token_stream: TokenStream) -> None:
-        """Drops a token_stream that nobody reads and no session fills."""
+        """Drop a token stream that no client reads and no session fills."""
         name = token_stream.request.request_id
         if (
             not token_stream.readers
@@ -142,7 +142,7 @@ class TokenStreams:
             del self._token_streams[name]
 
     def followed(self) -> dict[str, TokenStream]:
-        """Those that are read and filled from Redis."""
+        """Return the streams that are read and filled from Redis."""
         return {
             name: token_stream
             for name, token_stream in self._token_streams.items()
@@ -150,6 +150,6 @@ class TokenStreams:
         }
 
     def fail_all(self, error: Exception) -> None:
-        """Ends all streams that have not ended."""
+        """End all streams that have not ended."""
         for token_stream in self._token_streams.values():
             token_stream.fail(error)

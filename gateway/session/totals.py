@@ -1,4 +1,4 @@
-"""What a gateway has done since it started, for `Generation.Status`. Pure."""
+"""Totals of a gateway since it started, for `Generation.Status`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from specinfer.planning.step_counts import StepCounts
 from specinfer.scheduling.statistics import SpeculatorCounts
 
 PHASES = ("draft", "merge", "verify", "commit")
-"""Of a step, in order."""
+"""Phases of a step, in order."""
 
 
 class Named(NamedTuple):
@@ -23,7 +23,7 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class GatewayTotals:
-    """Of all sessions, also of those that have ended."""
+    """Totals of all sessions, also of those that have ended."""
 
     steps: int = 0
     tokens: int = 0
@@ -31,15 +31,15 @@ class GatewayTotals:
     trees: int = 0
     """Verified trees with nodes below their root."""
     drafted: int = 0
-    """Their nodes, roots excluded."""
+    """Nodes of these trees, roots excluded."""
     accepted: int = 0
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
     """Seconds, in the order of `PHASES`."""
     speculators: dict[Named, SpeculatorCounts] = field(default_factory=dict)
-    """Whichever session asked them."""
+    """Counts by speculator, over all sessions."""
 
     def add(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
-        """Adds a step; `names` are those of the speculators by number."""
+        """Add a step; `names` are those of the speculators by number."""
         self.steps += 1
         self.trees += len(counts.depths)
         self.drafted += counts.nodes

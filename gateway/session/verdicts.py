@@ -1,4 +1,4 @@
-"""What of a verifier's answer is sound: a verdict that cannot be for its entry costs that one. Pure."""
+"""Checks of a verifier's answer: a verdict that cannot be for its entry costs that one. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,11 +18,14 @@ def sound_verdicts(
     vocab_size: int,
     wanted: WantedOutputs = NOTHING_WANTED,
 ) -> dict[str, VerdictEntry]:
-    """A verdict for every entry of a step: answers come in the order of the entries.
+    """Return a verdict for every entry of a step: answers come in the order of the entries.
 
     Args:
+        entries: entries of the step.
+        trees: verified trees by request.
+        answers: results of the verifier.
         vocab_size: the bonus token must be smaller.
-        wanted: what of the target was asked for.
+        wanted: outputs of the target that were requested.
     """
     found: dict[str, VerdictEntry] = {}
     for index, entry in enumerate(entries):
@@ -40,7 +43,7 @@ def sound_verdicts(
 def _contradiction(
     entry: StepEntry, tree: TokenTree | None, answer: verifier_pb2.Verdict, vocab_size: int
 ) -> str:
-    """What of an answer cannot be for its entry; empty if nothing."""
+    """Return the part of an answer that cannot be for its entry; empty if none."""
     if answer.request_id != entry.request_id:
         return "the verifier answered for another request in its place"
     if int(answer.status) not in _STATUSES:
@@ -67,14 +70,14 @@ def _contradiction(
 
 
 def _are_tops(rows: Sequence[common_pb2.TopLogprobs], wanted: int, top: int, vocab_size: int) -> bool:
-    """Whether there is a row for each returned token, with as many tokens of the vocabulary as asked for."""
+    """Return whether each returned token has a row with as many tokens of the vocabulary as requested."""
     return len(rows) == wanted and all(
         len(row.token_ids) == len(row.logprobs) == top and max(row.token_ids) < vocab_size for row in rows
     )
 
 
 def _is_path(tree: TokenTree, nodes: Sequence[int]) -> bool:
-    """Whether each is a child of the one before, the first one of the root."""
+    """Return whether each is a child of the one before, the first one of the root."""
     if not all(0 < node < len(tree) for node in nodes):
         return False
     parents = tree.parents.tolist()

@@ -28,12 +28,13 @@ _LEAST_AND_MOST = {
     "kv_block_tokens": (1, 2**16),
     "kv_window_tokens": (0, 2**31),
 }
-"""Of limits; the most is far beyond any machine, and bounds what the planner computes with it."""
+"""Least and most values of limits; the most is far beyond any machine, and bounds what the planner computes
+with it."""
 _MOST_COSTS = 1024
 
 
 def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
-    """Checks the limits from which a gateway plans.
+    """Check the limits from which a gateway plans.
 
     Raises:
         IncompatibleError: naming the field, if one is missing or makes no sense.
@@ -52,13 +53,13 @@ def check_description(found: verifier_pb2.DescribeVerifierReply) -> None:
 
 
 _DESCRIBE_S = 5.0
-"""Time that a verifier has to say what it is."""
+"""Time that a verifier has to describe itself."""
 _SLOW = 20
 """Times its measured duration that a pass may take: other processes may want the machine for a while."""
 
 
 class Verdicts(NamedTuple):
-    """What the verifier made of a step."""
+    """Verdicts of a step."""
 
     by_request: dict[str, VerdictEntry]
     compute_s: float
@@ -69,11 +70,14 @@ class VerifierClient:
     """The gateway's end of `specinfer.v1.Verifier`."""
 
     def __init__(self, channel: Channel, hung_s: float = 10.0, fence: int = 0) -> None:
-        """After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
-        `fence` is the number of the lease by which it is driven; 0 stands for none."""
+        """Create a client of the verifier at a channel.
+
+        After `hung_s`, and twenty times what its pass should take, a silent verifier is taken for dead.
+        `fence` is the number of the lease by which it is driven; 0 stands for none.
+        """
         self.fence = fence
         self.instance_id = self.model_fingerprint = ""
-        """Those described last; empty before, and of a verifier that does not tell."""
+        """Ids described last; empty before, and of a verifier that does not report them."""
         self._hung_s, self._pass_curve, self._vocab_size = hung_s, PassCurve([(1, 0.0)]), 0
         self._stub = verifier_pb2_grpc.VerifierStub(channel)  # type: ignore[no-untyped-call]
         self._stream: MessageStream[verifier_pb2.VerifyRequest, verifier_pb2.VerifyReply] = MessageStream(
@@ -82,11 +86,11 @@ class VerifierClient:
         self._steps = 0
 
     async def describe(self) -> verifier_pb2.DescribeVerifierReply:
-        """The model and its limits. From now on replies are expected of this process with this model.
+        """Return the model and its limits; replies are expected of this process and model from now on.
 
         Raises:
             UnavailableError: if the verifier does not answer.
-            IncompatibleError: if what it says of its limits makes no sense.
+            IncompatibleError: if its limits make no sense.
         """
         try:
             reply: verifier_pb2.DescribeVerifierReply = await self._stub.Describe(
@@ -98,10 +102,10 @@ class VerifierClient:
         return reply
 
     def expect(self, description: verifier_pb2.DescribeVerifierReply) -> None:
-        """From now on replies are expected of this process with this model.
+        """Expect replies of this process with this model from now on.
 
         Raises:
-            IncompatibleError: if what it says of its limits makes no sense.
+            IncompatibleError: if its limits make no sense.
         """
         check_description(description)
         self._pass_curve, self._vocab_size = pass_curve(description), description.vocab_size
@@ -114,7 +118,7 @@ class VerifierClient:
         traceparent: str = "",
         wanted: WantedOutputs = NOTHING_WANTED,
     ) -> Verdicts:
-        """Verifies one step; the verifier is told the trace context and what of the target is wanted.
+        """Verify one step; the verifier receives the trace context and the wanted outputs of the target.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -142,7 +146,10 @@ class VerifierClient:
         return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
-        """Another process first: a lease is for one process, so what it says of fences is not about ours."""
+        """Check that the expected process answered.
+
+        Another process first: a lease is for one process, so its fences are not ours.
+        """
         told = (
             ("instance", reply.instance_id, self.instance_id),
             ("model", reply.model_fingerprint, self.model_fingerprint),
@@ -154,7 +161,7 @@ class VerifierClient:
             raise FencedError(f"verifier: lease {self.fence} is over, somebody else holds a later one")
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Lets the verifier forget requests; its time-to-live covers a lost call.
+        """Let the verifier forget requests; its time-to-live covers a lost call.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -167,7 +174,7 @@ class VerifierClient:
 
 
 def pass_curve(verifier: verifier_pb2.DescribeVerifierReply) -> PassCurve:
-    """What the passes of a verifier take, whose description was checked."""
+    """Return the durations of passes of a verifier whose description was checked."""
     return PassCurve((cost.tokens, cost.microseconds / 1e6) for cost in verifier.pass_costs)
 
 

@@ -1,2 +1,4 @@
-"""What is kept in Redis, and the scripts that keep its rules (docs/protocol.md, Ownership). The only room
-that knows Redis."""
+"""Requests and leases in Redis, and the scripts that keep their rules (docs/protocol.md, Ownership).
+
+Nothing outside this package knows Redis.
+"""

@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 """Time that an answer may take: a Redis that writes to a slow disk pauses for a second or two."""
 _MOST_CONNECTIONS = 64
-"""Of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses the 101st,
-which looks as if Redis were away, to everybody."""
+"""Connections of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses
+the 101st, which looks as if Redis were away, to everybody."""
 
 
 class RedisConnection:
     """Runs commands and scripts; every failure to get an answer is an `UnavailableError`."""
 
     def __init__(self, connect: Callable[[], Redis]) -> None:
-        """`connect` makes a client with connections of its own, which it opens on first use."""
+        """Create a connection; `connect` makes a client, which opens its own connections on first use."""
         self._connect = connect
         self.redis = connect()
         """The client of the moment: another one after a failover, so nobody keeps it."""
@@ -41,7 +41,7 @@ class RedisConnection:
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
-        """A connection to the server at `url`; connects on first use.
+        """Return a connection to the server at `url`; it connects on first use.
 
         Raises:
             SettingError: if it is no URL of a Redis.
@@ -65,7 +65,7 @@ class RedisConnection:
             raise SettingError("redis_url", shown, " ".join(str(error).split())) from error
 
     async def check(self) -> None:
-        """Asks the server whether it is there.
+        """Check that the server answers.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -73,8 +73,9 @@ class RedisConnection:
         await self.answer(lambda redis: redis.ping())
 
     async def run(self, script: str, *arguments: str | int | float) -> Any:
-        """Runs a script of `gateway/store/scripts` in one atomic step; the keys' prefix is its first
-        argument.
+        """Run a script of `gateway/store/scripts` in one atomic step.
+
+        The keys' prefix is its first argument.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -85,7 +86,7 @@ class RedisConnection:
         return await self.answer(lambda redis: run(args=given, client=redis))
 
     async def answer(self, ask: Callable[[Redis], Awaitable[Any]]) -> Any:
-        """The answer to a command, which `ask` sends by a client.
+        """Return the answer to a command, which `ask` sends by a client.
 
         A server that is no primary has done nothing of it, so it is sent again by new connections, once.
 
@@ -109,7 +110,7 @@ class RedisConnection:
         return found
 
     def _leave(self, asked: Redis, error: Exception) -> None:
-        """Makes new connections, unless another command has done so."""
+        """Make new connections, unless another command has done so."""
         if asked is not self.redis:
             return
         log.warning("Redis is no primary, connecting again: %s", redis_reason(error))
@@ -119,7 +120,7 @@ class RedisConnection:
         task.add_done_callback(self._left.discard)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         for task in self._left:
             task.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
@@ -127,7 +128,7 @@ class RedisConnection:
 
 
 async def _close_later(redis: Redis) -> None:
-    """Closes what nobody uses, and the others when their commands have been answered or given up."""
+    """Close unused connections, and the others when their commands have been answered or given up."""
     try:
         await redis.connection_pool.disconnect(inuse_connections=False)
         await asyncio.sleep(_TIMEOUT_S)
@@ -144,7 +145,7 @@ async def _close(redis: Redis) -> None:
 
 @cache
 def source(script: str) -> str:
-    """The text of a script, with the functions that it shares with others."""
+    """Return the text of a script, with the functions that it shares with others."""
     text = _read(script)
     return _read("unowned") + text if "_unowned(" in text else text
 
@@ -154,8 +155,11 @@ def _read(script: str) -> str:
 
 
 def _heed_cancellation() -> None:
-    """The Redis client swallows a cancellation that comes with an answer or an error; the task, which tries
-    again and again, would never end."""
+    """Raise a cancellation that the Redis client swallowed.
+
+    It swallows one that comes with an answer or an error; the task, which tries again and again, would never
+    end.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

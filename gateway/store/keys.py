@@ -1,9 +1,9 @@
 """The names of everything in Redis, in one place. `specinfer:2` is the version of their format.
 
-request:<id>        hash: what was asked, who asked, who owns it, at which gateways it is read, how it ended
+request:<id>        hash: content, caller, owner, at which gateways it is read, how it ended
 tokens:<id>         text: generated token ids, each in a field of eight characters
-logprobs:<id>       text: their log-probabilities, if asked for, each in a field of sixteen characters; behind
-                    each the most probable tokens, if asked for: ids and log-probabilities in such fields
+logprobs:<id>       text: their log-probabilities, if wanted, each in a field of sixteen characters; behind
+                    each the most probable tokens, if wanted: ids and log-probabilities in such fields
 owned:<gateway>     sorted set: unfinished requests of a gateway, by time of arrival
 unowned             sorted set: unfinished requests without an owner, by when they lost it
 waiting:<model>:<caller>
@@ -30,30 +30,30 @@ LOGPROB_WIDTH = 16
 
 
 def logprobs_width(top: int) -> int:
-    """Characters per generated token, with so many most probable ones."""
+    """Return characters per generated token, with so many most probable ones."""
     return LOGPROB_WIDTH + top * (TOKEN_WIDTH + LOGPROB_WIDTH)
 
 
 def request_key(request_id: str) -> str:
-    """What was asked, who owns it, how it ended."""
+    """Return the key of a request's content, owner and ending."""
     return f"{PREFIX}request:{request_id}"
 
 
 def tokens_key(request_id: str) -> str:
-    """The generated tokens."""
+    """Return the generated tokens."""
     return f"{PREFIX}tokens:{request_id}"
 
 
 def logprobs_key(request_id: str) -> str:
-    """Their log-probabilities."""
+    """Return their log-probabilities."""
     return f"{PREFIX}logprobs:{request_id}"
 
 
 def verifier_key(instance_id: str) -> str:
-    """The lease of a verifier."""
+    """Return the lease of a verifier."""
     return f"{PREFIX}verifier:{instance_id}"
 
 
 def owned_key(gateway_id: str) -> str:
-    """The unfinished requests of a gateway."""
+    """Return the unfinished requests of a gateway."""
     return f"{PREFIX}owned:{gateway_id}"

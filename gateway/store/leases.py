@@ -10,13 +10,13 @@ from gateway.store.connection import RedisConnection
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What a gateway says of itself when it renews its lease."""
+    """Report of a gateway when it renews its lease."""
 
     gateway_id: str
     sessions: int = 0
-    """Verifiers that it drives."""
+    """Number of verifiers that it drives."""
     room: int = 0
-    """Requests that it could run at once beside those it has."""
+    """Number of requests that it could run at once beside those it has."""
     draining: bool = False
     models: tuple[str, ...] = ()
     """Fingerprints of the models that it serves; requests that began with another one are of no use to it."""
@@ -34,14 +34,14 @@ class VerifierLease:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a gateway learns when it renews its lease."""
+    """Outcome of renewing a gateway's lease."""
 
     epoch: str
-    """Another one than before means that Redis lost its data."""
+    """Epoch of Redis; another one than before means that Redis lost its data."""
     alive: list[GatewayReport]
-    """All gateways, the asking one included."""
+    """Reports of all gateways, this one included."""
     cancels: list[str]
-    """Requests that somebody wants cancelled."""
+    """Requests to cancel."""
     lost: list[str]
     """Instances of verifiers whose leases are gone."""
 
@@ -53,7 +53,7 @@ class LeaseStore:
         self._connection, self.gateway_id, self.lease_s = connection, gateway_id, lease_s
 
     async def renew(self, report: GatewayReport, held: Sequence[VerifierLease]) -> Renewal:
-        """Renews the gateway's lease and those of its verifiers.
+        """Renew the gateway's lease and those of its verifiers.
 
         Raises:
             UnavailableError: if Redis does not answer.
@@ -70,16 +70,16 @@ class LeaseStore:
         return Renewal(epoch, reports, list(cancels), list(lost))
 
     async def claim(self, instance_id: str) -> VerifierLease | str:
-        """The lease of a verifier, or the id of the gateway that has it."""
+        """Return the lease of a verifier, or the id of the gateway that has it."""
         fence, holder = await self._connection.run("claim", instance_id, self.gateway_id, self._milliseconds)
         return str(holder) if holder else VerifierLease(instance_id, int(fence))
 
     async def give_up(self, lease: VerifierLease) -> None:
-        """Lets others drive a verifier."""
+        """Let others drive a verifier."""
         await self._connection.run("yield", lease.instance_id, self.gateway_id, lease.fence)
 
     async def leave(self, held: Sequence[VerifierLease]) -> None:
-        """The gateway ends: all that it has is free."""
+        """Free all that this gateway has, as it ends."""
         await self._connection.run("leave", self.gateway_id, *_pairs(held))
 
     @property
@@ -88,7 +88,7 @@ class LeaseStore:
 
 
 def _report(text: str) -> GatewayReport:
-    """What a gateway says, as far as this version knows it: a newer one may say more."""
+    """Return a gateway's report, as far as this version knows it: a newer one may contain more."""
     known = {field.name for field in fields(GatewayReport)}
     said = {name: value for name, value in json.loads(text).items() if name in known}
     return GatewayReport(**{**said, "models": tuple(said.get("models", ()))})

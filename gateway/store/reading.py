@@ -1,4 +1,4 @@
-"""What Redis has of requests, whoever owns them."""
+"""Reading of requests in Redis, whoever owns them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class RequestReader:
         self._connection = connection
 
     async def load(self, request_id: str, caller: Caller | None = None) -> Record | None:
-        """A request with everything that is known of it; None if it is not there or another caller's.
+        """Return a request with all that is known of it; None if it is missing or another caller's.
 
         Raises:
             FaultError: if what is there cannot be read.
@@ -35,8 +35,9 @@ class RequestReader:
         return read_record(request_id, values, tokens or "", logprobs or "", seconds + microseconds / 1e6)
 
     async def glimpse(self, positions: Mapping[str, Known]) -> dict[str, Glimpse | FaultError | None]:
-        """What is new of requests of which so much is known; None for those that are not there, an
-        error for those that cannot be read.
+        """Return the news of requests of which so much is known.
+
+        A value is None for a request that is not there, an error for one that cannot be read.
 
         Raises:
             UnavailableError: if Redis does not answer.

@@ -1,5 +1,4 @@
-"""Requests as Redis keeps them: their content as JSON, their tokens as text in fields of fixed width.
-Pure."""
+"""Requests as Redis keeps them: content as JSON, tokens as text in fields of fixed width. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,34 +21,34 @@ class Record:
 
     request: GenerationRequest
     idempotency_key: str
-    """Tells whether another request with this id asks for the same."""
+    """Key that is equal for another request of this id with the same content."""
     tokens: list[int] = field(default_factory=list)
-    """Generated so far."""
+    """Generated tokens so far."""
     logprobs: list[LogprobRow] = field(default_factory=list)
     age_s: float = 0.0
     """Seconds since it came."""
     model: str = ""
     """Fingerprint of the model that it began with; empty if it has not begun."""
     drawn_for: bool | None = None
-    """Whether speculators may draw for it; None if it has not begun."""
+    """True if speculators may draw for it; None if it has not begun."""
     adoption: int = 1
     """Number of its owner's adoption, which its writes name."""
     ending: Ending | None = None
-    """None while it is unfinished."""
+    """Its ending; None while it is unfinished."""
 
 
 class Known(NamedTuple):
-    """What is known of a request that another gateway runs."""
+    """Known part of a request that another gateway runs."""
 
     tokens: int
-    """Generated, and their log-probabilities."""
+    """Number of known tokens, and of their log-probabilities."""
     top_logprobs: int = 0
-    """Most probable tokens told of beside each."""
+    """Number of most probable tokens reported beside each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """What is new of a request that another gateway runs."""
+    """News of a request that another gateway runs."""
 
     tokens: list[int]
     logprobs: list[LogprobRow]
@@ -61,7 +60,7 @@ _SAMPLING = [each.name for each in fields(Sampling)]
 
 
 def encode_content(request: GenerationRequest) -> str:
-    """Everything that was asked, without the id."""
+    """Encode the content of a request, without the id."""
     values = {name: getattr(request, name) for name in _CONTENT}  # `asdict` would copy each token
     if request.references:
         values["references"] = request.references
@@ -73,7 +72,7 @@ def encode_content(request: GenerationRequest) -> str:
 
 
 def decode_content(request_id: str, text: str) -> GenerationRequest:
-    """What `encode_content` wrote."""
+    """Decode the output of `encode_content`."""
     values: dict[str, Any] = json.loads(text)
     values["prompt"] = tuple(values["prompt"])
     sampling = values["sampling"]
@@ -89,17 +88,17 @@ def decode_content(request_id: str, text: str) -> GenerationRequest:
 
 
 def encode_tokens(tokens: Sequence[int]) -> str:
-    """Fields of fixed width: the text of token i begins at i * TOKEN_WIDTH."""
+    """Encode tokens in fields of fixed width: the text of token i begins at i * TOKEN_WIDTH."""
     return "".join([f"{token:<{TOKEN_WIDTH}}" for token in tokens])
 
 
 def decode_tokens(text: str) -> list[int]:
-    """What `encode_tokens` wrote."""
+    """Decode the output of `encode_tokens`."""
     return [int(word) for word in text.split()]
 
 
 def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:
-    """Fields of fixed width: `logprobs_width` characters for each token."""
+    """Encode log-probabilities in fields of fixed width: `logprobs_width` characters for each token."""
     return "".join(
         [
             _field(row.chosen)
@@ -110,12 +109,12 @@ def encode_logprobs(logprobs: Sequence[LogprobRow]) -> str:
 
 
 def _field(value: float) -> str:
-    """Nine digits tell every float32 from its neighbours."""
+    """Return nine digits, which distinguish every float32 from its neighbours."""
     return f"{value:<{LOGPROB_WIDTH}.9g}"
 
 
 def decode_logprobs(text: str, top: int) -> list[LogprobRow]:
-    """What `encode_logprobs` wrote of so many most probable tokens each."""
+    """Decode the output of `encode_logprobs` with so many most probable tokens each."""
     words, width = text.split(), 1 + 2 * top
     return [_token_logprobs(words[at : at + width]) for at in range(0, len(words), width)]
 
@@ -126,7 +125,7 @@ def _token_logprobs(words: Sequence[str]) -> LogprobRow:
 
 
 def encode_progress(item: Progress, names: Sequence[str], adoption: int) -> list[object]:
-    """One request's part of a write, as `append.lua` reads it; `names` are speculators, by number."""
+    """Encode one request's part of a write, as `append.lua` reads it; `names` are speculators, by number."""
     ending = Ending.of(item.state, names).to_json() if item.final and item.state.finish is not None else ""
     request = item.state.request
     logprobs = item.logprobs if request.logprobs else []
@@ -147,7 +146,7 @@ _DAMAGED = (ValueError, TypeError, LookupError, InvalidInputError)
 
 
 def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprobs: str, now: float) -> Record:
-    """A record from its fields in Redis; `now` is Redis's clock.
+    """Return a record from its fields in Redis; `now` is Redis's clock.
 
     Raises:
         FaultError: if they are not what this version writes.
@@ -172,8 +171,11 @@ def read_record(request_id: str, values: Mapping[str, Any], tokens: str, logprob
 def read_glimpse(
     request_id: str, fields: Sequence[str | None], tokens: str, logprobs: str, top_logprobs: int
 ) -> Glimpse | FaultError | None:
-    """What is new of a request, from its state and end, tokens and logprobs, with so many most probable
-    tokens each; None if it is not there, an error if that cannot be read."""
+    """Return the news of a request from its state and end, tokens and logprobs.
+
+    Each token has so many most probable ones. None if the request is not there, an error if it cannot be
+    read.
+    """
     state, end = fields
     if state is None:
         return None

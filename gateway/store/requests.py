@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Written(Enum):
-    """What became of a write."""
+    """Outcome of a write."""
 
     OK = "ok"
     CANCEL = "cancel"
@@ -43,7 +43,10 @@ class RequestStore(RequestReader):
     def __init__(
         self, connection: RedisConnection, gateway_id: str, retention_s: int, max_unowned: int = 1024
     ) -> None:
-        """Finished requests stay for `retention_s`; at most `max_unowned` may wait for an owner."""
+        """Create a store.
+
+        Finished requests stay for `retention_s`; at most `max_unowned` may wait for an owner.
+        """
         super().__init__(connection)
         self.gateway_id = gateway_id
         self._retention_s, self._max_unowned = retention_s, max_unowned
@@ -51,10 +54,13 @@ class RequestStore(RequestReader):
     async def create(
         self, request: GenerationRequest, idempotency_key: str, caller: Caller, owned: bool
     ) -> bool:
-        """Records a request; says whether it is new. One with the same id and idempotency_key may be there already.
+        """Record a request; return whether it is new: one with its id and key may be there already.
 
         Args:
-            owned: whether this gateway runs it; otherwise it waits for one that adopts it.
+            request: its content.
+            idempotency_key: equal for two requests of one id with the same content.
+            caller: its sender, whose quota it counts against.
+            owned: True if this gateway runs it; otherwise it waits for one that adopts it.
 
         Raises:
             AlreadyExistsError: if its id was used for something else within the retention time.
@@ -90,14 +96,15 @@ class RequestStore(RequestReader):
     async def append(
         self, progress: Sequence[Progress], names: Sequence[str], adoptions: Mapping[str, int], model: str
     ) -> dict[str, Written]:
-        """Makes new tokens and ends durable; what became of each request.
+        """Make new tokens and ends durable; return each request's outcome.
 
         A request's first tokens bring its model, and whether speculators may draw for it: until then whoever
         adopts it decides that anew.
 
         Args:
-            names: those of speculators, by number.
-            adoptions: by which adoption this gateway owns each request.
+            progress: new tokens and ends.
+            names: names of speculators, by number.
+            adoptions: number of the adoption by which this gateway owns each request.
             model: fingerprint of the one that made the tokens.
 
         Raises:
@@ -114,8 +121,10 @@ class RequestStore(RequestReader):
     async def restore(
         self, state: RequestState, token_stream: TokenStream, model: str, adoption: int, now: float
     ) -> Written:
-        """Writes an unfinished request again, with all tokens that were durable, where Redis has lost it or
-        the latest of them."""
+        """Write an unfinished request again, with all tokens that were durable.
+
+        For a Redis that has lost it or the latest of them.
+        """
         request = state.request
         word = await self._connection.run(
             "restore",
@@ -137,13 +146,15 @@ class RequestStore(RequestReader):
         return Written(word)
 
     async def adopt(self, most: int, models: Sequence[str]) -> list[Record]:
-        """Takes up to so many requests that nobody owns and that began with one of these models, or not
-        yet."""
+        """Adopt up to so many requests that no gateway owns.
+
+        They began with one of these models, or not yet.
+        """
         ids = await self._connection.run("adopt", self.gateway_id, most, *models)
         return [record for record in [await self._load_or_end(request_id) for request_id in ids] if record]
 
     async def _load_or_end(self, request_id: str) -> Record | None:
-        """An adopted request; one that cannot be read ends, so that it does not keep others from going on."""
+        """Return an adopted request; one that cannot be read ends, so that it does not delay others."""
         try:
             return await self.load(request_id)
         except FaultError as error:
@@ -154,16 +165,17 @@ class RequestStore(RequestReader):
             return None
 
     async def disown(self, request_ids: Sequence[str], in_vain: bool = False) -> None:
-        """From now on nobody owns these requests.
+        """Give up these requests, which nobody owns from now on.
 
         Args:
-            in_vain: they were adopted but not begun, so they wait for as long as before.
+            request_ids: requests of this gateway.
+            in_vain: True if they were adopted but not begun, so they wait for as long as before.
         """
         if request_ids:
             await self._connection.run("disown", self.gateway_id, int(in_vain), *request_ids)
 
     async def cancel(self, request_id: str, caller: Caller | None) -> None:
-        """Lets whoever owns a request end it.
+        """Let the owner of a request end it.
 
         Raises:
             NotFoundError: if it is not running, or another caller's.
@@ -178,37 +190,38 @@ class RequestStore(RequestReader):
             raise NotFoundError(f"request_id = {request_id!r}: not running")
 
     async def leave(self, request_id: str) -> bool:
-        """Nobody listens to a request at this gateway any more: it is cancelled unless somebody does
-        elsewhere.
+        """Note that no client reads a request at this gateway any more.
+
+        It is cancelled unless one does elsewhere.
 
         Returns:
-            Whether its owner is to end it.
+            True if its owner is to end it.
         """
         return await self._cancel(request_id, self.gateway_id) == "asked"
 
     async def owned(self) -> list[str]:
-        """The unfinished requests of this gateway."""
+        """Return the unfinished requests of this gateway."""
         key = owned_key(self.gateway_id)
         return list(await self._connection.answer(lambda redis: redis.zrange(key, 0, -1)))
 
     async def listen(self, request_id: str) -> None:
-        """A client listens to a request at this gateway, until `leave`."""
+        """Note that a client reads a request at this gateway, until `leave`."""
         await self._connection.run("listen", request_id, self.gateway_id)
 
     async def abandon(self, patience_s: float, why: str) -> int:
-        """Ends requests that have had no owner for so long, or whose deadline is over; returns how many."""
+        """End requests that have had no owner for so long, or whose deadline is over; return how many."""
         ends = Ending(FinishReason.ERROR, why).to_json(), Ending(FinishReason.DEADLINE).to_json()
         return int(await self._connection.run("abandon", patience_s, *ends, self._retention_s))
 
     async def discard(self, request_id: str) -> None:
-        """Forgets a request that was refused after `create`."""
+        """Forget a request that was refused after `create`."""
         await self._connection.run("discard", request_id, self.gateway_id)
 
     async def _cancel(self, request_id: str, edge: str) -> str:
         return await self._end_unowned(request_id, Ending(FinishReason.CANCELLED), edge)
 
     async def _end_unowned(self, request_id: str, ending: Ending, edge: str = "") -> str:
-        """Ends a request that nobody owns; of another one its owner is asked."""
+        """End a request that nobody owns; request the owner of another one to do so."""
         arguments = (request_id, ending.to_json(), self._retention_s, edge)
         return str(await self._connection.run("cancel", *arguments))
 

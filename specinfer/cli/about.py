@@ -1,4 +1,4 @@
-"""Where a measurement was made: command, commit, machine. Every result file carries it."""
+"""Origin of a measurement: command, commit, machine. Every result file carries it."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from specinfer.processor import processor_name
 
 
 def about_this_run() -> dict[str, Any]:
-    """Command, commit, time and machine of this process."""
+    """Return command, commit, time and machine of this process."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),

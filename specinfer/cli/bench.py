@@ -22,7 +22,7 @@ Advance = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to run."""
+    """Parameters of a benchmark."""
 
     prompts: tuple[str, ...]
     modes: tuple[str, ...]
@@ -31,7 +31,7 @@ class BenchPlan:
     temperature: float
     seed: int = 0
     chat: bool = True
-    """Whether prompts are user turns; a base model has no template for them."""
+    """True if prompts are user turns; a base model has no template for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class BenchRun:
     tokens_per_second_error: float | None
     """Standard error over the turns; None if there was only one."""
     speedup: float | None
-    """Over incremental decoding in the same turns."""
+    """Ratio to incremental decoding in the same turns."""
     speedup_error: float | None
-    """Standard error over the turns."""
+    """Standard error of the speedup over the turns."""
     steps: int
-    """Target passes, summed over requests."""
+    """Number of target passes, summed over requests."""
     acceptance_length: float
     """Tokens per step, bonus included."""
     acceptance_rate: float
@@ -70,7 +70,7 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one mode made of a part of the prompts."""
+    """Outcome of one mode on a part of the prompts."""
 
     answers: list[Answer]
     seconds: float
@@ -87,7 +87,7 @@ class Turn:
 
 
 async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
-    """Runs every mode at every batch size; `advance(label)` is called after each prompt.
+    """Run every mode at every batch size; `advance(label)` is called after each prompt.
 
     A machine's speed drifts, so the modes take turns over parts of the prompts, every second time in reverse
     order, and each is compared with incremental decoding in the same turns.
@@ -102,14 +102,14 @@ async def run_bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> l
 
 
 async def warm_up(client: BenchClient, plan: BenchPlan) -> None:
-    """One answer that is not measured."""
+    """Generate one answer that is not measured."""
     await _answer(client, plan, plan.prompts[0], "tree")
 
 
 async def take_turns(
     client: BenchClient, plan: BenchPlan, batch: int, advance: Advance
 ) -> dict[str, list[Turn]]:
-    """What every mode made of every part of the prompts, in their order."""
+    """Return the turns of every mode over every part of the prompts, in their order."""
     modes = sorted(plan.modes, key=list(MODES).index)
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     reading = replace(plan, max_new_tokens=1)
@@ -122,7 +122,7 @@ async def take_turns(
 
 
 def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
-    """The prompts of each turn: one at batch 1.
+    """Return the prompts of each turn: one at batch 1.
 
     A larger batch takes three for each of its places, since it is not full while the last ones end; fewer if
     there would be less than five turns.
@@ -137,7 +137,7 @@ def parts(prompts: Sequence[str], batch: int) -> list[Sequence[str]]:
 async def _take_turn(
     client: BenchClient, plan: BenchPlan, prompts: Sequence[str], mode: str, batch: int, advance: Advance
 ) -> Turn:
-    """All these prompts in one mode, `batch` of them at a time."""
+    """Run all these prompts in one mode, `batch` of them at a time."""
     slots = asyncio.Semaphore(batch)
 
     async def one(prompt: str) -> Answer:
@@ -164,7 +164,7 @@ async def _answer(client: BenchClient, plan: BenchPlan, prompt: str, speculation
 
 
 def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn] | None) -> BenchRun:
-    """One row of the result; `plain` are the turns of incremental decoding, over the same prompts."""
+    """Return one row of the result; `plain` are the turns of incremental decoding, over the same prompts."""
     answers = [answer for turn in turns for answer in turn.answers]
     seconds = sum(turn.seconds for turn in turns)
     new_tokens = sum(turn.new_tokens for turn in turns)
@@ -200,7 +200,7 @@ def summarise(mode: str, batch: int, turns: Sequence[Turn], plain: Sequence[Turn
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None where one value tells nothing of it."""
+    """Return the standard error of the mean; None for a single value."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
@@ -228,5 +228,5 @@ def _by_speculator(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
 
 
 def write_runs(path: Path, runs: Sequence[BenchRun], about: dict[str, Any]) -> None:
-    """Writes the result file."""
+    """Write the result file."""
     path.write_text(json.dumps({"about": about, "runs": [asdict(run) for run in runs]}, indent=2) + "\n")

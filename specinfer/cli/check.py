@@ -1,4 +1,4 @@
-"""`specinfer check`: whether a speculator service keeps the contract."""
+"""`specinfer check`: a test of a speculator service against the contract."""
 
 import asyncio
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def check(
 
 
 async def _check(address: str, tls: ClientTls | None, patience_s: float) -> int:
-    """How many rules it breaks; each is printed when it has been tried."""
+    """Return how many rules a service breaks; print each when it has been tried."""
     broken = 0
     async with open_channel(address, tls) as channel:
         async for finding in check_contract(Examined(address, channel, patience_s)):
@@ -47,11 +47,11 @@ def _line(finding: Finding) -> str:
 
 
 MOST_SIZES = 8
-"""Of passes that are shown."""
+"""Sizes of passes that are shown."""
 
 
 def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply) -> list[tuple[str, str]]:
-    """(what, choice and reason) in the order in which they are decided."""
+    """Return (name, choice and reason) of the decisions, in the order in which they are made."""
     asked = options.verifier.get("weights", "auto")
     return [
         ("weights", weights_words(asked, told.weights)),
@@ -66,7 +66,7 @@ def explanation(options: LocalOptions, told: verifier_pb2.DescribeVerifierReply)
 
 
 def weights_words(asked: str, held: str) -> str:
-    """How the target is held."""
+    """Return words for the form in which the target is held."""
     if asked != "auto":
         return f"{held}, as asked"
     if held == "native-a8":
@@ -78,7 +78,7 @@ def weights_words(asked: str, held: str) -> str:
 
 
 def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
-    """What a pass takes by its tokens, and how many single tokens that is."""
+    """Return words for a pass's duration by its tokens, and in single tokens."""
     costs = sorted((cost.tokens, cost.microseconds / 1000) for cost in told.pass_costs)
     if not costs:
         return "not measured"
@@ -88,7 +88,7 @@ def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
 
 
 def pool_words(options: LocalOptions) -> str:
-    """Who drafts."""
+    """Return words for the speculators of the pool."""
     if options.speculators is not None:
         return f"{_members(options.speculators)}, as asked"
     pool = default_speculators(options.model, options.verifier.get("offload", "none") != "none")

@@ -47,11 +47,11 @@ from specinfer.hub.registry import known_models
 from specinfer.prompts import read_prompts
 
 FIGURES = ("tokens_per_second", "speedup")
-"""Of a run, each with its standard error under the name with `_error` behind it."""
+"""Figures of a run, each with its standard error under the name with `_error` behind it."""
 NOISE = 2.0
 """Standard errors of a ratio within which it may as well be 1: by chance one in twenty is not."""
 Runs = Mapping[tuple[str, str, int], Mapping[str, Any]]
-"""By pool ("" where the result has one pool only), mode and batch size."""
+"""Runs by pool ("" where the result has one pool only), mode and batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class Difference:
     first: float
     second: float
     error: float | None
-    """Standard error of the ratio; None where a result does not tell the noise of its own."""
+    """Standard error of the ratio; None where a result has no standard error of its own."""
 
     @property
     def ratio(self) -> float:
-        """Second over first."""
+        """Ratio of the second to the first."""
         return self.second / self.first
 
     @property
     def verdict(self) -> str:
-        """In one word or two."""
+        """Judgement in one word or two."""
         if self.error is None:
             return "noise unknown"
         if abs(self.ratio - 1) <= NOISE * self.error:
@@ -81,7 +81,7 @@ class Difference:
 
 
 def read_runs(path: Path) -> Runs:
-    """The runs of a result file of `bench --json` or `python -m benchmarks.suite`.
+    """Return the runs of a result file of `bench --json` or `python -m benchmarks.suite`.
 
     Raises:
         InvalidInputError: naming the file.
@@ -96,7 +96,7 @@ def read_runs(path: Path) -> Runs:
 
 
 def differences(first: Runs, second: Runs) -> list[Difference]:
-    """Of all figures that both results have."""
+    """Return the differences of all figures that both results have."""
     found = []
     for run, a in first.items():
         b = second.get(run, {})

@@ -1,4 +1,4 @@
-"""How commands reach a gateway: addresses, API key, TLS."""
+"""Connections of commands to a gateway: addresses, API key, TLS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _TIMEOUT_S = 5.0
 
 
 def describe_verifier(address: str) -> verifier_pb2.DescribeVerifierReply:
-    """The verifier at an address.
+    """Return the description of the verifier at an address.
 
     Raises:
         UnavailableError: if it does not answer.
@@ -40,10 +40,10 @@ NO_PATIENCE = Patience(patience_s=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What the options of a command say about the gateway."""
+    """A command's options of the gateway."""
 
     addresses: str
-    """With commas between them."""
+    """Addresses with commas between them."""
     api_key: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     traceparent: str = ""
@@ -52,7 +52,7 @@ class Connection:
     def client(
         self, patience: Patience = NO_PATIENCE, on_retry: Callable[[Retry], None] = lambda _: None
     ) -> AsyncClient:
-        """A client, which connects on first use.
+        """Return a client, which connects on first use.
 
         Raises:
             InvalidInputError: if an address is empty.
@@ -68,7 +68,7 @@ class Connection:
 
 
 def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
-    """TLS of a command's options, checked; None without any.
+    """Return TLS of a command's options, checked; None without any.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit.

@@ -14,7 +14,7 @@ PROMPTS = (
 
 
 async def run_demo(client: AsyncClient, max_new_tokens: int) -> list[BenchRun]:
-    """Streams every prompt in every mode to standard output; returns one row per mode."""
+    """Stream every prompt in every mode to standard output; return one row per mode."""
     # every mode is to find the prompts in the verifier's cache, not only the later ones
     await run_bench(client, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
     turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
@@ -50,7 +50,7 @@ async def _stream(client: AsyncClient, prompt: str, mode: str, max_new_tokens: i
 
 
 def print_demo(runs: list[BenchRun]) -> None:
-    """The comparison, and how to read it."""
+    """Print the comparison, and how to read it."""
     output.print()
     print_runs(runs)
     same = ", ".join(

@@ -165,7 +165,7 @@ def _check_together(context: typer.Context, local: bool) -> None:
 
 
 def print_answer(answer: Answer, as_json: bool) -> None:
-    """What comes when an answer is complete: all of it, or what it took."""
+    """Print a complete answer: all of it as JSON, or its cost."""
     if as_json:
         typer.echo(json.dumps(answer.to_json()))
     else:
@@ -174,7 +174,7 @@ def print_answer(answer: Answer, as_json: bool) -> None:
 
 
 def _prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from where the user has put it."""
+    """Return the prompt from where the user has put it."""
     if argument is not None and file is not None:
         raise InvalidInputError("--prompt-file", str(file), "excludes a prompt as argument")
     if argument is None and file is None:
@@ -206,12 +206,12 @@ async def _generate(client: AsyncClient, stream: AsyncStream, quiet: bool) -> An
 
 
 def print_text(text: str) -> None:
-    """A piece of an answer, at once."""
+    """Print a piece of an answer, at once."""
     typer.echo(text, nl=False)
 
 
 def silent(text: str) -> None:
-    """Keeps a piece of an answer back, where all of it is printed as JSON."""
+    """Drop a piece of an answer that is printed as JSON when it is complete."""
 
 
 AttachedId = Annotated[str, typer.Argument(help="Id of the request.")]

@@ -60,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What comes before a command."""
+    """Show help or version, where there is no command."""
 
 
 @app.command()
@@ -124,8 +124,10 @@ def up(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def train(context: typer.Context) -> None:
-    """Train speculators for a target: `corpus`, `prune`, `ssm` (its own --help lists them); or the gateway's
-    learned planner: `scheduler`."""
+    """Train speculators for a target, or the gateway's learned planner.
+
+    Speculators: `corpus`, `prune`, `ssm` (its own --help lists them); the planner: `scheduler`.
+    """
     module, arguments = "speculator_svc.training", context.args
     if arguments[:1] == ["scheduler"]:
         module, arguments = "specinfer.planning.learned_training", arguments[1:]
@@ -134,7 +136,7 @@ def train(context: typer.Context) -> None:
 
 
 def main() -> None:
-    """Entry point: maps every error of ours to one line and an exit code."""
+    """Run the command: every error of ours becomes one line and an exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended on the way out
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with it ignored
     try:
@@ -162,6 +164,6 @@ def _usage_message(error: Exception) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    if message:  # empty where help was printed because nothing was asked for
+    if message:  # empty where help was printed because no command was given
         print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     sys.exit(code)

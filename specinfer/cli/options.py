@@ -23,7 +23,7 @@ GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 
 
 class SpeculationChoice(StrEnum):
-    """How a request may be speculated on."""
+    """Speculation of a request."""
 
     TREE = "tree"
     SEQUENCE = "sequence"
@@ -31,14 +31,14 @@ class SpeculationChoice(StrEnum):
 
 
 class DecompositionChoice(StrEnum):
-    """Whether an answer is composed of points."""
+    """Decomposition of an answer into points."""
 
     NONE = "none"
     SKELETON = "skeleton"
 
 
 class Source(StrEnum):
-    """Where a registered model comes from."""
+    """Source of a registered model."""
 
     WHEEL = "wheel"
     HUB = "hub"
@@ -117,7 +117,7 @@ LocalDevice = Annotated[
 
 
 def read_constraint(text: str | None) -> ConstraintOptions:
-    """What `KIND=VALUE` or `KIND=@FILE` asks for; nothing if there is none.
+    """Return the constraint of `KIND=VALUE` or `KIND=@FILE`; nothing if there is none.
 
     Raises:
         InvalidInputError: if it is neither, the file cannot be read, or a choice is no JSON list of texts.
@@ -143,7 +143,7 @@ def _read_list(text: str) -> list[str]:
 
 
 def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> None:
-    """Refuses options that would be ignored.
+    """Refuse options that would be ignored.
 
     Raises:
         InvalidInputError: naming the first of `options` (names of parameters) that the user gave.
@@ -156,13 +156,13 @@ def refuse_with(context: typer.Context, options: tuple[str, ...], why: str) -> N
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Whether a parameter stands on the command line."""
+    """Return whether a parameter stands on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def read_modes(field: str, text: str) -> tuple[str, ...]:
-    """Names of modes with commas between them.
+    """Return the modes of a list with commas between them.
 
     Raises:
         InvalidInputError: naming what is no mode, or there twice.
@@ -177,7 +177,7 @@ def read_modes(field: str, text: str) -> tuple[str, ...]:
 
 
 def read_numbers(field: str, text: str) -> tuple[int, ...]:
-    """Positive numbers with commas between them.
+    """Return positive numbers from a list with commas between them.
 
     Raises:
         InvalidInputError: if there is anything else.
@@ -189,7 +189,7 @@ def read_numbers(field: str, text: str) -> tuple[int, ...]:
 
 
 def check_positive(field: str, value: int | None) -> int | None:
-    """The value, if it is positive or none.
+    """Return the value, if it is positive or none.
 
     Raises:
         InvalidInputError: otherwise.
@@ -200,7 +200,7 @@ def check_positive(field: str, value: int | None) -> int | None:
 
 
 def check_writable(field: str, path: Path) -> None:
-    """Makes the directory of a result's file, and the file, before the work whose result it gets.
+    """Create the directory of a result's file, and the file, before the work whose result it gets.
 
     Raises:
         InvalidInputError: if that cannot be.

@@ -1,5 +1,4 @@
-"""`specinfer plan`: how a model can be divided among devices, with the memory it takes and the speed it may
-have."""
+"""`specinfer plan`: divisions of a model among devices, with their memory and speed."""
 
 import json
 import math
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STEP_TOKENS = 2048
-"""`--max-step-tokens` of a verifier, unless told otherwise."""
+"""`--max-step-tokens` of a verifier, by default."""
 
 
 def plan(
@@ -70,10 +69,10 @@ def plan(
 
 
 def read_curve(path: Path) -> "Curve":
-    """(tokens, seconds) of the passes that a file tells.
+    """Return (tokens, seconds) of the passes that a file lists.
 
     Raises:
-        SettingError: if it cannot be read, or tells none.
+        SettingError: if it cannot be read, or lists none.
     """
     try:
         rows = json.loads(path.read_text())["pass_costs"]
@@ -89,7 +88,7 @@ def read_curve(path: Path) -> "Curve":
 
 
 def ask_curve(address: str) -> "Curve":
-    """What a verifier says of its passes.
+    """Return the durations of a verifier's passes.
 
     Raises:
         SettingError: if it is no address.
@@ -100,7 +99,7 @@ def ask_curve(address: str) -> "Curve":
 
 
 def table_of(found: Sequence["Plan"], need: "Need", curve: "Curve") -> Table:
-    """One row per layout."""
+    """Return one row per layout."""
     table = Table(box=None, pad_edge=False)
     columns = ["layout", "verifiers", "weights GB", "pass GB", "KV kB/token", "KV tokens", "requests"]
     for name in [*columns, *(["tokens/s plain <=", f"pass of {need.nodes}"] if curve else [])]:

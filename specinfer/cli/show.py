@@ -21,14 +21,14 @@ from specinfer.client import Answer, Retry, StreamLostError
 from specinfer.v1 import generation_pb2
 
 console = Console(stderr=True)
-"""Progress and remarks go to standard error."""
+"""Console of progress and remarks: standard error."""
 output = Console()
-"""What was asked for goes to standard output."""
+"""Console of results: standard output."""
 
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A progress display that vanishes when done."""
+    """Yield a progress display that vanishes when done."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -41,7 +41,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def print_runs(runs: Sequence[BenchRun]) -> None:
-    """The comparison on standard output: a table if it fits the terminal, else a line or two per run."""
+    """Print the comparison: a table if it fits the terminal, else a line or two per run."""
     rows = [_row(run) for run in runs]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in rows[0]:
@@ -85,7 +85,7 @@ def _with_error(value: str, error: float | None, digits: int) -> str:
 
 
 def win_lines(runs: Sequence[BenchRun]) -> list[str]:
-    """Per speculative run, which speculator won how many steps."""
+    """Return, per speculative run, how many steps each speculator won."""
     return [
         f"{run.mode}, batch {run.batch}: of {run.steps} steps "
         + ", ".join(f"{name} won {row['wins']}" for name, row in run.speculators.items())
@@ -95,7 +95,7 @@ def win_lines(runs: Sequence[BenchRun]) -> list[str]:
 
 
 def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
-    """The state of a system."""
+    """Return the state of a system."""
     table = Table(title=f"gateway at {address}")
     table.add_column("what")
     table.add_column("state")
@@ -119,12 +119,12 @@ def status_table(address: str, status: generation_pb2.StatusReply) -> Table:
 
 
 def ready_words(ready: bool) -> str:
-    """Whether something answers."""
+    """Return words for a service that answers or does not."""
     return "ready" if ready else "not answering"
 
 
 def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> str:
-    """How a verifier does, and who drives it, seen from one gateway."""
+    """Return words for a verifier's state and the gateway that drives it, seen from one gateway."""
     if not verifier.gateway_id:
         return f"{ready_words(verifier.ready)}, driven by nobody"
     if verifier.gateway_id != gateway_id:
@@ -134,7 +134,7 @@ def verifier_words(verifier: generation_pb2.VerifierState, gateway_id: str) -> s
 
 
 def planner_words(planner: generation_pb2.PlannerState) -> str:
-    """What the planner chose for the latest step, and why."""
+    """Return words for the planner's choice for the latest step, and its reason."""
     if not planner.speculators:
         return f"plain decoding: {planner.reason}"
     chosen = f"{' + '.join(planner.speculators)}, {planner.step_nodes} nodes: {planner.reason}"
@@ -145,7 +145,7 @@ def planner_words(planner: generation_pb2.PlannerState) -> str:
 
 
 def answer_line(answer: Answer) -> str:
-    """What one answer took, and which speculators won steps."""
+    """Return the cost of one answer, and the speculators that won steps."""
     summary, stats = answer.summary, answer.stats
     parts = [
         f"{summary.new_tokens} tokens in {stats.steps} steps",
@@ -159,36 +159,36 @@ def answer_line(answer: Answer) -> str:
 
 
 def note(text: str) -> None:
-    """A dim line on standard error."""
+    """Print a dim line on standard error."""
     console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_answer_line(answer: Answer) -> None:
-    """The same, dim, below the text."""
+    """Print `answer_line`, dim, below the text."""
     note(answer_line(answer))
 
 
 def print_retry(retry: Retry) -> None:
-    """A note at the first failure after the last new token."""
+    """Print a note at the first failure after the last new token."""
     if retry.failures == 1:
         note(f"\ngateway away ({retry.failure.details}); trying again")
 
 
 def print_way_back(error: StreamLostError) -> None:
-    """How to get the rest of a request that may still be there."""
+    """Print the command for the rest of a request that may still be there."""
     if error.from_token:
         way = f"specinfer attach {quote(error.request_id)} --from-token {error.from_token}"
         note(f"\nthe rest, if a gateway has it: {way}")
 
 
 def ready_line(address: str, http: str | None, status: generation_pb2.StatusReply, logs: str) -> str:
-    """What a system that has just started says of itself."""
+    """Return the line of a system that has just started."""
     api = f"OpenAI's API at http://{http}/v1; " if http else ""
     return f"ready at {address}: {target_words(status)}; {api}logs in {logs}; Ctrl-C ends it"
 
 
 def target_words(status: generation_pb2.StatusReply) -> str:
-    """The target model and how it runs."""
+    """Return the target model and how it runs."""
     return (
         f"{status.model}, {status.executor} executor, {status.dtype}, {status.device}, "
         f"weights {status.weights}"

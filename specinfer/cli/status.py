@@ -1,4 +1,4 @@
-"""`specinfer status`: what a system does just now, once or again and again."""
+"""`specinfer status`: the present state of a system, once or again and again."""
 
 import asyncio
 import itertools
@@ -24,14 +24,14 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a gateway said of itself, and when (seconds on a monotonic clock)."""
+    """State of a gateway, and its time (seconds on a monotonic clock)."""
 
     status: generation_pb2.StatusReply
     at: float
 
 
 class Interval:
-    """From one look to the next."""
+    """Time from one look to the next."""
 
     def __init__(self, before: Look | None, now: Look) -> None:
         same = before is not None and before.status.gateway_id == now.status.gateway_id
@@ -40,7 +40,7 @@ class Interval:
         self.now = now.status
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values, from the whole to its parts."""
+        """Return names and values, from the whole to its parts."""
         status = self.now
         draining = ", draining: takes no new requests" if status.draining else ""
         return [
@@ -58,7 +58,7 @@ class Interval:
         ]
 
     def _grown(self, name: str) -> int | None:
-        """By how much a count of the gateway has grown; None if there is nothing to compare with."""
+        """Return the growth of a count of the gateway; None if there is nothing to compare with."""
         if self._before is None:
             return None
         grown: int = getattr(self.now, name) - getattr(self._before, name)
@@ -80,7 +80,7 @@ class Interval:
         return f"{self._rate('steps')} steps/s{each}"
 
     def _phases(self) -> str:
-        """Milliseconds of each phase per step."""
+        """Return milliseconds of each phase per step."""
         steps = self._grown("steps")
         if not steps or self._before is None:
             return _NOTHING
@@ -117,7 +117,7 @@ class Interval:
 
 
 def watch_table(title: str, rows: list[tuple[str, str]]) -> Table:
-    """What is shown in a terminal."""
+    """Return the table for a terminal."""
     table = Table(title=title, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -127,7 +127,7 @@ def watch_table(title: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def watch_lines(title: str, rows: list[tuple[str, str]]) -> str:
-    """What is written to a pipe."""
+    """Return the lines for a pipe."""
     return "\n".join([title, *(f"  {name}: {value}" for name, value in rows)])
 
 
@@ -162,10 +162,10 @@ def status(
 
 
 def get_status(connection: Connection) -> generation_pb2.StatusReply:
-    """The state of the system behind a gateway.
+    """Return the state of the system behind a gateway.
 
     Raises:
-        RequestFailedError: if a gateway refuses to tell.
+        RequestFailedError: if a gateway refuses.
         UnavailableError: if none answers.
     """
     return asyncio.run(_get_status(connection))
@@ -177,10 +177,10 @@ async def _get_status(connection: Connection) -> generation_pb2.StatusReply:
 
 
 async def _watch(connection: Connection, show: Show, interval_s: float, count: int) -> None:
-    """Looks again and again. A gateway that has answered once may be away for a while.
+    """Look again and again. A gateway that has answered once may be away for a while.
 
     Raises:
-        RequestFailedError: if a gateway refuses to tell.
+        RequestFailedError: if a gateway refuses.
         UnavailableError: if none answers the first time.
     """
     before: Look | None = None
@@ -208,7 +208,7 @@ async def _look(client: AsyncClient, may_fail: bool) -> Look | UnavailableError:
 
 @contextmanager
 def _display(title: str) -> Iterator[Show]:
-    """Shows in place in a terminal, and block after block elsewhere."""
+    """Show in place in a terminal, and block after block elsewhere."""
     if not output.is_terminal:
         yield lambda rows: print(watch_lines(title, rows), end="\n\n", flush=True)
         return

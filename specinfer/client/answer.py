@@ -16,12 +16,12 @@ class TokenLogprob:
 
     token_id: int
     token: bytes
-    """What it adds to the text: of a special token its name, of a part of a character its bytes."""
+    """Bytes that it adds to the text: of a special token its name, of a part of a character its bytes."""
     logprob: float
 
     @property
     def text(self) -> str:
-        """The token as text; a part of a character as OpenAI's API writes it, `bytes:\\xe2\\x82`."""
+        """Text of the token; for a part of a character `bytes:` and its hex bytes, as OpenAI's API has it."""
         try:
             return self.token.decode()
         except UnicodeDecodeError:
@@ -30,16 +30,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """At the place of one generated token."""
+    """Log-probabilities at the place of one generated token."""
 
     chosen: TokenLogprob
     """The generated token."""
     top: tuple[TokenLogprob, ...] = ()
-    """The most probable tokens, most probable first, if asked for."""
+    """The most probable tokens, most probable first, if requested."""
 
 
 def read_logprobs(reply: generation_pb2.GenerateReply) -> tuple[TokenLogprobs, ...]:
-    """Those of a reply; none if they were not asked for."""
+    """Return the log-probabilities of a reply; none if they were not requested."""
     if not reply.token_bytes:
         return ()
     chosen = map(TokenLogprob, reply.token_ids, reply.token_bytes, reply.logprobs)
@@ -59,7 +59,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorStats:
-    """What one speculator did for a request."""
+    """Statistics of one speculator for a request."""
 
     name: str
     drafted: int = 0
@@ -72,7 +72,7 @@ class SpeculatorStats:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What speculation did for a request."""
+    """Statistics of speculation for a request."""
 
     steps: int = 0
     """Target passes that produced tokens for it."""
@@ -94,18 +94,18 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a request ended."""
+    """Ending of a request."""
 
     finish_reason: FinishReason = FinishReason.UNSPECIFIED
     prompt_tokens: int = 0
     new_tokens: int = 0
     stats: SpeculationStats = SpeculationStats()
     ttft_seconds: float = 0.0
-    """From arrival at the gateway to the first token."""
+    """Seconds from arrival at the gateway to the first token."""
     total_seconds: float = 0.0
-    """From arrival to the last token."""
+    """Seconds from arrival to the last token."""
     queue_seconds: float = 0.0
-    """Waiting for admission."""
+    """Seconds of waiting for admission."""
     seed: int = 0
     """The seed that was used."""
     points: int = 0
@@ -114,12 +114,12 @@ class Summary:
 
 
 def acceptance_length(steps: int, accepted: int) -> float:
-    """Tokens per step, the bonus token included."""
+    """Return tokens per step, the bonus token included."""
     return 1 + accepted / steps if steps else 0.0
 
 
 def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """The sums over several requests; lossy if one of them is."""
+    """Return the sums over several requests; lossy if one of them is."""
     rows: dict[str, Counter[str]] = {}
     for row in (row for one in stats for row in one.speculators):
         counts = {"drafted": row.drafted, "accepted": row.accepted, "wins": row.wins}
@@ -136,7 +136,7 @@ def add_up(stats: Sequence[SpeculationStats]) -> SpeculationStats:
 
 
 def read_summary(message: generation_pb2.Summary) -> Summary:
-    """The values of a summary; a reason that this version does not know is unspecified."""
+    """Return the values of a summary; a reason that this version does not know is unspecified."""
     return Summary(
         finish_reason=_REASONS.get(message.finish_reason, FinishReason.UNSPECIFIED),
         prompt_tokens=message.prompt_tokens,
@@ -169,28 +169,28 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Of the tokens, if asked for."""
+    """Log-probabilities of the tokens, if requested."""
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """The same with the tokens themselves, and the most probable ones beside each, if asked for."""
+    """The same with the tokens themselves, and the most probable ones beside each, if requested."""
     summary: Summary = field(default_factory=Summary)
     ttft_s: float = 0.0
-    """From sending to the first token."""
+    """Seconds from sending to the first token."""
     tpot_s: float = 0.0
-    """Mean time per token after the first message."""
+    """Mean seconds per token after the first message."""
     request_id: str = ""
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it ended; `UNSPECIFIED` until then."""
+        """Reason why it ended; `UNSPECIFIED` until then."""
         return self.summary.finish_reason
 
     @property
     def stats(self) -> SpeculationStats:
-        """What speculation did for it."""
+        """Statistics of speculation for it."""
         return self.summary.stats
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
+        """Return everything, for `--json`."""
         s = self.summary
         return {
             "request_id": self.request_id,
@@ -209,7 +209,7 @@ class Answer:
 
 
 def stats_to_json(stats: SpeculationStats) -> dict[str, Any]:
-    """What speculation did, with the tokens per step."""
+    """Return the statistics of speculation, with the tokens per step."""
     rows = [asdict(row) for row in stats.speculators]
     return {
         "steps": stats.steps,

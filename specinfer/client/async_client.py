@@ -30,9 +30,9 @@ from specinfer.v1 import generation_pb2
 
 _ReplyCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, generation_pb2.GenerateReply]"
 _ABANDON_TIMEOUT_S = 3.0
-"""For a gateway to be told that nobody waits for a request any more."""
+"""Seconds for the message to a gateway that nobody waits for a request any more."""
 _END_TIMEOUT_S = 1.0
-"""For the status behind a summary, which needs nobody's work any more."""
+"""Seconds for the status behind a summary, which needs nobody's work any more."""
 
 
 class AsyncClient:
@@ -48,12 +48,14 @@ class AsyncClient:
         on_retry: Callable[[Retry], None] = lambda _: None,
         traceparent: str = "",
     ) -> None:
-        """Connects on first use.
+        """Create a client, which connects on first use.
 
         Args:
-            addresses: of gateways that share a Redis; a string has commas between them.
-            patience: how lost streams are tried again; None for the default, a minute.
-            on_retry: is told of every failure that is not the end.
+            addresses: addresses of gateways that share a Redis; a string has commas between them.
+            api_key: sent with every call; empty for none.
+            tls: files of TLS towards the gateways; None for plaintext.
+            patience: retries of lost streams; None for the default, a minute.
+            on_retry: called with every failure that is not the end.
             traceparent: trace context (W3C) that the requests of this client belong to; empty for none.
 
         Raises:
@@ -67,7 +69,7 @@ class AsyncClient:
         self._abandoning: set[asyncio.Task[None]] = set()
 
     def for_caller(self, api_key: str | None, traceparent: str = "") -> "AsyncClient":
-        """A client for somebody else over the same connections; closing it closes those of all.
+        """Return a client for somebody else over the same connections; closing it closes those of all.
 
         Raises:
             InvalidInputError: if the key or the trace context cannot be sent.
@@ -80,7 +82,7 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> AsyncStream:
-        """The pieces of an answer as they come. Nothing is sent before the first is asked for.
+        """Return the pieces of an answer as they come. Nothing is sent before the first is read.
 
         Args:
             prompt: or a whole message, then without options.
@@ -96,7 +98,7 @@ class AsyncClient:
     def skeleton(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> AsyncStream:
-        """The answer to a conversation as points that are generated in parallel; not lossless.
+        """Return the answer to a conversation as points that are generated in parallel; not lossless.
 
         A question that has no answer of several points is answered as by `stream`. Pieces of points are text
         without tokens, streamed in order; `Summary.points` says how many there were. Such an answer cannot
@@ -110,7 +112,7 @@ class AsyncClient:
         return AsyncStream(message.request_id, SkeletonOfThought(self, message).items())
 
     def attach(self, request_id: str, from_token: int = 0) -> AsyncStream:
-        """The rest of a request, from the token after the first `from_token` ones.
+        """Return the rest of a request, from the token after the first `from_token` ones.
 
         The stream raises RequestFailedError with NOT_FOUND if no gateway knows the request.
 
@@ -129,8 +131,10 @@ class AsyncClient:
         on_text: Callable[[str], None] = lambda _: None,
         **options: Unpack[RequestOptions],
     ) -> Answer:
-        """The answer to a prompt; `on_text` is told of each piece of its text as it comes. If its task is
-        cancelled, so is the request.
+        """Return the answer to a prompt.
+
+        `on_text` is called with each piece of its text as it comes. If its task is cancelled, so is the
+        request.
 
         Raises:
             TypeError: if there is no option of some name.
@@ -149,7 +153,7 @@ class AsyncClient:
                 raise
 
     async def cancel(self, request_id: str) -> None:
-        """Stops a running request.
+        """Stop a running request.
 
         Raises:
             RequestFailedError: NOT_FOUND if it is not running.
@@ -159,7 +163,7 @@ class AsyncClient:
         await self._gateways.ask("Cancel", message, self._metadata)
 
     async def abandon(self, request_id: str) -> None:
-        """Stops a request that nobody waits for any more, if a gateway can be told within three seconds.
+        """Stop a request that nobody waits for any more, if a gateway answers within three seconds.
 
         Otherwise it runs on for a while, in case its client comes back.
         """
@@ -173,10 +177,10 @@ class AsyncClient:
         task.add_done_callback(self._abandoning.discard)
 
     async def status(self) -> generation_pb2.StatusReply:
-        """The state of the system.
+        """Return the state of the system.
 
         Raises:
-            RequestFailedError: if a gateway refuses to tell.
+            RequestFailedError: if a gateway refuses.
             UnavailableError: if none answers.
         """
         message = generation_pb2.StatusRequest()
@@ -184,16 +188,17 @@ class AsyncClient:
         return reply
 
     def watch(self, request_id: str = "") -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """The steps of a request as they happen, whichever gateway runs it, also if it arrives later; or of
-        all requests of this key. See `Generation.Watch` and `specinfer.client.watching`, whose errors it
-        raises. Close it with `aclose`.
+        """Yield the steps of a request as they happen, or of all requests of this key.
+
+        The request may run at any gateway, and may arrive later. See `Generation.Watch` and
+        `specinfer.client.watching`, whose errors this raises. Close it with `aclose`.
         """
         return watch_steps(self._gateways, self._metadata, request_id)
 
     async def close(self) -> None:
-        """Closes all connections; streams that are still read end with UnavailableError.
+        """Close all connections; streams that are still read end with UnavailableError.
 
-        What was cancelled just before is waited for: gateways are told of it.
+        What was cancelled just before is waited for: gateways receive it.
         """
         await asyncio.gather(*self._abandoning, return_exceptions=True)
         for call in self._calls:
@@ -241,7 +246,7 @@ class AsyncClient:
             await self._gateways.pause(retry.wait_s)
 
     async def _read(self, call: _ReplyCall) -> generation_pb2.GenerateReply | Failure:
-        """The next reply, or how the call ended.
+        """Return the next reply, or the call's failure.
 
         gRPC raises CancelledError where the call was cancelled, whoever did it.
 
@@ -257,7 +262,7 @@ class AsyncClient:
         return reply if isinstance(reply, generation_pb2.GenerateReply) else CUT_SHORT
 
     async def _let_end(self, call: _ReplyCall) -> None:
-        """Waits for the status behind the summary, so that the gateway sees no client that hangs up."""
+        """Wait for the status behind the summary, so that the gateway sees no client that hangs up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._read(call)

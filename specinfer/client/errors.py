@@ -12,7 +12,7 @@ _Code = grpc.StatusCode
 
 
 class Cure(Enum):
-    """Whether a call that ended with a status is worth trying again, at this gateway or another."""
+    """Remedy of a call that ended with a status: trying again at this gateway or another, or none."""
 
     TRANSIENT = "always"
     HINTED = "if the gateway said when"
@@ -49,23 +49,23 @@ _TRANSPORT_WORDS = (
     "endpoint closing",
     "transport closed",
 )
-"""How gRPC's own messages begin or go on where a connection broke, in lower case."""
+"""Words in gRPC's own messages where a connection broke, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a call ended, if not well."""
+    """Failure of a call."""
 
     code: grpc.StatusCode
     details: str = ""
     retry_after_s: float | None = None
-    """When to try again, if the gateway said so."""
+    """Seconds after which to try again, if the gateway gave a time."""
     hopeless: bool = False
-    """Whether the gateway said not to try again, as of a request that has ended."""
+    """True if the gateway said not to try again, as of a request that has ended."""
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> "Failure":
-        """From what gRPC raises.
+        """Make a failure of an error that gRPC raises.
 
         A retry hint that is negative or no number says not to come back: so gRPC's retry policies read it.
         """
@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def transient(self) -> bool:
-        """Whether trying again may cure it."""
+        """True if trying again may cure it."""
         if self.hopeless:
             return False
         cure = CURES[self.code]
@@ -88,7 +88,7 @@ class Failure:
 
     @property
     def no_room(self) -> bool:
-        """Whether the gateway has no room for the request, now or ever."""
+        """True if the gateway has no room for the request, now or ever."""
         return self.code is _Code.RESOURCE_EXHAUSTED
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class RequestFailedError(SpecInferError):
 
     @property
     def bad_input(self) -> bool:
-        """Whether the mistake is in what was asked for."""
+        """True if the mistake is in the request."""
         return self.failure.code in _BAD_INPUT
 
 

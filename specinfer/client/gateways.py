@@ -1,4 +1,4 @@
-"""The gateways that a client may ask: addresses, and a channel to each from its first use."""
+"""The gateways of a client: addresses, and a channel to each from its first use."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def call_metadata(api_key: str | None, traceparent: str = "") -> Metadata:
-    """The metadata of calls with this key and this trace context (W3C); empty for none.
+    """Return the metadata of calls with this key and this trace context (W3C); empty for none.
 
     Raises:
         InvalidInputError: if one of them cannot be sent; the error does not show the key.
@@ -40,7 +40,7 @@ _UNARY_TIMEOUT_S = 5.0
 
 
 def read_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of gateways, as a sequence or as a string with commas between them.
+    """Return addresses of gateways, given as a sequence or as a string with commas between them.
 
     Raises:
         SettingError: if there is none, or one to which no channel can be opened.
@@ -64,7 +64,7 @@ class Gateways:
         self._closing = asyncio.Event()
 
     def stub(self, index: int) -> generation_pb2_grpc.GenerationStub:
-        """Of one gateway.
+        """Return the stub of one gateway.
 
         Raises:
             SettingError: if a file of TLS does not fit.
@@ -77,12 +77,12 @@ class Gateways:
         return generation_pb2_grpc.GenerationStub(self._channels[index])  # type: ignore[no-untyped-call]
 
     def in_turn(self) -> Iterator[int]:
-        """Every index once, the first one first."""
+        """Yield every index once, the first one first."""
         count = len(self.addresses)
         yield from ((self.first + turn) % count for turn in range(count))
 
     async def ask(self, method: str, message: Any, metadata: Metadata) -> Any:
-        """The reply of the first gateway that answers.
+        """Return the reply of the first gateway that answers.
 
         Raises:
             RequestFailedError: if it refuses.
@@ -103,7 +103,7 @@ class Gateways:
         raise last
 
     def heed_close(self, error: asyncio.CancelledError) -> NoReturn:
-        """gRPC cancels calls where their channel is closed; raises what that means.
+        """Raise the meaning of a cancelled call: gRPC cancels calls where their channel is closed.
 
         Raises:
             UnavailableError: if it was `close`.
@@ -115,7 +115,7 @@ class Gateways:
         raise UnavailableError(CLOSED) from None
 
     async def pause(self, seconds: float) -> None:
-        """Waits so long.
+        """Wait for so many seconds.
 
         Raises:
             UnavailableError: as soon as the client is closed.
@@ -127,7 +127,7 @@ class Gateways:
             raise UnavailableError(CLOSED)
 
     async def close(self) -> None:
-        """Closes all channels, for good."""
+        """Close all channels, for good."""
         self.closed = True
         self._closing.set()
         for channel in self._channels.values():

@@ -1,4 +1,4 @@
-"""What may be said about a request beside its prompt: names, types, defaults and bounds, in one place.
+"""Options of a request beside its prompt: names, types, defaults and bounds, in one place.
 
 Signatures, documentation and checks of everything that takes options are made of this.
 """
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def whole(lowest: int, end: int) -> Check:
-    """For whole numbers that the message can carry."""
+    """Check whole numbers that the message can carry."""
 
     def check(name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value < end:
@@ -35,7 +35,7 @@ def whole(lowest: int, end: int) -> Check:
 
 
 def one_of(words: Iterable[str]) -> Check:
-    """For one of some words."""
+    """Return a check for one of some words."""
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, str) or value not in words:
@@ -45,30 +45,30 @@ def one_of(words: Iterable[str]) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """For what may be None, too."""
+    """Return a check that accepts None, too."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def flag(name: str, value: Any) -> None:
-    """For yes or no."""
+    """Check for yes or no."""
     if not isinstance(value, bool):
         raise InvalidInputError(name, value, "must be True or False")
 
 
 def number(name: str, value: Any) -> None:
-    """For any number."""
+    """Check for any number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidInputError(name, value, "must be a number")
 
 
 def text(name: str, value: Any) -> None:
-    """For a text."""
+    """Check for a text."""
     if not isinstance(value, str):
         raise InvalidInputError(name, value, "must be a text")
 
 
 def texts(name: str, value: Any) -> None:
-    """For a sequence of texts."""
+    """Check for a sequence of texts."""
     if (
         isinstance(value, str)
         or not isinstance(value, Sequence)
@@ -78,13 +78,13 @@ def texts(name: str, value: Any) -> None:
 
 
 def text_or_texts(name: str, value: Any) -> None:
-    """For a text or several."""
+    """Check for a text or several."""
     if not isinstance(value, str):
         texts(name, value)
 
 
 def biases(name: str, value: Any) -> None:
-    """For numbers by token id."""
+    """Check for numbers by token id."""
     if not isinstance(value, Mapping):
         raise InvalidInputError(name, value, "must be a mapping from token ids to numbers")
     for token, bias in value.items():
@@ -93,21 +93,21 @@ def biases(name: str, value: Any) -> None:
 
 
 def anything(name: str, value: Any) -> None:
-    """For what is checked elsewhere."""
+    """Accept a value that is checked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOption:
-    """One of them."""
+    """One option."""
 
     about: str
     check: Check
     default: Any = None
-    """None also where it is simply not said."""
+    """Default value; None also where the option is simply not sent."""
 
 
 class ConstraintOptions(TypedDict, total=False):
-    """Ways to say what the text must look like; one of them excludes the others."""
+    """Forms that the text may be required to have; one of them excludes the others."""
 
     json_schema: Annotated[
         str | Mapping[str, Any] | None, RequestOption("the text is JSON that this schema describes", anything)
@@ -124,8 +124,10 @@ class ConstraintOptions(TypedDict, total=False):
 
 
 class RequestOptions(ConstraintOptions, total=False):
-    """What may be said about a request beside its prompt; `option_docs` has it as text. The gateway checks
-    what the values mean."""
+    """Options of a request beside its prompt; `option_docs` has them as text.
+
+    The gateway checks what the values mean.
+    """
 
     chat: Annotated[
         bool, RequestOption("whether a text is a user's turn; else it is continued as it is", flag, True)
@@ -177,7 +179,7 @@ class RequestOptions(ConstraintOptions, total=False):
 
 @cache
 def known_options() -> dict[str, RequestOption]:
-    """All options by name."""
+    """Return all options by name."""
     hints = get_type_hints(RequestOptions, include_extras=True)
     return {
         name: next(m for m in hint.__metadata__ if isinstance(m, RequestOption))
@@ -186,7 +188,7 @@ def known_options() -> dict[str, RequestOption]:
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the defaults of those that are not given.
+    """Return the options with the defaults of those that are not given.
 
     Raises:
         TypeError: if there is no option of some name.
@@ -200,7 +202,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Looks for options that do not exist.
+    """Check that no option is unknown.
 
     Raises:
         TypeError: naming one, and the one that may have been meant.
@@ -215,7 +217,7 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def shows_options(function: Function) -> Function:
-    """Lets `help` and `inspect.signature` show each option in the place of `**options`."""
+    """Return a function whose `help` and `inspect.signature` show each option in the place of `**options`."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     hints, kind = get_type_hints(RequestOptions), inspect.Parameter.KEYWORD_ONLY
@@ -230,5 +232,5 @@ def shows_options(function: Function) -> Function:
 
 
 def option_docs() -> str:
-    """A line for each option."""
+    """Return a line for each option."""
     return "\n".join(f"    {name}: {option.about}" for name, option in known_options().items())

@@ -20,7 +20,7 @@ KINDS = ("json_schema", "regex", "grammar", "choice")
 
 
 def make_constraint(options: Mapping[str, Any]) -> common_pb2.Constraint | None:
-    """The message; None if the text is free.
+    """Return the message; None if the text is free.
 
     Raises:
         InvalidInputError: if it is said in two ways, or is no JSON.
@@ -53,19 +53,19 @@ _PLAIN = (
     *("request_id", "max_new_tokens", "ignore_eos", "priority"),
     *("logprobs", "top_logprobs", "deadline_seconds"),
 )
-"""Those that are its own."""
+"""Options that are fields of the request itself."""
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text; a conversation, as mappings with `role` and `content`; or token ids."""
 
 
 def new_request_id() -> str:
-    """An id that nobody else chooses or guesses: whoever knows it may attach, where there are no keys."""
+    """Return an id that nobody else chooses or guesses: where there are no keys, it is enough to attach."""
     return secrets.token_hex(12)
 
 
 @shows_options
 def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generation_pb2.GenerateRequest:
-    """The message of a request.
+    """Return the message of a request.
 
     Raises:
         TypeError: if there is no option of some name.
@@ -92,7 +92,7 @@ def make_request(prompt: Prompt, **options: Unpack[RequestOptions]) -> generatio
 def as_request(
     prompt: Prompt | generation_pb2.GenerateRequest, options: RequestOptions
 ) -> generation_pb2.GenerateRequest:
-    """The message of a request, or a copy of the one given; with an id, without which nobody could attach.
+    """Return the message of a request, or a copy of the one given; with an id, needed to attach.
 
     Raises:
         TypeError: if there is no option of some name.

@@ -1,9 +1,9 @@
-"""One stream of tokens, whichever gateways serve it: what to call next, and what of the replies is new.
+"""One stream of tokens, whichever gateways serve it: the next call, and the news in replies.
 
 A pure state machine: it is fed replies and failures; clocks and random numbers are passed in.
 
 Invariant: what it gives out, one after another, is the undisturbed stream: no token twice, none left out.
-Text belongs to its tokens. A gateway attaches exactly at the token that it is asked for, so a reply is
+Text belongs to its tokens. A gateway attaches exactly at the requested token, so a reply is
 delivered whole or dropped whole.
 """
 
@@ -18,17 +18,17 @@ from specinfer.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one reply brought."""
+    """Content of one reply."""
 
     position: int
-    """Generated tokens before these."""
+    """Number of generated tokens before these."""
     token_ids: tuple[int, ...]
     text: str
-    """Newly completed; may lag the tokens."""
+    """Newly completed text; may lag the tokens."""
     logprobs: tuple[float, ...] = ()
-    """Of the tokens, if asked for."""
+    """Log-probabilities of the tokens, if requested."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
-    """The same with the tokens themselves, and the most probable ones beside each, if asked for."""
+    """The same with the tokens themselves, and the most probable ones beside each, if requested."""
 
 
 Item: TypeAlias = Piece | Summary
@@ -36,17 +36,17 @@ Item: TypeAlias = Piece | Summary
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long, and how often, a lost stream is tried again."""
+    """Time and number of retries of a lost stream."""
 
     patience_s: float = 60.0
-    """From the first failure after the last new token; 0: a failure is final."""
+    """Seconds from the first failure after the last new token; 0: a failure is final."""
     for_room: bool = True
-    """Whether a full queue or a used-up quota, which says when to come back, is waited for, too."""
+    """True if a full queue or a used-up quota, which says when to come back, is waited for, too."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
 
     def wait_s(self, rounds: int, jitter: float) -> float:
-        """After so many rounds in which every address failed: twice as long each.
+        """Return the seconds to wait after so many rounds in which every address failed: twice as long each.
 
         `jitter` in [0, 1) takes off up to a half, so that clients that were lost together come back apart.
         """
@@ -56,12 +56,12 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class NextCall:
-    """What to call next."""
+    """The next call."""
 
     address: int
     """Index into the addresses."""
     attach_from: int | None
-    """`Attach` from this token; None: `Generate`, with the same id and content as before."""
+    """Token to `Attach` from; None: `Generate`, with the same id and content as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Retry:
     wait_s: float
     call: NextCall
     failures: int
-    """Since the last new token, this one included."""
+    """Failures since the last new token, this one included."""
 
 
 class Resume:
@@ -88,7 +88,10 @@ class Resume:
         first_address: int = 0,
         attach_from: int | None = None,
     ) -> None:
-        """`attach_from` goes on with a request of which so many tokens are there; None generates."""
+        """Create the state of a stream.
+
+        `attach_from` goes on with a request of which so many tokens are there; None generates.
+        """
         self._request_id, self._addresses = request_id, addresses
         self._patience, self._jitter = patience, jitter
         self._address = first_address
@@ -101,7 +104,7 @@ class Resume:
 
     @property
     def call(self) -> NextCall:
-        """What to call now.
+        """The call to make now.
 
         Until there is a token `Generate` is repeated: it attaches if a gateway has recorded the request, and
         records it if none has.
@@ -110,7 +113,7 @@ class Resume:
         return NextCall(self._address, self.position if attach else None)
 
     def replied(self, reply: generation_pb2.GenerateReply) -> tuple[Item, ...]:
-        """What is new in a reply.
+        """Return the new part of a reply.
 
         Raises:
             BrokenStreamError: if tokens are missing before it, or only a part of it is new.
@@ -132,7 +135,7 @@ class Resume:
         return Piece(self.position, tokens, reply.text, logprobs, read_logprobs(reply))
 
     def _had(self, reply: generation_pb2.GenerateReply) -> bool:
-        """Whether a reply brings only tokens that were delivered before."""
+        """Return whether a reply brings only tokens that were delivered before."""
         end, last = reply.position + len(reply.token_ids), reply.HasField("summary")
         if reply.position > self.position:
             raise self._broken(reply, "tokens are missing")
@@ -141,7 +144,7 @@ class Resume:
                 raise self._broken(reply, "only a part of the reply is new")
             return True
         if reply.text and not reply.token_ids and not last:
-            # it could not be told from the text of the next tokens after an Attach
+            # it could not be separated from the text of the next tokens after an Attach
             raise self._broken(reply, "text without tokens")
         return False
 
@@ -149,9 +152,10 @@ class Resume:
         return BrokenStreamError(self._request_id, reply.position, self.position, why)
 
     def failed(self, failure: Failure, now: float) -> Retry:
-        """What to do after a call has ended without a summary; the next call goes to the next address.
+        """Return the next step after a call that ended without a summary: it goes to the next address.
 
         Args:
+            failure: of the call.
             now: monotonic time in seconds.
 
         Raises:

@@ -32,7 +32,7 @@ FEWEST, MOST = 2, 10
 """Points of a skeleton; with fewer the question is answered as usual."""
 ROUTE_TOKENS, SKELETON_TOKENS = 4, 96
 _SHORTEST_DEADLINE_S = 0.001
-"""For what is requested after the deadline, which gateways take as long as it is positive."""
+"""Deadline of what is requested after the deadline: gateways take any positive one."""
 _POINT = re.compile(r"^\s*(\d{1,2})[.):]\s*(.+?)\s*$", re.MULTILINE)
 _SEVERITY = (
     *(FinishReason.STOP_TOKEN, FinishReason.STOP_STRING, FinishReason.CONSTRAINT, FinishReason.LENGTH),
@@ -44,7 +44,7 @@ _Texts: TypeAlias = "asyncio.Queue[str | None]"
 
 
 def route(question: str) -> str:
-    """The question whether the user's one fits."""
+    """Return the question whether the user's one fits."""
     return (
         f"Question: {question}\n\nCan this question be answered with a list of several points that do not "
         "depend on each other? Questions of mathematics, code, a single fact or a step-by-step derivation "
@@ -53,12 +53,12 @@ def route(question: str) -> str:
 
 
 def fits(answer: str) -> bool:
-    """Whether the answer to `route` is yes."""
+    """Return whether the answer to `route` is yes."""
     return answer.strip().lower().startswith("yes")
 
 
 def outline(question: str) -> str:
-    """The question for the skeleton."""
+    """Return the question for the skeleton."""
     return (
         f"Question: {question}\n\nWrite only the skeleton of the answer: a numbered list of {FEWEST + 1} to "
         f"{MOST} points, each of 3 to 5 words and nothing else, one on a line."
@@ -66,7 +66,7 @@ def outline(question: str) -> str:
 
 
 def points(skeleton: str) -> list[str]:
-    """The points of a skeleton, in order; a number that does not go on from the one before ends it."""
+    """Return the points of a skeleton, in order; a number that does not go on from the one before ends it."""
     found: list[str] = []
     for number, point in _POINT.findall(skeleton):
         if int(number) != len(found) + 1 or len(found) == MOST:
@@ -76,7 +76,7 @@ def points(skeleton: str) -> list[str]:
 
 
 def expand(question: str, skeleton: Sequence[str], index: int) -> str:
-    """The question for one point in full."""
+    """Return the question for one point in full."""
     listed = "\n".join(f"{i + 1}. {point}" for i, point in enumerate(skeleton))
     return (
         f"Question: {question}\n\nThe skeleton of the answer:\n{listed}\n\nContinue the writing of one point "
@@ -86,12 +86,12 @@ def expand(question: str, skeleton: Sequence[str], index: int) -> str:
 
 
 def heading(index: int, point: str) -> str:
-    """The text in front of an expanded point."""
+    """Return the text in front of an expanded point."""
     return f"{chr(10) * 2 if index else ''}{index + 1}. {point.rstrip('.:')}: "
 
 
 def summarize(summaries: Sequence[Summary], ttft_s: float, total_s: float) -> Summary:
-    """The sums over all points; the times are of the whole answer."""
+    """Return the sums over all points; the times are of the whole answer."""
     return Summary(
         finish_reason=max((one.finish_reason for one in summaries), key=_SEVERITY.index),
         prompt_tokens=sum(one.prompt_tokens for one in summaries),
@@ -109,28 +109,28 @@ class Requests(Protocol):
     """The part of `AsyncClient` that answers are composed with."""
 
     def stream(self, prompt: generation_pb2.GenerateRequest, /) -> AsyncStream:
-        """The answer to one request."""
+        """Return the answer to one request."""
 
     async def abandon(self, request_id: str, /) -> None:
-        """Stops a request that nobody waits for."""
+        """Stop a request that nobody waits for."""
 
 
 class SkeletonOfThought:
     """Composes the answer to one request."""
 
     def __init__(self, client: Requests, request: generation_pb2.GenerateRequest) -> None:
-        """Sends nothing yet.
+        """Create the answer's composer, which sends nothing yet.
 
         Raises:
-            InvalidInputError: if the request has no user's question at its end, or asks for what an answer
-                in points cannot have.
+            InvalidInputError: if the request has no user's question at its end, or needs what an answer in
+                points cannot have.
         """
         self._client, self._request = client, request
         self._question = _question(request)
         self._started = 0.0
 
     async def items(self) -> AsyncGenerator[Item, None]:
-        """The answer's pieces and its summary; raises what `AsyncStream` raises."""
+        """Yield the answer's pieces and its summary; raise the errors of `AsyncStream`."""
         self._started = time.monotonic()
         found = await self._points()
         if found:
@@ -144,7 +144,7 @@ class SkeletonOfThought:
             yield stream.answer.summary
 
     async def _points(self) -> list[str]:
-        """The points of the answer; none if the question does not fit."""
+        """Return the points of the answer; none if the question does not fit."""
         routed = await self._ask("route", route(self._question), ROUTE_TOKENS)
         if not fits(routed):
             return []
@@ -152,14 +152,14 @@ class SkeletonOfThought:
         return found if len(found) >= FEWEST else []
 
     async def _ask(self, name: str, prompt: str, tokens: int) -> str:
-        """The answer to a question of ours: greedy and up to its end, whatever the request asks for."""
+        """Return the answer to a question of ours: greedy and up to its end, whatever the request's options."""
         message = self._part(name, prompt, tokens)
         message.sampling.CopyFrom(common_pb2.SamplingParams(temperature=0.0))
         message.ClearField("ignore_eos")
         return (await self._whole(message)).text
 
     async def _expanded(self, found: Sequence[str]) -> AsyncGenerator[Item, None]:
-        """The points, generated at the same time and streamed in order."""
+        """Yield the points, generated at the same time and streamed in order."""
         texts: list[_Texts] = [asyncio.Queue() for _ in found]
         tasks = [
             asyncio.create_task(self._whole(message, own.put_nowait))
@@ -188,7 +188,7 @@ class SkeletonOfThought:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _point_messages(self, found: Sequence[str]) -> list[generation_pb2.GenerateRequest]:
-        """The request of each point, which has its share of the tokens."""
+        """Return the request of each point, which has its share of the tokens."""
         limit = self._request.max_new_tokens
         if not self._request.HasField("max_new_tokens"):
             limit = known_options()["max_new_tokens"].default
@@ -200,14 +200,14 @@ class SkeletonOfThought:
         ]
 
     def _part(self, name: str, prompt: str, tokens: int) -> generation_pb2.GenerateRequest:
-        """The request with another question in the place of the user's."""
+        """Return the request with another question in the place of the user's."""
         message = self._in_time(self._request)
         message.request_id, message.max_new_tokens = f"{self._request.request_id}/{name}", tokens
         message.chat.messages[-1].content = prompt
         return message
 
     def _in_time(self, request: generation_pb2.GenerateRequest) -> generation_pb2.GenerateRequest:
-        """A copy with what is left of the deadline, which is that of the whole answer."""
+        """Return a copy with what is left of the deadline, which is that of the whole answer."""
         message = generation_pb2.GenerateRequest()
         message.CopyFrom(request)
         if message.deadline_seconds > 0:
@@ -226,7 +226,7 @@ class SkeletonOfThought:
 
     @asynccontextmanager
     async def _reading(self, message: generation_pb2.GenerateRequest) -> AsyncIterator[AsyncStream]:
-        """The stream of a request, which is cancelled if its reader leaves."""
+        """Yield the stream of a request, which is cancelled if its reader leaves."""
         try:
             async with self._client.stream(message) as stream:
                 yield stream
@@ -236,7 +236,7 @@ class SkeletonOfThought:
 
 
 def _end(own: _Texts, every: Sequence[_Texts], task: asyncio.Task[Answer]) -> None:
-    """Ends the texts of a task's point, or of all points if the task has failed."""
+    """End the texts of a task's point, or of all points if the task has failed."""
     failed = task.cancelled() or task.exception() is not None
     for texts in every if failed else [own]:
         texts.put_nowait(None)

@@ -21,7 +21,7 @@ class AsyncStream:
         self._started: float | None = None
         self._first_count = 0
         self.answer = Answer(request_id=request_id)
-        """What has come so far; with a summary once the stream has ended."""
+        """Answer so far; with a summary once the stream has ended."""
 
     @property
     def request_id(self) -> str:
@@ -32,7 +32,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece.
+        """Return the next piece.
 
         Raises:
             RequestFailedError: if a gateway refused or ended the request.
@@ -49,14 +49,14 @@ class AsyncStream:
             self.answer.summary = item
 
     async def read(self, on_text: Callable[[str], None] = lambda _: None) -> Answer:
-        """The answer, read to its end; `on_text` is told of each piece of its text."""
+        """Return the answer, read to its end; `on_text` is called with each piece of its text."""
         async for piece in self:
             if piece.text:
                 on_text(piece.text)
         return self.answer
 
     async def aclose(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         await self._items.aclose()
 
     async def __aenter__(self) -> Self:
@@ -68,7 +68,7 @@ class AsyncStream:
         await self.aclose()
 
     def _add(self, piece: Piece, seconds: float) -> None:
-        """Adds a piece that came so many seconds after the request was sent."""
+        """Add a piece that came so many seconds after the request was sent."""
         answer = self.answer
         if not answer.token_ids and not answer.text:
             answer.ttft_s, self._first_count = seconds, len(piece.token_ids)

@@ -24,7 +24,7 @@ class Stream:
 
     @property
     def answer(self) -> Answer:
-        """What has come so far; with a summary once the stream has ended."""
+        """Answer so far; with a summary once the stream has ended."""
         return self._stream.answer
 
     @property
@@ -36,14 +36,14 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        """The next piece; raises what `AsyncStream` raises."""
+        """Return the next piece; raise the errors of `AsyncStream`."""
         piece = self._thread.call(self._next())
         if piece is None:
             raise StopIteration
         return piece
 
     def close(self) -> None:
-        """Closes the connection, unless the client has."""
+        """Close the connection, unless the client has."""
         if not self._thread.stopped:
             self._thread.call(self._stream.aclose())
 
@@ -72,7 +72,7 @@ class Client:
         on_retry: Callable[[Retry], None] = lambda _: None,
         traceparent: str = "",
     ) -> None:
-        """As `AsyncClient`; `on_retry` is called in another thread."""
+        """Create a client as `AsyncClient` does; `on_retry` is called in another thread."""
         self._client = AsyncClient(
             addresses, api_key, tls, patience=patience, on_retry=on_retry, traceparent=traceparent
         )
@@ -82,18 +82,18 @@ class Client:
     def stream(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> Stream:
-        """As `AsyncClient.stream`."""
+        """Return the stream of `AsyncClient.stream`."""
         return Stream(self._client.stream(prompt, **options), self._thread)
 
     @shows_options
     def skeleton(
         self, prompt: Prompt | generation_pb2.GenerateRequest, **options: Unpack[RequestOptions]
     ) -> Stream:
-        """As `AsyncClient.skeleton`."""
+        """Return the stream of `AsyncClient.skeleton`."""
         return Stream(self._client.skeleton(prompt, **options), self._thread)
 
     def attach(self, request_id: str, from_token: int = 0) -> Stream:
-        """As `AsyncClient.attach`."""
+        """Return the stream of `AsyncClient.attach`."""
         return Stream(self._client.attach(request_id, from_token), self._thread)
 
     @shows_options
@@ -103,19 +103,19 @@ class Client:
         on_text: Callable[[str], None] = lambda _: None,
         **options: Unpack[RequestOptions],
     ) -> Answer:
-        """As `AsyncClient.generate`; `on_text` is called in another thread."""
+        """Return the answer of `AsyncClient.generate`; `on_text` is called in another thread."""
         return self._thread.call(self._client.generate(prompt, on_text, **options))
 
     def cancel(self, request_id: str) -> None:
-        """As `AsyncClient.cancel`."""
+        """Stop a request as `AsyncClient.cancel` does."""
         self._thread.call(self._client.cancel(request_id))
 
     def status(self) -> generation_pb2.StatusReply:
-        """As `AsyncClient.status`."""
+        """Return the state of `AsyncClient.status`."""
         return self._thread.call(self._client.status())
 
     def close(self) -> None:
-        """Closes all connections and ends the thread, for good."""
+        """Close all connections and end the thread, for good."""
         if not self._thread.stopped:
             self._thread.call(self._client.close())
             self._thread.stop()

@@ -1,4 +1,4 @@
-"""The steps of requests, told by whichever of several gateways runs them: all are asked, as only it knows."""
+"""The steps of requests, from whichever of several gateways runs them: all are called, as only it knows."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -15,16 +15,16 @@ _START_S = 2.0
 """Time after which a gateway that has not answered is not waited for."""
 Reply: TypeAlias = generation_pb2.WatchReply
 _Told: TypeAlias = "asyncio.Queue[tuple[int, Reply | Failure | None]]"
-"""By index of the gateway; None where the time is over."""
+"""News by index of the gateway; None where the time is over."""
 
 
 async def watch_steps(
     gateways: Gateways, metadata: Metadata, request_id: str
 ) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-    """First an empty reply, when all gateways that answer tell; then steps, up to the end of the request.
+    """Yield an empty reply when all gateways that answer watch; then steps, up to the end of the request.
 
     Raises:
-        RequestFailedError: if no gateway tells, or none does any more.
+        RequestFailedError: if no gateway watches, or none does any more.
         UnavailableError: if the client is closed.
     """
     told: _Told = asyncio.Queue()
@@ -56,7 +56,7 @@ async def watch_steps(
 
 
 async def _read(index: int, call: Any, told: _Told) -> None:
-    """What one gateway tells, and at last why it does no more."""
+    """Queue the replies of one gateway, and at last the reason why it ended."""
     try:
         while isinstance(reply := await call.read(), Reply):
             told.put_nowait((index, reply))
@@ -69,7 +69,7 @@ async def _read(index: int, call: Any, told: _Told) -> None:
 
 
 class _Tellers:
-    """Which gateways tell."""
+    """Gateways that send steps."""
 
     def __init__(self, count: int) -> None:
         self._asked, self._telling = set(range(count)), set[int]()
@@ -77,14 +77,14 @@ class _Tellers:
 
     @property
     def ready(self) -> bool:
-        """Whether no other gateway need be waited for."""
+        """True if no other gateway need be waited for."""
         return bool(self._telling) and (self._late or not self._asked)
 
     def note(self, index: int, reply: Reply | Failure | None) -> Reply | None:
-        """What a gateway said; the step in it, if there is one.
+        """Note news of a gateway; return the step in it, if there is one.
 
         Raises:
-            RequestFailedError: if it was the last one, and does not tell any more.
+            RequestFailedError: if it was the last one, and sends no more.
         """
         if reply is None:
             self._late = True

@@ -1,1 +1,1 @@
-"""Which speculators are asked and which nodes are verified, from measured acceptance and latency. Pure."""
+"""Choice of the speculators and of the verified nodes, from measured acceptance and latency. Pure."""

@@ -96,8 +96,10 @@ class AcceptanceModel:
 
     @property
     def sets(self) -> list[SpeculatorSet]:
-        """Sets that may be chosen: single speculators, and the pool built up by the one that adds most, the whole
-        pool last (2n - 1 sets, not 2^n). Only the whole pool until enough of its trees were counted."""
+        """Sets that may be chosen: 2n - 1 of the 2^n, and only the whole pool until its trees were counted.
+
+        They are single speculators, and the pool built up by the one that adds most, the whole pool last.
+        """
         return self._sets if self._whole >= _SHARES_KNOWN else self._sets[-1:]
 
     def ratio(self, name: str) -> float:
@@ -163,8 +165,10 @@ class AcceptanceModel:
                 self._record(tree, accepted)
 
     def share(self, asked: SpeculatorSet) -> float:
-        """Return the part of the whole pool's tokens that a speculator set brings: of the recorded paths, the
-        tokens up to the first that none of these proposed."""
+        """Return the part of the whole pool's tokens that a speculator set brings.
+
+        Of the recorded paths these are the tokens up to the first that none of the set proposed.
+        """
         whole = sum([len(path) for path in self._paths])
         if asked == self.everybody or not whole:
             return 1.0 if asked else 0.0

@@ -94,8 +94,10 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def nodes_needed(tree: TokenTree, accepted: Sequence[int], asked: SpeculatorSet) -> list[int]:
-    """Return the sizes that a tree of these speculators alone needs for the first accepted token, the first two,
-    and so on, up to the first that none of them proposed. Nodes are taken by their path probabilities."""
+    """Return the sizes that a tree of these speculators alone needs for one accepted token, two, and so on.
+
+    The list ends at the first token that none of them proposed. Nodes are taken by their path probabilities.
+    """
     rank, needed = _ranks(tree, _proposed_by(tree, asked)), list[int]()
     for node in accepted:
         if node not in rank:

@@ -1,4 +1,4 @@
-"""How far each speculator's scores can be believed: measured while serving. Pure.
+"""Calibration of each speculator's scores: measured while serving. Pure.
 
 A drafter scores every candidate with its own idea of the probability that it is accepted given that its
 parent is. Softmax values of a small model, counts of an n-gram table and constants of somebody's function
@@ -60,16 +60,16 @@ def _bins() -> list[_Bin]:
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one speculator."""
+    """Statistics of one speculator."""
 
     bins: dict[int, list[_Bin]] = field(default_factory=lambda: defaultdict(_bins))
-    """Of points, and of draws by their place in the draw order; the last place stands for all others."""
+    """Bins of points, and of draws by their place in the draw order; the last place stands for all others."""
 
     def of(self, place: int, score: float) -> _Bin:
         return self.bins[min(place, len(AGREEMENT) - 1)][bisect_right(_EDGES, score) - 1]
 
     def belief(self, place: int, acceptance: float) -> float:
-        """What to believe of a score."""
+        """Return the corrected value of a score."""
         return min(acceptance * self.of(place, acceptance).factor, 1.0)
 
 
@@ -80,7 +80,7 @@ class Calibration:
         self._records: dict[int, _Record] = defaultdict(_Record)
 
     def observe(self, speculator: int, tree: TokenTree, tokens: Sequence[int]) -> None:
-        """Counts the points of one draft, as it came, against the tokens that were then committed.
+        """Count the points of one draft, as it came, against the tokens that were then committed.
 
         Candidates below the first wrong turn say nothing; what was cut away before verification counts too.
         """
@@ -101,7 +101,7 @@ class Calibration:
             node = followed
 
     def observe_draws(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Counts the draws of a verified tree that were tried: those up to the accepted one."""
+        """Count the draws of a verified tree that were tried: those up to the accepted one."""
         draws, token_ids = tree.draws_by_parent(), tree.token_ids.tolist()
         for node, followed in zip((0, *accepted), (*accepted, None), strict=True):
             tried = draws.get(node, ())
@@ -118,7 +118,7 @@ class Calibration:
                     break
 
     def correct(self, speculator: int, tree: TokenTree) -> TokenTree:
-        """The tree with scores of points that mean acceptance; for draws there are `beliefs`."""
+        """Return the tree with scores of points that mean acceptance; for draws there are `beliefs`."""
         if speculator not in self._records or len(tree) == 1:
             return tree
         belief = self._records[speculator].belief
@@ -126,5 +126,5 @@ class Calibration:
         return replace(tree, scores=np.array([1.0, *found], np.float32))
 
     def beliefs(self) -> dict[int, Belief]:
-        """What to believe of the draws of each speculator that has made any."""
+        """Return the corrections for draws of each speculator that has made any."""
         return {speculator: record.belief for speculator, record in self._records.items()}

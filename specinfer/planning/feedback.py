@@ -1,4 +1,4 @@
-"""What a finished step teaches the planner and the calibration. Pure.
+"""Statistics of a finished step, for the planner and the calibration. Pure.
 
 The loop learns from a step when the next one is under way: nothing in it waits for that. So a choice knows
 all steps but the last.
@@ -22,14 +22,14 @@ from specinfer.tree import TokenTree
 log = logging.getLogger(__name__)
 
 Drafts = Mapping[str, Sequence[tuple[int, TokenTree]]]
-"""By request, (speculator, tree)."""
+"""(speculator, tree) by request."""
 
 
 class StepTimes(NamedTuple):
     """When the phases of a step ended, on a monotonic clock."""
 
     began: float
-    """When the step before ended, or this one started if there was a pause."""
+    """Time when the step before ended, or this one started if there was a pause."""
     started: float
     drafted: float
     merged: float
@@ -39,36 +39,38 @@ class StepTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """What a step did, took and brought."""
+    """A finished step: its choice, its times and its outcome."""
 
     choice: Choice
     entries: Sequence[StepEntry]
     drafts: Drafts
     trees: Mapping[str, TokenTree]
-    """As they were verified."""
+    """Trees as they were verified."""
     verdicts: Mapping[str, VerdictEntry]
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes
     outcomes: Sequence[TreeOutcome] = ()
-    """Of the verified trees."""
+    """Outcomes of the verified trees."""
 
     @property
     def seconds(self) -> float:
-        """Of the whole step, from the end of the one before."""
+        """Seconds of the whole step, from the end of the one before."""
         return self.times.done - self.times.began
 
     @property
     def overhead_s(self) -> float:
-        """What neither the pass nor drafting took. Nobody in time: the wait is no drafter's cost, nor is it
-        plain decoding's."""
+        """Seconds of the step besides the pass and drafting.
+
+        Where no draft came in time, the wait counts as neither a drafter's nor plain decoding's.
+        """
         waited = self.times.drafted - self.times.started
         drafting = max((draft.total_s for draft in self.draft_times), default=waited)
         return self.seconds - self.pass_s - drafting
 
 
 def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:
-    """Tells both what they should know of a step."""
+    """Pass a step to both."""
     report = report_of(step)
     if report is not None:
         planner.observe(report)
@@ -83,7 +85,7 @@ def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> Non
 
 
 def report_of(step: FinishedStep) -> StepReport | None:
-    """What a step tells the planner; nothing if prompts were read in it, which takes time of its own."""
+    """Return the planner's report of a step; nothing if prompts were read in it, which takes time of its own."""
     if any(not entry.final or len(entry.delta) > 1 for entry in step.entries):
         return None
     return StepReport(
@@ -100,13 +102,16 @@ def report_of(step: FinishedStep) -> StepReport | None:
 
 
 def contexts_of(step: FinishedStep) -> dict[str, int]:
-    """Tokens of the requests when the step began."""
+    """Return the tokens of the requests when the step began."""
     return {entry.request_id: entry.base_len + len(entry.delta) for entry in step.entries}
 
 
 def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
-    """By request. An entry that was refused tells nothing: nothing of it was verified, and its tree will be
-    drafted again from the same root, with the same draws, so that no choice may depend on it."""
+    """Return outcomes by request.
+
+    A refused entry is left out: nothing of it was verified, and its tree will be drafted again from the same
+    root, with the same draws, so that no choice may depend on it.
+    """
     return {
         entry.request_id: (step.trees[entry.request_id], verdict.accepted)
         for entry in step.entries
@@ -117,7 +122,7 @@ def _outcomes(step: FinishedStep, speculation: Speculation) -> Outcomes:
 
 
 def _line(step: FinishedStep, report: StepReport) -> str:
-    """What was chosen, what was expected of it and what came of it, in one line."""
+    """Return choice, expectation and outcome in one line."""
     choice = step.choice
     accepted = sum(len(verdict.accepted) for verdict in step.verdicts.values())
     return (

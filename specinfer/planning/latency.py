@@ -1,4 +1,4 @@
-"""LATENCY"""
+"""Latency model: seconds of a step's phases, learnt while serving."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,34 +8,34 @@ from typing import NamedTuple
 from specinfer.planning.pass_times import PassCurve, PassTimes, Recent
 
 _READING_PART = 0.2
-"""Of what a token of a pass takes the target: what reading one is thought to take until it was measured."""
+"""Part of the target's time for a token of a pass: the assumed time to read one until it was measured."""
 
 
 class Reading:
-    """Knows the contexts' lengths, and learns how fast services read."""
+    """Lengths of the contexts, and the pace at which services read."""
 
     def __init__(self, token_s: float) -> None:
-        """`token_s`: what the target takes for one of several tokens of a pass."""
+        """Begin; `token_s` is the target's time for one of several tokens of a pass."""
         self._first_s = _READING_PART * token_s
         self._seconds: dict[frozenset[int], Recent] = {}
-        """By service, for one token at the usual pace."""
+        """Seconds for one token at the usual pace, by service."""
         self._contexts: Mapping[str, int] = {}
         self._asked: Mapping[str, int] = {}
 
     def follow(self, contexts: Mapping[str, int]) -> None:
-        """From now on these are the requests that want drafts, with the tokens of their contexts."""
+        """Set the requests that want drafts, with the tokens of their contexts."""
         self._contexts = contexts
 
     def asked(self) -> None:
-        """Speculators are asked in this step: afterwards they have read all there is."""
+        """Note speculators that draft in this step: afterwards they have read all there is."""
         self._asked = self._contexts
 
     def observe(self, service: frozenset[int], tokens: int, seconds: float) -> None:
-        """A service read so many tokens in so many seconds, at the usual pace."""
+        """Note that a service read so many tokens in so many seconds, at the usual pace."""
         self._seconds.setdefault(service, Recent()).add(seconds / tokens)
 
     def seconds_to_catch_up(self, service: frozenset[int]) -> float:
-        """For all that came since speculators were last asked."""
+        """Return the seconds to read all that came since speculators last drafted."""
         missed = sum([tokens - self._asked.get(name, 0) for name, tokens in self._contexts.items()])
         seconds = self._seconds.get(service)
         return missed * (seconds.value if seconds else self._first_s)
@@ -45,24 +45,24 @@ SpeculatorSet = frozenset[int]
 _COLD = 3
 """Steps with a service, and plain ones, whose times are left out."""
 _PART = 0.25
-"""Of a pass over one token: what drafts are thought to take until they were measured."""
+"""Part of a pass over one token: the assumed time of drafts until they were measured."""
 
 
 class DraftTime(NamedTuple):
-    """What one service took for one step's drafts."""
+    """Times of one service for one step's drafts."""
 
     service: SpeculatorSet
     """All its speculators."""
     own_s: Mapping[int, float]
-    """Of those asked: they draft one after another."""
+    """Seconds of each speculator that drafted: they draft one after another."""
     wire_s: float
-    """The rest: messages and what the service does for all."""
+    """Seconds of the rest: messages and the service's work for all."""
     read: int = 0
     """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
 
     @property
     def total_s(self) -> float:
-        """From the question to the answer."""
+        """Seconds from the question to the answer."""
         return self.wire_s + sum(self.own_s.values())
 
 
@@ -74,23 +74,27 @@ class LatencyModel:
         self._first_s = _PART * curve.at(1)
         self._trees_before = False
         self._seen = Counter[SpeculatorSet]()
-        """Steps by service; plain ones by the empty set."""
+        """Number of steps by service; plain ones by the empty set."""
         self._rest: dict[bool, dict[int, Recent]] = {False: {}, True: {}}
-        """Without and with drafts, by batch size in powers of two."""
+        """Seconds of the rest without and with drafts, by batch size in powers of two."""
         self._drafts: dict[object, dict[int, dict[int, dict[int, Recent]]]] = {}
-        """Of a speculator its own time, of a service its messages'; by how many services drafted in the step,
-        batch size in powers of two, and nodes asked for each request."""
+        """Seconds of a speculator itself, or of a service's messages; by how many services drafted in the
+        step, batch size in powers of two, and nodes drafted for each request."""
         self._known: dict[object, Sequence[float]] = {}
-        """What follows from these."""
+        """Values that follow from these."""
 
     def observe(
         self, batch: int, nodes: int, tokens: int, pass_s: float, drafts: Sequence[DraftTime], rest_s: float
     ) -> bool:
-        """Counts one step, unless it is cold; says whether it does.
+        """Count one step, unless it is cold; return whether it is counted.
 
         Args:
-            nodes: asked for each request.
+            batch: requests of the step.
+            nodes: planned for each request.
+            tokens: tokens of the pass.
+            pass_s: seconds of the pass.
             drafts: empty for plain decoding.
+            rest_s: seconds of the step besides pass and drafts.
         """
         cold = self._is_cold([draft.service for draft in drafts] or [frozenset()])
         behind_trees = self.observe_pass(batch, tokens, pass_s, cold)
@@ -110,8 +114,10 @@ class LatencyModel:
         return True
 
     def observe_pass(self, batch: int, tokens: int, seconds: float, cold: bool = False) -> bool:
-        """Counts a pass, unless it is cold or the first plain one after trees; says whether it is that.
-        Drafts leave it cold caches: a tenth slower than those behind it (docs/findings.md#cold-pass)."""
+        """Count a pass, unless it is cold or the first plain one after trees; return whether it is that.
+
+        Drafts leave it cold caches, which slow it (docs/findings.md#cold-pass).
+        """
         behind_trees = self._trees_before and tokens == batch
         if not (cold or behind_trees):
             self.passes.observe(tokens, seconds)
@@ -125,7 +131,7 @@ class LatencyModel:
         services: Iterable[SpeculatorSet] = (),
         sizes: Sequence[int] = (0,),
     ) -> list[float]:
-        """Seconds of steps that ask these speculators for so many nodes each, without their passes."""
+        """Return the seconds, without passes, of steps in which these speculators draft so many nodes each."""
         rest = self._rest[bool(asked)] or self._rest[not asked]
         rest_s = self.passes.pace * (rest[_nearest(rest, _size(batch))].value if rest else 0.0)
         asking = [members for members in services if asked & members]
@@ -134,7 +140,7 @@ class LatencyModel:
         return [rest_s + draft_s for draft_s in slowest]
 
     def seconds_to_catch_up(self, services: Iterable[SpeculatorSet]) -> float:
-        """Seconds that asking everybody takes longer now, for what came since they were last asked."""
+        """Return the extra seconds for all speculators to read what came since they last drafted."""
         return self.passes.pace * max([self.reading.seconds_to_catch_up(members) for members in services])
 
     def draft_seconds(
@@ -145,8 +151,10 @@ class LatencyModel:
         sizes: Sequence[int],
         drafting: int = 1,
     ) -> list[float]:
-        """Seconds of drafts of so many nodes, of speculators of one service, if so many services draft in the
-        step."""
+        """Return the seconds of drafts of so many nodes, of speculators of one service.
+
+        So many services draft in the step.
+        """
         pace = self.passes.pace
         if not asked or service not in self._drafts:
             return [pace * self._first_s * bool(asked)] * len(sizes)
@@ -163,8 +171,10 @@ class LatencyModel:
         self.reading.observe(draft.service, draft.read, seconds)
 
     def _expected(self, batch: int, key: object, sizes: Sequence[int], drafting: int) -> Sequence[float]:
-        """Of so many services, this batch size and these nodes, or of the nearest that were measured: of more
-        services in proportion, which is the best that may be hoped; 0 if none was."""
+        """Return the times at this batch size and these nodes, or the nearest that were measured.
+
+        They are of so many services, or of more in proportion, which is optimistic; 0 if none was measured.
+        """
         which = key, batch, drafting, *sizes
         if which not in self._known:
             measured = self._drafts.get(key)
@@ -186,7 +196,7 @@ def _nearest(known: Iterable[int], size: int) -> int:
 
 
 def _by_nodes(measured: Mapping[int, Recent], nodes: int) -> float:
-    """Interpolated between the nearest numbers of nodes that were measured."""
+    """Return a value interpolated between the nearest numbers of nodes that were measured."""
     if nodes in measured:
         return measured[nodes].value
     less = max((n for n in measured if n < nodes), default=0)
@@ -198,10 +208,13 @@ def _by_nodes(measured: Mapping[int, Recent], nodes: int) -> float:
 
 
 _USUAL_DELTA = 16
-"""Context tokens up to which an answer tells what drafts take; with more, a service reads what it missed."""
+"""Context tokens up to which an answer's time is that of drafting; with more, a service reads what it
+missed."""
 
 
 def tokens_read(tokens: Sequence[int]) -> int:
-    """How many context tokens a service read, of those sent for each request, if what it took tells of that
-    rather than of drafting; else 0."""
+    """Return how many context tokens a service read, if its time is that of reading; else 0.
+
+    They are of those sent for each request.
+    """
     return sum(tokens) if max(tokens) > _USUAL_DELTA else 0

@@ -63,8 +63,11 @@ class Repeats:
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return how many tokens, up to `MOST`, at the end of tokens[:length] also stand at the latest earlier
-        place of the last two; 0 if these are new. The length never falls between calls."""
+        """Return how many tokens at the end of tokens[:length] also stand at an earlier place, up to `MOST`.
+
+        The place is the latest earlier one of the last two tokens; 0 if these are new. The length never falls
+        between calls.
+        """
         for place in range(self._read, length - 1):
             self._latest[tokens[place - 1], tokens[place]] = place
         self._read = max(self._read, length - 1)
@@ -100,7 +103,7 @@ class LinearModel:
 
     @classmethod
     def usual(cls) -> "LinearModel":
-        """Return the measured policy's."""
+        """Return the measured policy's model."""
         return cls(np.array([float(name == "usual") for name in NAMES]))
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
@@ -164,8 +167,10 @@ class LearnedAcceptance(AcceptanceModel):
     """Predicts accepted tokens, and learns from the outcomes."""
 
     def __init__(self, trained: Mapping[str, LinearModel], names: Sequence[str], matches: Matches) -> None:
-        """Begin with weights by the names of sets; `names` are those of the speculators by number, to which
-        the pool goes on adding."""
+        """Begin with weights by the names of sets.
+
+        `names` are those of the speculators by number, to which the pool goes on adding.
+        """
         super().__init__()
         self._trained, self._names, self._matches = trained, names, matches
         self._steps = 0
@@ -204,7 +209,7 @@ class LearnedAcceptance(AcceptanceModel):
         merged: bool = True,
         contexts: Mapping[str, int] = NO_CONTEXTS,
     ) -> None:
-        """Count one step, as the measured policy does, and refine the weights of the sets asked in it."""
+        """Count one step, as the measured policy does, and refine the weights of the sets that drafted in it."""
         super().observe(batch, asked, nodes, outcomes, merged)
         for one, found in self.lessons(asked, nodes, outcomes, contexts).items() if merged else ():
             self.model(one).refine(*found, self._steps)
@@ -212,7 +217,7 @@ class LearnedAcceptance(AcceptanceModel):
     def lessons(
         self, asked: SpeculatorSet, nodes: int, outcomes: Outcomes, contexts: Mapping[str, int]
     ) -> dict[SpeculatorSet, Rows]:
-        """Return rows and accepted tokens by speculator set: a tree shows them of every set asked in it."""
+        """Return rows and accepted tokens by speculator set: a tree shows them of every set that drafted."""
         sizes = np.array(sizes_up_to(nodes))
         found: dict[SpeculatorSet, tuple[list[Floats], list[int]]] = {}
         for name, (tree, accepted) in outcomes.items():

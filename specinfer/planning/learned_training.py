@@ -40,7 +40,7 @@ PROGRAM = "specinfer train scheduler"
 _LEAST_ROWS = 200
 """Rows of a speculator set below which it keeps the measured policy's weights."""
 _BLOCK, _BLOCKS = 50, 10
-"""Of so many blocks of so many steps the last one judges, and teaches nothing."""
+"""Steps of a block, and number of blocks, of which the last one judges, and teaches nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RecordedStep:
     matches: Mapping[str, int]
     """Lengths of their repeated ends (`Repeats`)."""
     outcomes: Outcomes
-    """Of the requests that had merged trees."""
+    """Outcomes of the requests that had merged trees."""
 
 
 class StepRecorder:
@@ -71,8 +71,11 @@ class StepRecorder:
         self._matches = TextMatches(lambda name: self._tokens[name])
 
     def write(self, step: FinishedStep, names: Sequence[str]) -> None:
-        """Record a step of speculators with these names by number, unless prompts were read in it or nobody
-        wanted drafts. A fault of the file ends the recording, not the serving."""
+        """Record a step of speculators with these names by number.
+
+        Steps in which prompts were read or nobody wanted drafts are left out. A fault of the file ends the
+        recording, not the serving.
+        """
         report = report_of(step) if self._file is not None else None
         if self._file is None or report is None or not report.outcomes:
             return
@@ -167,8 +170,10 @@ def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
 def lessons_of(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
-    """Yield (number of a step, speculator set, rows) with the features that a gateway would have seen, which
-    learns from a step when the next one is chosen."""
+    """Yield (number of a step, speculator set, rows) with the features that a gateway would have seen.
+
+    A gateway learns from a step when the next one is chosen.
+    """
     matches: dict[str, int] = {}
     model = LearnedAcceptance({}, names, lambda contexts: [matches[name] for name in contexts])
     model.enrol(frozenset(range(len(names))))
@@ -188,8 +193,10 @@ def lessons_of(
 def fit(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> tuple[dict[str, LinearModel], dict[str, list[float]]]:
-    """Return models by the names of their sets, and the mean squared errors of them and of the measured policy
-    over steps that taught nothing."""
+    """Return models by the names of their sets, and their mean squared errors beside the measured policy's.
+
+    The errors are over steps that taught nothing.
+    """
     parts = defaultdict[SpeculatorSet, tuple[list[Rows], list[Rows]]](lambda: ([], []))
     for number, asked, rows in lessons_of(steps, names):
         parts[asked][number // _BLOCK % _BLOCKS == _BLOCKS - 1].append(rows)

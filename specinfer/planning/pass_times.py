@@ -22,8 +22,10 @@ class Recent:
     __slots__ = ("_latest", "_ordered", "_outer", "value")
 
     def __init__(self, outer: int = 6) -> None:
-        """Leave out one in `outer` values at both ends: a sixth is near the average, a third follows a change only
-        when most values show it."""
+        """Leave out one in `outer` values at both ends.
+
+        A sixth is near the average, a third follows a change only when most values show it.
+        """
         self._outer = outer
         self._latest = deque[float]()
         self._ordered: list[float] = []
@@ -65,8 +67,9 @@ class PassCurve:
     """Seconds of a pass by its tokens, interpolated between the verifier's measurements, always rising."""
 
     def __init__(self, points: Iterable[tuple[int, float]]) -> None:
-        """Take (tokens, seconds) points. A pass takes no longer than any that was measured with more tokens:
-        disturbances only prolong passes.
+        """Take (tokens, seconds) points.
+
+        A pass takes no longer than any that was measured with more tokens: disturbances only prolong passes.
 
         Raises:
             ValueError: if there is none.
@@ -78,8 +81,8 @@ class PassCurve:
         level = np.minimum.accumulate(np.maximum(measured, _LEAST_S)[::-1])[::-1]
         self._seconds = level + _ROW * level[0] * (self._sizes - self._sizes[0])
         self.between = lru_cache(maxsize=256)(self._between)
-        """(first, last) -> [1 + last - first] seconds of passes over that many tokens; beyond the largest that
-        was measured in proportion. Cached, as batch sizes repeat."""
+        """(first, last) -> [1 + last - first] seconds of passes over that many tokens; beyond the largest
+        that was measured in proportion. Cached, as batch sizes repeat."""
 
     def _between(self, first: int, last: int) -> NDArray[np.float64]:
         tokens = np.arange(first, last + 1)

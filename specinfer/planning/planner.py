@@ -1,4 +1,4 @@
-"""PLANNER"""
+"""The planner: the choice of speculators and nodes that promises most tokens per second."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,15 +21,18 @@ def derive_budget(
     per_request: int = 0,
     per_step: int = 0,
 ) -> NodeBudget:
-    """The budget that the passes allow: the nodes that bring most tokens per second in a very predictable
-    text (a token accepted with every doubling, twice what is usual), if all but the pass takes as long as a
-    pass without trees.
+    """Return the budget with which passes bring most tokens per second in a very predictable text.
+
+    In such a text a token is accepted with every doubling, twice what is usual; all but the pass is taken to
+    last as long as a pass without trees.
 
     Args:
+        curve: seconds of passes by their tokens.
         max_batch: most requests of a step.
         max_tree_nodes: most nodes of one tree that the verifier accepts.
         max_step_tokens: most tokens of a step that it accepts.
-        per_request, per_step: the operator's; 0 derives them.
+        per_request: the operator's nodes of a request; 0 derives them.
+        per_step: the operator's nodes of a step; 0 derives them.
     """
     if not per_request:
         per_request = _best(curve, 1, min(max_tree_nodes, max_step_tokens - 1))
@@ -49,7 +52,7 @@ def _best(curve: PassCurve, batch: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one step does, and why."""
+    """Plan of one step, and its reason."""
 
     speculators: SpeculatorSet = frozenset()
     nodes: int = 0
@@ -57,13 +60,13 @@ class Choice:
     step_nodes: int = 0
     """Most nodes verified in the step."""
     tokens: float = 0.0
-    """Expected."""
+    """Expected tokens."""
     seconds: float = 0.0
-    """Expected."""
+    """Expected seconds."""
     plain_speed: float = 0.0
     """Tokens per second expected of plain decoding."""
     node_seconds: float = 0.0
-    """What a node adds to the pass, on average."""
+    """Seconds that a node adds to the pass, on average."""
     reason: str = "no speculators"
 
     @property
@@ -77,7 +80,7 @@ class Choice:
         return min(max(self.speed, self.plain_speed) * self.node_seconds, 1.0)
 
     def keeps(self, kept: int, path_probability: float) -> bool:
-        """Whether one more node is verified, given how many are and its path probability."""
+        """Return whether one more node is verified, given how many are and its path probability."""
         return kept < self.step_nodes and path_probability >= self.node_threshold
 
 
@@ -86,7 +89,7 @@ PLAIN = Choice()
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did and how long it took."""
+    """Work and times of one step."""
 
     choice: Choice
     batch: int
@@ -94,19 +97,20 @@ class StepReport:
     """Tokens in the target's pass."""
     pass_s: float
     drafts: Sequence[DraftTime]
-    """Of every service that answered in time."""
+    """Times of every service that answered in time."""
     overhead_s: float
-    """All the rest: from the end of the step before, if there was no pause, to the end of this one."""
+    """Seconds of all the rest: from the end of the step before, if there was no pause, to the end of this
+    one."""
     outcomes: Outcomes
-    """Of the requests that had merged trees."""
+    """Outcomes of the requests that had merged trees."""
     chains: Outcomes = field(default_factory=dict)
-    """Of the requests that had one speculator's chain."""
+    """Outcomes of the requests that had one speculator's chain."""
     contexts: Mapping[str, int] = field(default_factory=dict)
     """Tokens of the requests when the step began."""
 
 
 class Planner:
-    """Chooses, and learns from what came of it."""
+    """Chooses steps, and learns from their outcomes."""
 
     def __init__(
         self,
@@ -115,23 +119,24 @@ class Planner:
         adaptive: bool = True,
         acceptance: AcceptanceModel | None = None,
     ) -> None:
-        """`acceptance`: what predicts accepted tokens; None: the measured policy."""
+        """Create a planner; `acceptance` predicts accepted tokens, None is the measured policy."""
         self._budget, self._adaptive = budget, adaptive
         self.latency, self.acceptance = LatencyModel(curve), acceptance or AcceptanceModel()
         self._services: Sequence[SpeculatorSet] = ()
         self._trials = Trials()
 
     def enrol(self, services: Sequence[SpeculatorSet]) -> None:
-        """From now on the pool has these speculators, by service: those of one draft one after another."""
+        """Set the pool's speculators, by service: those of one draft one after another."""
         if services != self._services:
             self._services = services
             self.acceptance.enrol(frozenset().union(*services))
 
     def choose(self, batch: int, wanting: Mapping[str, int]) -> Choice:
-        """What the next step does for a batch of this size.
+        """Return the choice for the next step of a batch of this size.
 
         Args:
-            wanting: the requests of it that want drafts, with the tokens of their contexts.
+            batch: requests of the step.
+            wanting: requests of the batch that want drafts, with the tokens of their contexts.
         """
         if not self._services or not wanting:
             return replace(PLAIN, reason="no request wants drafts" if self._services else "no speculators")
@@ -145,7 +150,7 @@ class Planner:
         return choice
 
     def observe(self, report: StepReport) -> None:
-        """Learns from a step."""
+        """Learn from a step."""
         if not self._adaptive:
             return
         choice, batch = report.choice, report.batch
@@ -163,7 +168,7 @@ class Planner:
             self.acceptance.observe(batch, asked, nodes, report.chains, merged=False)
 
     def _choose(self, batch: int, requests: int) -> Choice:
-        """What promises most, or a trial of something else."""
+        """Return the most promising choice, or a trial of another."""
         most = self._budget.of_step(batch, requests)
         plain_pass_s = self.latency.passes.seconds(batch)
         (rest_s,) = self.latency.seconds_before_pass(batch)
@@ -185,7 +190,7 @@ class Planner:
         )
 
     def _trees(self, batch: int, requests: int, most: int) -> Iterator[Option]:
-        """Every speculator set and number of nodes, with what to expect of it."""
+        """Yield every speculator set and number of nodes, with the expected outcome."""
         each = min(self._budget.per_request, max(most // requests, min(most, 1)))
         sizes = sizes_up_to(each)
         by_set, kept = self.acceptance.expect(batch, sizes)
@@ -199,7 +204,7 @@ class Planner:
                 yield Option(asked, nodes, tokens, seconds, pass_s, kept_nodes, tokens / seconds)
 
     def _fixed(self, batch: int, requests: int) -> Choice:
-        """Everybody, and as many nodes as the budget allows."""
+        """Return all speculators, and as many nodes as the budget allows."""
         most = self._budget.of_step(batch, requests)
         nodes = min(self._budget.per_request, max(1, most // requests))
         return Choice(self.acceptance.everybody, nodes, most, reason="not adaptive")

@@ -1,4 +1,4 @@
-"""COUNTS"""
+"""Counts of a step's drafts and verified trees, by speculator, and the trend of acceptance."""
 
 from dataclasses import dataclass, field
 
@@ -9,16 +9,16 @@ from specinfer.scheduling.statistics import TreeOutcome
 
 @dataclass(slots=True)
 class SpeculatorStep:
-    """What one speculator did in a step, all requests together."""
+    """Counts of one speculator in a step, all requests together."""
 
     drafts: int = 0
-    """Verified trees with nodes of its."""
+    """Verified trees with its nodes."""
     proposed: int = 0
     """Nodes of its drafts, roots excluded."""
     kept: int = 0
-    """Those of them that were verified."""
+    """Number of its proposed nodes that were verified."""
     duplicate: int = 0
-    """Those of them that another speculator proposed, too."""
+    """Number of its verified nodes that another speculator proposed, too."""
     accepted: int = 0
     wins: int = 0
     """Trees of which it proposed the whole accepted path, of at least one node."""
@@ -26,13 +26,13 @@ class SpeculatorStep:
 
 @dataclass(slots=True)
 class StepCounts:
-    """What all did."""
+    """Counts of all speculators in a step."""
 
     tokens: int = 0
     """Accepted and bonus tokens of all verified trees."""
 
     speculators: dict[int, SpeculatorStep] = field(default_factory=dict)
-    """By number."""
+    """Counts by speculator number."""
     depths: list[int] = field(default_factory=list)
     """Accepted nodes of every verified tree that had nodes below its root."""
     nodes: int = 0
@@ -51,7 +51,7 @@ class StepCounts:
         return [sum([depth > at for depth in self.depths]) for at in range(max(self.depths, default=0))]
 
     def of(self, speculator: int) -> SpeculatorStep:
-        """The counts of one speculator."""
+        """Return the counts of one speculator."""
         found = self.speculators.get(speculator)
         if found is None:
             found = self.speculators[speculator] = SpeculatorStep()
@@ -59,7 +59,7 @@ class StepCounts:
 
 
 def count_step(step: FinishedStep) -> StepCounts:
-    """Counts a finished step."""
+    """Count a finished step."""
     counts = StepCounts()
     for drafts in step.drafts.values():
         for speculator, draft in drafts:
@@ -87,19 +87,19 @@ def _count(counts: StepCounts, outcome: TreeOutcome) -> None:
 WINDOW = 1000
 """Drafts that are judged together."""
 LEAST = 0.1
-"""Of what a speculator's drafts usually bring."""
+"""Least part of the usual tokens of a speculator's drafts."""
 _NEWEST = 0.05
 """Weight of a window in what is usual."""
 
 
 @dataclass(slots=True)
 class AcceptanceTrend:
-    """Of one speculator."""
+    """Trend of one speculator."""
 
     usual: float | None = None
     """Accepted tokens per draft in the windows in which nothing was wrong."""
     latest: float = 0.0
-    """The same of the newest drafts that were judged."""
+    """Accepted tokens per draft of the newest drafts that were judged."""
     collapsed: bool = False
     _drafts: int = 0
     _accepted: int = 0
@@ -107,7 +107,7 @@ class AcceptanceTrend:
     """Drafts since one was accepted."""
 
     def note(self, drafts: int, accepted: int) -> bool:
-        """Notes what verified drafts brought; says whether the judgement has changed."""
+        """Note the outcome of verified drafts; return whether the judgement has changed."""
         self._drafts += drafts
         self._accepted += accepted
         self._barren = 0 if accepted else self._barren + drafts

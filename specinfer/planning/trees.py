@@ -1,4 +1,4 @@
-"""From drafts to the trees that are verified: corrected, merged, and cut over the whole batch. Pure."""
+"""Trees to verify, made of drafts: corrected, merged, and cut over the whole batch. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -24,7 +24,9 @@ T = TypeVar("T")
 def trees_to_verify(
     entries: Sequence[StepEntry], drafts: Drafts, calibration: Calibration, keeps: Keeps
 ) -> dict[str, TokenTree]:
-    """By request; only a root where nothing was drafted, and nothing for prompts that are still being read.
+    """Return trees by request.
+
+    A tree is only a root where nothing was drafted; prompts that are still being read have none.
 
     Sequence speculation takes the chain of the first speculator that drafted one, cut like trees. What a
     request's constraint forbids goes before it costs a place in the cut, what it forces comes behind it.
@@ -56,20 +58,26 @@ def trees_to_verify(
 def _constrained(
     entry: StepEntry, tree: TokenTree, change: Callable[[TokenTree, TokenMatcher], TokenTree]
 ) -> TokenTree:
-    """The tree changed by its request's constraint, where that is known."""
+    """Return the tree changed by its request's constraint, where that is known."""
     return _with_matcher(entry, lambda matcher: change(tree, matcher), tree)
 
 
 def _reserved(entry: StepEntry) -> int:
-    """Nodes that drafts leave to what is forced behind the root, which is likelier than they are. It hangs on
-    committed tokens alone, not on what was drawn."""
+    """Return the number of nodes that drafts leave to what is forced behind the root.
+
+    Forced tokens are likelier than drafts. The number depends on committed tokens alone, not on what was
+    drawn.
+    """
     forced = _with_matcher(entry, lambda matcher: len(matcher.forced()), 0)
     return min(forced, entry.limits.nodes, entry.reach)
 
 
 def _with_matcher(entry: StepEntry, ask: Callable[[TokenMatcher], T], otherwise: T) -> T:
-    """What the matcher of a request's constraint says; the other where there is none that has read all that
-    was generated: the verifier, which knows the constraint too, has the last word."""
+    """Return the value of a request's constraint matcher; the other where no matcher is up to date.
+
+    It is up to date when it has read all that was generated. The verifier, which knows the constraint too,
+    has the last word.
+    """
     state = entry.state
     try:
         matcher = state.match()

@@ -1,9 +1,9 @@
-"""Trials: steps that do not do what promises most, to learn what else there is. Pure.
+"""Trials: steps that differ from the most promising choice, to learn its alternatives. Pure.
 
 What was hardly measured is tried where it promises nearly as much as the best, out of a small credit. What
 was left out for so long that trying it costs little of that time is probed: plain decoding beside trees, the
-whole pool beside plain decoding or a part of it, trees of twice and half as many nodes. Speculators that were
-not asked for a while have to read what they missed first, which is part of the cost.
+whole pool beside plain decoding or a part of it, trees of twice and half as many nodes. Speculators that did
+not draft for a while have to read what they missed first, which is part of the cost.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ good."""
 _TIMES = 3
 """Steps after which a choice is measured."""
 _HOPE = 1.25
-"""How much faster than expected a choice may turn out that was not measured."""
+"""Factor by which a choice that was not measured may turn out faster than expected."""
 _FIRST_TREES, _FIRST_STEPS, _FIRST_HOPE = 16, 8, 2.0
 """Trees, and steps with them, before anything is believed of trees; how much faster they may be until
 then."""
@@ -28,34 +28,34 @@ promise, as what was measured in one moment may have been disturbed; after many 
 _CREDIT = 10.0
 """Plain steps that trials may cost at first."""
 _CREDIT_SHARE = 0.007
-"""Of the time, by which the credit grows while something promising has to wait for it."""
+"""Part of the time by which the credit grows while something promising has to wait for it."""
 _SHARE, _NEARNESS, _LEAST_SHARE = 0.02, 6.0, 0.003
-"""Of the time, for probes of one kind that promises as much as the best; times that power of how near it is;
-at least."""
+"""Part of the time for probes of one kind that promises as much as the best; times that power of how near it
+is; at least."""
 _TREES, _PLAIN = 8, 2
 """Trees of a probe beside plain decoding at most: as many as cost what speculators have to read once for
 them. Steps of a probe of plain decoding: the first one's caches are cold from drafts."""
 _LEAST = 0.2
-"""Of a step: the least that a step of a probe is counted for."""
+"""Part of a step: the least that a step of a probe is counted for."""
 
 
 class Option(NamedTuple):
-    """What a step may do, and what to expect of it."""
+    """A possible choice, and its expected outcome."""
 
     asked: SpeculatorSet
     nodes: int
-    """For each request."""
+    """Nodes for each request."""
     tokens: float
     seconds: float
     pass_s: float
     kept: float
     """Nodes that are verified in the step."""
     speed: float
-    """Tokens per second."""
+    """Expected tokens per second."""
 
 
 class Trials:
-    """Knows what was tried how often, and what was not for how long."""
+    """Counts how often choices were tried, and since when they were not."""
 
     def __init__(self) -> None:
         self._times = Counter[tuple[int, SpeculatorSet, int]]()
@@ -64,10 +64,10 @@ class Trials:
         self._trees = self._tree_steps = self._probes = 0
         """Trees measured so far, the steps that had them, and probes of them beside plain decoding."""
         self._kind, self._steps = "", 0
-        """Of the probe that goes on, and how many steps it still takes."""
+        """Kind of the probe that goes on, and the steps it still takes."""
 
     def count(self, batch: int, asked: SpeculatorSet, nodes: int) -> None:
-        """This was done, and measured."""
+        """Count a choice that was made and measured."""
         self._times[_size(batch), asked, nodes] += 1
         self._trees += batch * bool(asked)
         self._tree_steps += bool(asked)
@@ -75,11 +75,14 @@ class Trials:
     def pick(
         self, batch: int, plain: Option, trees: Sequence[Option], pool: SpeculatorSet, behind_s: float
     ) -> tuple[Option, str]:
-        """What the step does, and why.
+        """Return the choice of the step, and its reason.
 
         Args:
-            pool: everybody.
-            behind_s: what speculators have to read if plain decoding went on before.
+            batch: requests of the step.
+            plain: plain decoding.
+            trees: choices with trees.
+            pool: all speculators.
+            behind_s: seconds to read what came during plain decoding.
         """
         best = max([o for o in trees if self._measured(batch, o)], key=lambda o: o.speed, default=plain)
         if best.speed <= _MARGIN * plain.speed:
@@ -107,7 +110,7 @@ class Trials:
         return best, "fastest" if best.asked else "plain is faster"
 
     def _share(self, option: Option, best: Option) -> float:
-        """Of the time, for probes of this."""
+        """Return the part of the time for probes of this choice."""
         nearness = min(option.speed / best.speed, 1.0)
         share: float = _SHARE * nearness**_NEARNESS
         if option.asked and not best.asked:
@@ -116,7 +119,7 @@ class Trials:
         return max(share, _LEAST_SHARE)
 
     def _trial(self, batch: int, best: Option, options: Sequence[Option], behind_s: float) -> Option | None:
-        """The most promising of what was hardly measured, if it may be as fast as the best."""
+        """Return the most promising choice that was hardly measured, if it may be as fast as the best."""
         hope = _FIRST_HOPE if self._young else _HOPE
         hoped = [o for o in options if not self._measured(batch, o) and hope * o.speed > best.speed]
         trial = max(hoped, key=lambda option: option.speed, default=None)
@@ -143,7 +146,7 @@ class Trials:
 def _neglected(
     best: Option, plain: Option, trees: Sequence[Option], pool: SpeculatorSet
 ) -> Iterator[tuple[str, Option]]:
-    """By kind, what is not chosen and should not be forgotten."""
+    """Yield, by kind, choices that are not made and should not be forgotten."""
     if best.asked:
         yield "probe plain", plain
         for kind, nodes in (("probe smaller", -1), ("probe larger", 1)):
@@ -157,7 +160,7 @@ def _neglected(
 
 
 def _cost(option: Option, best: Option) -> float:
-    """Seconds that a step takes longer for its tokens than with the best choice."""
+    """Return the extra seconds of a step for its tokens, compared with the best choice."""
     return option.seconds - option.tokens / best.speed
 
 

@@ -18,46 +18,46 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from specinfer.errors import InvalidInputError, NotFoundError, SettingError
 
 KEY_PREFIX = "specinfer_"
-"""How every key begins, so that programs that look for secrets in the wrong places can find it."""
+"""Beginning of every key, so that programs that look for secrets in the wrong places can find it."""
 SETTING = "api_keys"
 NEW_FILE_MODE = 0o600
 ID_CHARACTERS = 8
 
 
 class ApiKey(BaseModel):
-    """What the file says of one key."""
+    """One key in the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str = Field(pattern="^[A-Za-z0-9_.@-]{1,64}$")
-    """Whom it belongs to. Several keys may have one name: that is how a key is replaced."""
+    """Name of its owner. Several keys may have one name: that is how a key is replaced."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     max_concurrent: int = Field(0, ge=0)
     """Most unfinished requests at once; 0 for no limit."""
     tokens_per_minute: int = Field(0, ge=0)
     """Most tokens generated within a minute; 0 for no limit."""
     max_priority: int = Field(2**31 - 1, ge=-(2**31), le=2**31 - 1)
-    """Highest priority that it may ask for."""
+    """Highest priority that it may request."""
     expires: AwareDatetime | None = None
-    """When it ends, with time zone; None for never."""
+    """Time when it ends, with time zone; None for never."""
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the key."""
+        """The SHA-256 of the key."""
         return bytes.fromhex(self.sha256)
 
     @property
     def key_id(self) -> str:
-        """The first characters of its hash, which tell it from others of its name."""
+        """The first characters of its hash, which distinguish it from others of its name."""
         return self.sha256[:ID_CHARACTERS]
 
     def has_expired(self, now: datetime) -> bool:
-        """Whether its time is over."""
+        """Return whether its time is over."""
         return self.expires is not None and now >= self.expires
 
 
 def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
-    """A new key, and what the file says of it; `limits` are fields of `ApiKey`.
+    """Return a new key and its entry in the file; `limits` are fields of `ApiKey`.
 
     Raises:
         InvalidInputError: naming the field that has a value it may not have.
@@ -71,12 +71,12 @@ def make_key(name: str, **limits: Any) -> tuple[str, ApiKey]:
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256 of a key."""
+    """Return the SHA-256 of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """All keys of a file; empty lines are left out.
+    """Return all keys of a file; empty lines are left out.
 
     Raises:
         SettingError: naming the file, and line and field that are wrong.
@@ -93,7 +93,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replaces a file of keys at once, so that no reader sees half of it. A new file is its owner's alone.
+    """Replace a file of keys at once, so that no reader sees half of it. A new file is its owner's alone.
 
     Raises:
         SettingError: if it cannot be written.
@@ -112,12 +112,12 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def limits_of(key: ApiKey) -> dict[str, Any]:
-    """What a key allows, for another key of its name; not when it ends."""
+    """Return the limits of a key, for another key of its name; not its end."""
     return key.model_dump(include={"max_concurrent", "tokens_per_minute", "max_priority"})
 
 
 def revoke(keys: Sequence[ApiKey], name: str, key_id: str | None = None) -> list[ApiKey]:
-    """The keys that are left without those of a name, or without the one of them that has this id.
+    """Return the keys that are left without those of a name, or without the one of them that has this id.
 
     Raises:
         NotFoundError: if there is no such key.
@@ -142,7 +142,7 @@ def _read_line(path: Path, number: int, line: str) -> ApiKey:
 
 
 def _keep_access(path: Path, new: Path) -> None:
-    """Gives the new file the mode, and where it differs the owner, of the one that it replaces."""
+    """Give the new file the mode, and where it differs the owner, of the one that it replaces."""
     if not path.exists():
         return
     old = path.stat()

@@ -1,4 +1,4 @@
-"""Addresses and channels: where services listen, and connections to them."""
+"""Addresses of services, and channels to them."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from specinfer.service.tls import ClientTls, channel_credentials
 log = logging.getLogger(__name__)
 
 _SCHEMES = ("dns:///", "dns:", "ipv4:", "ipv6:")
-"""Of gRPC's names, those before a host and a port."""
+"""Schemes of gRPC's names, before a host and a port."""
 
 
 def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str, int]:
-    """Host and port of `host:port`. An IPv6 host stands in brackets, which are taken off.
+    """Return host and port of `host:port`. An IPv6 host stands in brackets, which are taken off.
 
     Raises:
-        SettingError: if it is no such address. gRPC would ask port 443 instead of one that is missing,
+        SettingError: if it is no such address. gRPC would call port 443 instead of one that is missing,
             and the remainder by 65,536 of one that is too large.
     """
     host, _, port = address.rpartition(":")
@@ -32,7 +32,7 @@ def split_address(setting: str, address: str, lowest_port: int = 1) -> tuple[str
 
 
 def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
-    """What a gRPC channel or server can be opened with: `host:port`, `dns:///host:port`, `unix:path`.
+    """Return a target of a gRPC channel or server: `host:port`, `dns:///host:port`, `unix:path`.
 
     Raises:
         SettingError: if it is none.
@@ -48,7 +48,7 @@ def check_target(setting: str, address: str, lowest_port: int = 1) -> str:
 
 
 def split_targets(setting: str, text: str) -> list[str]:
-    """Targets of gRPC with commas between them.
+    """Return targets of gRPC from a list with commas between them.
 
     Raises:
         SettingError: if one is empty or none.
@@ -63,7 +63,7 @@ DEFAULT_MAX_MESSAGE = 64 * 1024 * 1024
 
 
 def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[str, int]]:
-    """Options that servers and channels share.
+    """Return the options that servers and channels share.
 
     Channels ping when nothing was said for 30 seconds, so that a dead peer is noticed. A server by default
     counts pings without data as strikes and ends the connection with ENHANCE_YOUR_CALM after three: ours
@@ -85,7 +85,9 @@ def channel_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE) -> list[tuple[
 
 
 def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
-    """A channel; connects on first use and reconnects by itself. Plaintext unless `tls` names files.
+    """Return a channel, which connects on first use and reconnects by itself.
+
+    It is plaintext unless `tls` names files.
 
     Raises:
         SettingError: if a file of `tls` is missing, cannot be read or does not fit.
@@ -99,7 +101,7 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
 
 
 async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: float) -> None:
-    """Waits until the health service says SERVING.
+    """Wait until the health service says SERVING.
 
     Raises:
         UnavailableError: if it does not within the time given.
@@ -118,7 +120,7 @@ async def wait_until_serving(channel: grpc.aio.Channel, name: str, timeout_s: fl
 
 
 async def resolve(entries: list[str]) -> list[str]:
-    """The addresses that a list of `host:port` and `dns:///name:port` stands for at this moment.
+    """Return the present addresses of a list of `host:port` and `dns:///name:port`.
 
     A name that cannot be resolved stands for none; its services come back when it can.
     """

@@ -1,6 +1,6 @@
-"""What a call ends with when our code fails: INTERNAL and the kind of the error, without what it quotes.
+"""Status of a call when our code fails: INTERNAL and the kind of the error, without what it quotes.
 
-gRPC by itself writes the whole exception into its log and into the status that the caller gets and may log.
+By itself, gRPC writes the whole exception into its log and into the status that the caller gets and may log.
 """
 
 import logging
@@ -16,7 +16,7 @@ from specinfer.wire.status import abort
 log = logging.getLogger(__name__)
 
 OURS = "/specinfer."
-"""How the names of our own methods begin; health and reflection are left as they are."""
+"""Beginning of the names of our own methods; health and reflection are left as they are."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Method: TypeAlias = Callable[[Any, Any], Any]
@@ -30,7 +30,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's handler, guarded."""
+        """Return the method's handler, guarded."""
         handler, name = await continuation(handler_call_details), handler_call_details.method
         if handler is None or not name.startswith(OURS):
             return handler

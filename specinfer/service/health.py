@@ -1,4 +1,4 @@
-"""`python -m specinfer.service.health ADDRESS`: asks a service whether it can work, for containers.
+"""`python -m specinfer.service.health ADDRESS`: checks whether a service can work, for containers.
 
 Loads no more than gRPC, since it is started every few seconds beside services that want the processor.
 """
@@ -24,7 +24,7 @@ FLAGS_VARIABLE = "SPECINFER_HEALTH_FLAGS"
 
 
 def check_health(address: str, tls: ClientTls, timeout_s: float) -> None:
-    """Returns if the service at this address is serving.
+    """Return if the service at this address is serving.
 
     Raises:
         SettingError: if it is no address, or a file of `tls` is missing, cannot be read or does not fit.
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Ends the process with the exit code; anything but 0 with one line that says why."""
+    """End the process with the exit code; anything but 0 with one line that says why."""
     added = shlex.split(os.environ.get(FLAGS_VARIABLE, ""))
     asked = _parser().parse_args([*(sys.argv[1:] if argv is None else argv), *added])
     try:

@@ -30,18 +30,18 @@ class DiscreetFormatter(logging.Formatter):
     """Writes exceptions without what they quote."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and where an exception belongs to it what may be said of that."""
+        """Return the line with the message of an exception that belongs to it, as far as it may be shown."""
         record.exc_text = None  # another handler may have written it out
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Of asyncio's messages the first line: the others show tasks, with what their exceptions say."""
+        """Return the first line of asyncio's messages: the others show tasks, with what their exceptions say."""
         if record.name == "asyncio":
             record.message = record.message.partition("\n")[0]
         return super().formatMessage(record)
 
     def formatException(self, ei: ExceptionInfo) -> str:
-        """Places and types, from the first cause on."""
+        """Return places and types, from the first cause on."""
         return "\n\n".join(map(_describe, _causes(ei[1], set()))) if ei[1] is not None else ""
 
 
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
         self._service, self._inner = service, inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; fields that have nothing to say are left out."""
+        """Return the line; empty fields are left out."""
         record.message = record.getMessage()
         line = {
             "time": _utc(record.created),
@@ -69,7 +69,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def make_formatter(service: str, log_format: str = "text", quote_requests: bool = False) -> logging.Formatter:
-    """How a service's lines are written; see `set_up_logs`."""
+    """Return the formatter of a service's lines; parameters are those of `set_up_logs`."""
     kind = logging.Formatter if quote_requests else DiscreetFormatter
     if log_format == "json":
         return JsonFormatter(service, kind("%(message)s"))
@@ -77,10 +77,12 @@ def make_formatter(service: str, log_format: str = "text", quote_requests: bool 
 
 
 def set_up_logs(service: str, level: str, quote_requests: bool = False, log_format: str = "text") -> None:
-    """Configures the root logger of a service process.
+    """Configure the root logger of a service process.
 
     Args:
-        quote_requests: whether exceptions are written as they are, with what they may quote of requests.
+        service: its name in the lines.
+        level: least level that is written.
+        quote_requests: True if exceptions are written as they are, with what they may quote of requests.
         log_format: "text" or "json".
     """
     handler = logging.StreamHandler()
@@ -89,13 +91,13 @@ def set_up_logs(service: str, level: str, quote_requests: bool = False, log_form
 
 
 def _utc(seconds: float) -> str:
-    """ISO 8601, to the millisecond."""
+    """Return ISO 8601, to the millisecond."""
     whole, thousandths = divmod(int(seconds * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03d}Z"
 
 
 def _causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """What led to an exception, first to last, and the exception; of a group also those in it."""
+    """Yield the causes of an exception, first to last, and the exception; of a group also those in it."""
     if id(error) in seen:
         return
     seen.add(id(error))

@@ -28,7 +28,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def service_registry() -> CollectorRegistry:
-    """A registry that tells memory, processor time and open files of this process (`process_*`)."""
+    """Return a registry with memory, processor time and open files of this process (`process_*`)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
@@ -41,7 +41,7 @@ def declare_build_info(registry: CollectorRegistry) -> None:
 
 
 def declare_model_info(registry: CollectorRegistry) -> Gauge:
-    """The large model and how it runs, as labels of a metric that is always 1."""
+    """Return the large model and how it runs, as labels of a metric that is always 1."""
     return Gauge(
         "specinfer_model_info",
         "The large model and how it runs; always 1.",
@@ -61,7 +61,7 @@ class Observing:
         self._told: float | None = None
 
     def __call__(self, count: Callable[[], None]) -> None:
-        """Counts."""
+        """Count one step."""
         try:
             count()
         except Exception:
@@ -72,7 +72,7 @@ class Observing:
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
-    """Serves `registry` at http://host:port/metrics from a thread; port 0 does nothing.
+    """Serve `registry` at http://host:port/metrics from a thread; port 0 does nothing.
 
     Raises:
         SettingError: if the port is taken, or the host is no address of this machine.
@@ -94,14 +94,14 @@ TO_MINUTES_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
-"""Of what requests wait for: from a token of a small model to a queue of minutes."""
+"""Bounds in seconds for waits of requests: from a token of a small model to a queue of minutes."""
 TO_SECONDS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
-"""Of parts of a step."""
+"""Bounds in seconds for parts of a step."""
 COUNTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Of requests, nodes and tokens."""
+"""Bounds for numbers of requests, nodes and tokens."""
 
 
 class StepCounter(Collector):
@@ -117,15 +117,15 @@ class StepCounter(Collector):
         registry.register(self)
 
     def add(self, count: float, *labels: str) -> None:
-        """Counts; 0 makes that there is something to be scraped."""
+        """Add to the counter; 0 makes that there is something to be scraped."""
         self._values[labels] += count
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        """Name and type, for the registry."""
+        """Yield name and type, for the registry."""
         yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """What was counted since the start."""
+        """Yield the counts since the start."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, value in list(self._values.items()):
             family.add_metric(labels, value)
@@ -133,7 +133,7 @@ class StepCounter(Collector):
 
 
 class _Cell:
-    """What was observed under one value of the label."""
+    """Observations under one value of the label."""
 
     __slots__ = ("counts", "total")
 
@@ -155,14 +155,17 @@ class StepHistogram(Collector):
         label: str = "",
         values: Sequence[str] = (),
     ) -> None:
-        """`values` of the label are there from the start, with nothing observed; others when observed."""
+        """Create a histogram.
+
+        `values` of the label are there from the start, with nothing observed; others when observed.
+        """
         self._name, self._documentation, self._label = name, documentation, label
         self._bounds = list(buckets)
         self._cells = {value: _Cell(len(buckets)) for value in (values if label else ("",))}
         registry.register(self)
 
     def observe(self, value: float, label: str = "", times: int = 1) -> None:
-        """Counts a value so many times."""
+        """Count a value so many times."""
         cell = self._cells.get(label)
         if cell is None:
             cell = self._cells[label] = _Cell(len(self._bounds))
@@ -170,11 +173,11 @@ class StepHistogram(Collector):
         cell.total += value * times
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Name and type, for the registry."""
+        """Yield name and type, for the registry."""
         yield self._family()
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """What was observed since the start."""
+        """Yield the observations since the start."""
         family = self._family()
         for value, cell in list(self._cells.items()):
             family.add_metric([value] if self._label else [], self._cumulated(cell.counts), cell.total)
@@ -194,5 +197,5 @@ class StepHistogram(Collector):
 
 
 def _written(bound: float) -> str:
-    """A bound as Prometheus' own clients write it."""
+    """Return a bound as Prometheus' own clients write it."""
     return str(float(bound))

@@ -1,5 +1,7 @@
-"""What is done about something that fails again and again: what is logged, the first time and then a line
-every five seconds, and how long it is left alone."""
+"""Handling of something that fails again and again: log lines, and the pause before the next attempt.
+
+The first failure is logged, and then a line every five seconds.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def backoff(first_s: float, failures: int, longest_s: float) -> float:
-    """Seconds to wait after so many failures before: doubled for each, up to a bound, however many."""
+    """Return the seconds to wait after so many failures before: doubled for each, up to a bound."""
     return min(longest_s, first_s * 2.0 ** min(failures, 64))
 
 
@@ -20,11 +22,11 @@ class Outage:
 
     name: str = "the verifier"
     since: float | None = None
-    """When it failed first; None while it answers."""
+    """Time of the first failure; None while it answers."""
     _pace: LogPace | None = None
 
     def failed(self, error: Exception, now: float) -> float:
-        """Notes a failure; returns for how many seconds the service has been away."""
+        """Note a failure; return for how many seconds the service has been away."""
         if self.since is None or self._pace is None:
             self.since, self._pace = now, LogPace()
         away = now - self.since
@@ -33,7 +35,7 @@ class Outage:
         return away
 
     def over(self, now: float) -> None:
-        """Notes that it answered."""
+        """Note that it answered."""
         if self.since is not None:
             log.warning("%s answers again after %.1f s", self.name, now - self.since)
             self.since = None

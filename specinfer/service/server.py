@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 INSTANCE_VARIABLE = "SPECINFER_INSTANCE"
-"""Whoever starts a service may put a word of its own here and so tell it from another one at its address."""
+"""Variable with a word by which whoever starts a service recognises it among others at its address."""
 LIVENESS = "liveness"
 """Health name that stays SERVING while the process answers at all, whatever it waits for: a supervisor that
 restarted a service because Redis is away would only add an outage."""
 
 
 def instance_service(instance: str) -> str:
-    """The name under which the health service answers for the service that was started with this word."""
+    """Return the name under which the health service answers for the service that was started with this word."""
     return f"instance/{instance}"
 
 
@@ -58,7 +58,7 @@ class ServiceServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self) -> int:
-        """Binds, starts serving and returns the port.
+        """Bind, start serving and return the port.
 
         Raises:
             SettingError: if the address cannot be bound, or if a file of TLS does not fit.
@@ -75,7 +75,7 @@ class ServiceServer:
 
     @property
     def _how(self) -> str:
-        """How the port is protected, for the log."""
+        """Protection of the port, for the log."""
         tls = self._settings.tls
         return (", mutual TLS" if tls.client_ca else ", TLS") if tls.wanted else ""
 
@@ -90,14 +90,14 @@ class ServiceServer:
             raise SettingError("listen", listen, "cannot bind this address") from error
 
     async def set_serving(self, serving: bool) -> None:
-        """Says whether this service can work at present; `LIVENESS` does not follow."""
+        """Set whether this service can work at present; `LIVENESS` does not follow."""
         if serving != self._serving:
             self._serving = serving
             for name in ["", *self._names]:
                 await self._health.set(name, SERVING if serving else NOT_SERVING)
 
     async def stop(self) -> None:
-        """Says NOT_SERVING, lets running calls finish for the drain time, then ends them."""
+        """Report NOT_SERVING, let running calls finish for the drain time, then end them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._settings.drain_seconds)
 
@@ -105,7 +105,7 @@ class ServiceServer:
 async def run_until_signalled(
     server: ServiceServer, before_stop: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Starts the server, waits for SIGTERM or SIGINT, drains."""
+    """Start the server, wait for SIGTERM or SIGINT, drain."""
     await start_and_wait_for_signal(server.start)
     if before_stop is not None:
         await before_stop()

@@ -22,7 +22,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class ProcessSettings(BaseSettings):
-    """What every process that serves can be told, whatever it speaks."""
+    """Settings of every process that serves, whatever it speaks."""
 
     model_config = SettingsConfigDict(
         cli_kebab_case=True,
@@ -57,12 +57,12 @@ class ProcessSettings(BaseSettings):
 
     @property
     def tls(self) -> ServerTls:
-        """What the server shows, and whom it serves."""
+        """Files that the server shows, and of the clients that it serves."""
         return ServerTls(*map(as_path, (self.tls_certificate, self.tls_key, self.tls_client_ca)))
 
     @classmethod
     def load(cls, program: str, argv: Sequence[str]) -> Self:
-        """Reads flags, then the environment, then defaults.
+        """Read flags, then the environment, then defaults.
 
         Raises:
             SettingError: naming key and value.
@@ -83,7 +83,7 @@ class ProcessSettings(BaseSettings):
         return settings
 
     def check(self) -> None:
-        """Checks, before a model is loaded, what a field's type does not say.
+        """Check, before a model is loaded, what a field's type does not say.
 
         Raises:
             SettingError: naming key and value.
@@ -93,7 +93,7 @@ class ProcessSettings(BaseSettings):
 
 
 class ServiceSettings(ProcessSettings):
-    """What every gRPC service can be told."""
+    """Settings of every gRPC service."""
 
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
@@ -109,11 +109,11 @@ class ServiceSettings(ProcessSettings):
 
 
 def as_path(text: str) -> Path | None:
-    """A setting that names a file; empty for none."""
+    """Return a setting that names a file; None if it is empty."""
     return Path(text) if text else None
 
 
 def exit_with(error: SettingError, program: str) -> None:
-    """Ends the process as every command of ours ends on a bad setting."""
+    """End the process as every command of ours ends on a bad setting."""
     print(f"{program}: error: {error}", file=sys.stderr)
     sys.exit(2)

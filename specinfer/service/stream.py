@@ -24,7 +24,7 @@ class WireMeter:
         self._sent, self._received = sent, received
 
     def serializer(self, serialize: Codec) -> Callable[[Any], Any]:
-        """The same serializer, counted."""
+        """Return the same serializer, counted."""
         assert serialize is not None, "our stubs and servicers serialize"
         count = self._sent.inc
 
@@ -36,7 +36,7 @@ class WireMeter:
         return counted
 
     def deserializer(self, parse: Codec) -> Callable[[Any], Any]:
-        """The same parser, counted."""
+        """Return the same parser, counted."""
         assert parse is not None, "our stubs and servicers parse"
         count = self._received.inc
 
@@ -48,21 +48,21 @@ class WireMeter:
 
 
 class MeteredChannel:
-    """What a generated stub needs of a channel, counted; closing is the channel's own matter."""
+    """The part of a channel that a generated stub needs, counted; closing is the channel's own matter."""
 
     def __init__(self, channel: grpc.aio.Channel, meter: WireMeter) -> None:
         self._channel, self._meter = channel, meter
 
     def unary_unary(self, method: str, **codecs: Any) -> Any:
-        """See `grpc.aio.Channel`."""
+        """Return `grpc.aio.Channel.unary_unary` with counted codecs."""
         return self._channel.unary_unary(method, **self._counted(**codecs))
 
     def unary_stream(self, method: str, **codecs: Any) -> Any:
-        """See `grpc.aio.Channel`."""
+        """Return `grpc.aio.Channel.unary_stream` with counted codecs."""
         return self._channel.unary_stream(method, **self._counted(**codecs))
 
     def stream_stream(self, method: str, **codecs: Any) -> Any:
-        """See `grpc.aio.Channel`."""
+        """Return `grpc.aio.Channel.stream_stream` with counted codecs."""
         return self._channel.stream_stream(method, **self._counted(**codecs))
 
     def _counted(
@@ -76,7 +76,7 @@ class MeteredChannel:
 
 
 Channel: TypeAlias = grpc.aio.Channel | MeteredChannel
-"""What stubs are made of."""
+"""Channels of which stubs are made."""
 
 
 class MeterInterceptor(grpc.aio.ServerInterceptor):
@@ -90,7 +90,7 @@ class MeterInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's handler, with counted codecs."""
+        """Return the method's handler, with counted codecs."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefix):
             return handler
@@ -121,9 +121,10 @@ class MessageStream(Generic[Request, Reply]):
         self._call: grpc.aio.StreamStreamCall[Request, Reply] | None = None
 
     async def exchange(self, request: Request, patience_s: float | None = None) -> Reply:
-        """One round trip.
+        """Exchange one message.
 
         Args:
+            request: the message to send.
             patience_s: time that it may take; None for any.
 
         Raises:
@@ -154,7 +155,7 @@ class MessageStream(Generic[Request, Reply]):
         return cast(Reply, reply)
 
     def reset(self) -> None:
-        """Drops the stream; the next exchange opens a new one."""
+        """Drop the stream; the next exchange opens a new one."""
         if self._call is not None:
             self._call.cancel()
             self._call = None

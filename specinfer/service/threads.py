@@ -20,13 +20,13 @@ class EngineThread:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `function` on the engine thread and returns its result."""
+        """Run `function` on the engine thread and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(
             self._executor, lambda: function(*args, **kwargs)
         )
 
     def stop(self) -> None:
-        """Waits for the running call and ends the thread."""
+        """Wait for the running call and ends the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -37,7 +37,7 @@ class LoopThread:
     """Runs coroutines for other threads."""
 
     def __init__(self, name: str, stopped: str = "the event loop has ended") -> None:
-        """`stopped` is the message for whoever still calls after `stop`."""
+        """Start the loop; `stopped` is the message for whoever still calls after `stop`."""
         self._message = stopped
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
@@ -46,7 +46,9 @@ class LoopThread:
         self.stopped = False
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a coroutine; waits for it. What interrupts the waiting, as Ctrl-C does, ends it.
+        """Wait for a coroutine and return its result.
+
+        An interruption of the waiting, as by Ctrl-C, ends the coroutine.
 
         Raises:
             UnavailableError: if the loop has ended, or ends meanwhile.
@@ -67,7 +69,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Ends the loop and the thread; what still runs there is cancelled."""
+        """End the loop and the thread; what still runs there is cancelled."""
         with self._lock:
             if self.stopped:
                 return

@@ -1,4 +1,4 @@
-"""TLS on every hop: which files, whether they fit together, and credentials of gRPC and Redis made of them.
+"""TLS on every hop: its files, checks that they fit together, and credentials of gRPC and Redis made of them.
 
 All files are PEM. Without any file a connection is plaintext. This is the only place that makes credentials.
 """
@@ -21,7 +21,7 @@ FileStamp: TypeAlias = tuple[int, int, int] | None
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """What differs after a file was written or replaced."""
+    """Return a value that differs after a file was written or replaced."""
     try:
         found = path.stat()
     except OSError:
@@ -31,26 +31,26 @@ def stamp_of(path: Path) -> FileStamp:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a client trusts and shows. With any of the files the connection is TLS."""
+    """Files that a client trusts and shows. With any of the files the connection is TLS."""
 
     ca: Path | None = None
     """Authorities that may have signed the server's certificate."""
     certificate: Path | None = None
-    """The client's own certificate, for servers that ask for one."""
+    """The client's own certificate, for servers that require one."""
     key: Path | None = None
     """Private key of that certificate."""
     server_name: str = ""
     """Name that the server's certificate must have; empty: the host of the address."""
     prefix: str = "tls"
-    """How the settings begin that these come from, for errors: `tls` stands for `tls_ca` and so on."""
+    """Beginning of the settings' names, for errors: `tls` stands for `tls_ca` and so on."""
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is set."""
+        """True if anything is set."""
         return bool(self.ca or self.certificate or self.key or self.server_name)
 
     def check(self) -> None:
-        """Checks that the files are there and fit together.
+        """Check that the files are there and fit together.
 
         Raises:
             SettingError: naming the setting that is missing, cannot be read or does not fit.
@@ -65,7 +65,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a server shows, and whom it serves. With a certificate the port is TLS."""
+    """Files that a server shows, and of the clients that it serves. With a certificate the port is TLS."""
 
     certificate: Path | None = None
     """The server's certificate, and those between it and its authority."""
@@ -76,7 +76,7 @@ class ServerTls:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is set."""
+        """True if anything is set."""
         return bool(self.certificate or self.key or self.client_ca)
 
     @property
@@ -85,7 +85,7 @@ class ServerTls:
         return [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
 
     def check(self) -> None:
-        """Checks that the files are there and fit together.
+        """Check that the files are there and fit together.
 
         Raises:
             SettingError: naming the setting that is missing, cannot be read or does not fit.
@@ -100,7 +100,7 @@ class ServerTls:
 
 
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Credentials of a client, read once.
+    """Return the credentials of a client, read once.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit.
@@ -112,7 +112,7 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Credentials of a server. Files that change are read again, at the next connection.
+    """Return the credentials of a server. Files that change are read again, at the next connection.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit.
@@ -129,7 +129,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 def redis_tls(
     url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `Redis.from_url(url)`: which server is trusted, and what the client shows.
+    """Return keyword arguments for `Redis.from_url(url)`: the trusted server, and the client's files.
 
     Raises:
         SettingError: if a file is missing, cannot be read or does not fit, or if the URL is not `rediss://`.
@@ -146,15 +146,15 @@ def redis_tls(
 
 
 class ServerCertificates:
-    """The files of a server, as gRPC asks for them at every connection."""
+    """The files of a server, as gRPC requests them at every connection."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls, self._seen = tls, [stamp_of(path) for path in tls.files]
         self.configuration = _configuration(tls)
-        """What was last read and fitted together."""
+        """Files that were last read and fitted together."""
 
     def refresh(self) -> grpc.ServerCertificateConfiguration | None:
-        """The new files; None, which keeps the old ones, where nothing changed or the new ones do not fit."""
+        """Return the new files; None, which keeps the old ones, where nothing changed or they do not fit."""
         now = [stamp_of(path) for path in self._tls.files]
         if now == self._seen:
             return None
@@ -178,7 +178,7 @@ def _configuration(tls: ServerTls) -> grpc.ServerCertificateConfiguration:
 
 
 def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None:
-    """Checks that a private key belongs to a certificate, or that there is neither."""
+    """Check that a private key belongs to a certificate, or that there is neither."""
     if certificate is None and key is None:
         return
     if certificate is None or key is None:
@@ -194,7 +194,7 @@ def _check_pair(prefix: str, certificate: Path | None, key: Path | None) -> None
 
 
 def _no_password() -> str:
-    """Without it the TLS library would ask the terminal for the password of an encrypted key."""
+    """Return no password: otherwise the TLS library would ask the terminal for that of an encrypted key."""
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Traces of OpenTelemetry, for services that are told where to send them; its packages are loaded only then.
+"""Traces of OpenTelemetry, for services that have an endpoint; its packages are loaded only then.
 
 Spans carry ids, counts and times, never text or tokens. A trace is wanted if the caller says so by
 `traceparent` (W3C Trace Context, https://www.w3.org/TR/trace-context/), else by the ratio of the settings.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specinfer.service.settings import ServiceSettings
 
 HEADER = "traceparent"
-"""In the metadata of a call."""
+"""Name of the trace context in the metadata of a call."""
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NO_ATTRIBUTES: Attributes = {}
 _CLOSE_S = 2.0
@@ -43,7 +43,7 @@ class Tracer:
         links: "Sequence[Span]" = (),
         attributes: Attributes = _NO_ATTRIBUTES,
     ) -> "Span | None":
-        """A span that begins at a time, below the one of the trace context; None if it is not wanted."""
+        """Return a span that begins at a time, below the one of the trace context; None if it is not wanted."""
         from opentelemetry.trace import Link
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -60,7 +60,7 @@ class Tracer:
     def add(
         self, name: str, parent: "Span", start: float, end: float, attributes: Attributes = _NO_ATTRIBUTES
     ) -> None:
-        """A span below another one, of which the end is known."""
+        """Add a span below another one, of which the end is known."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(
@@ -69,7 +69,7 @@ class Tracer:
         span.end(self._ns(end))
 
     def end(self, span: "Span", at: float, attributes: Attributes = _NO_ATTRIBUTES, error: str = "") -> None:
-        """Ends a span, well or with an error."""
+        """End a span, well or with an error."""
         from opentelemetry.trace import Status, StatusCode
 
         span.set_attributes(dict(attributes))
@@ -78,7 +78,7 @@ class Tracer:
         span.end(self._ns(at))
 
     def close(self) -> None:
-        """Sends what has not been sent; what a collector does not take in two seconds is lost."""
+        """Send what has not been sent; what a collector does not take in two seconds is lost."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
@@ -88,20 +88,22 @@ class Tracer:
 
 
 def traceparent_of(span: "Span") -> str:
-    """The trace context of a span, as W3C writes it."""
+    """Return the trace context of a span, as W3C writes it."""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def trace_id_of(span: "Span") -> str:
-    """The id of a span's trace, as tools show it."""
+    """Return the id of a span's trace, as tools show it."""
     return f"{span.get_span_context().trace_id:032x}"
 
 
 def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -> Tracer | None:
-    """The tracer of a service; None without an endpoint.
+    """Return the tracer of a service; None without an endpoint.
 
     Args:
+        service: its name.
+        settings: of tracing.
         ratio: part of the calls that is traced of those without a trace context.
 
     Raises:
@@ -129,7 +131,7 @@ def open_tracer(service: str, settings: "ServiceSettings", ratio: float = 0.0) -
 def service_step(
     tracer: Tracer | None, name: str, traceparent: str, requests: int
 ) -> AbstractContextManager[None]:
-    """The span of a step in a service; nothing unless the step is traced."""
+    """Return the span of a step in a service; it does nothing unless the step is traced."""
     if tracer is None or not traceparent:
         return nullcontext()
     return _service_step(tracer, name, traceparent, requests)

@@ -1,1 +1,1 @@
-"""What everybody needs who asks speculator services: the gateway, and integrations into other engines."""
+"""Clients of speculator services: parts shared by the gateway and integrations into other engines."""

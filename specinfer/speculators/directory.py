@@ -1,9 +1,7 @@
-"""Which speculators there are: describes their services, numbers them, and keeps trying services that are
-away.
+"""Directory of speculators: describes their services, numbers them, and keeps trying services that are away.
 
 A speculator's number is its for ever: one that comes back under its name at its service's address gets its
-old number, another one gets a new number. So what is learnt and counted by number never mixes two
-speculators.
+old number, another one gets a new number. So statistics by number never mix two speculators.
 """
 
 import asyncio
@@ -18,11 +16,11 @@ from specinfer.v1 import speculator_pb2
 
 log = logging.getLogger(__name__)
 _MOST_SPECULATORS = 64
-"""Of one service: all speculators share what a step's trees may take."""
+"""Speculators of one service: all share the room that a step's trees may take."""
 _MOST_TOP_K = 32
-"""Per node: at 128 nodes and 64 requests a message of a megabyte."""
+"""Most predictions of the target per node: at 128 nodes and 64 requests a message of a megabyte."""
 _MOST_NAMES = 256
-"""That one address may show over time: a name's number and its metrics stay."""
+"""Names that one address may show over time: a name's number and its metrics stay."""
 _LONGEST_NAME = 128
 """Characters; names are labels of metrics."""
 
@@ -33,16 +31,17 @@ class SpeculatorDirectory:
     def __init__(self, policy: PoolPolicy) -> None:
         self._policy = policy
         self.names: list[str] = []
-        """By number; the list itself stays the same."""
+        """Names by number; the list itself stays the same."""
         self.places: list[str] = []
-        """Each one's service, as the operator wrote it."""
+        """Service of each one, as the operator wrote it."""
         self._numbers: dict[tuple[str, str, int], int] = {}
-        """By service, name, and place among those of this name in this service: replicas share numbers."""
+        """Numbers by service, name, and place among those of this name in this service: replicas share
+        numbers."""
         self._present: dict[str, dict[str, SpeculatorService]] = {}
-        """By service, the replicas that were reached, by address."""
+        """Replicas that were reached by service, by address."""
 
     async def describe(self, service: SpeculatorService) -> None:
-        """Asks a service what it is; from then on it takes part.
+        """Describe a service; from then on it takes part.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -51,7 +50,7 @@ class SpeculatorDirectory:
         self.enrol(service, await describe_speculators(service.address, service.stub))
 
     def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """From now on a service takes part, as it has said what it is.
+        """Let a service take part from now on, by its description.
 
         Raises:
             IncompatibleError: if its speculators do not fit the target.
@@ -67,8 +66,11 @@ class SpeculatorDirectory:
             )
 
     async def keep_describing(self, service: SpeculatorService, at_once: bool = False) -> None:
-        """Tries again and again; a service that was lost several times in a row is left alone for longer, and
-        so is one that does not fit: it may be replaced."""
+        """Describe absent services again and again.
+
+        A service that was lost several times in a row is left alone for longer, and so is one that does not
+        fit: it may be replaced.
+        """
         unfit, pause = "", 0.0 if at_once else self._policy.retry_after(service.losses)
         while service.description is None:
             await asyncio.sleep(pause)
@@ -135,7 +137,7 @@ class SpeculatorDirectory:
     def _compare(
         self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply
     ) -> None:
-        """Whoever is asked in another one's place must draft by the same methods."""
+        """Check that a service that is called in another one's place drafts by the same methods."""
         replicas = self._present.setdefault(service.service, {})
         for address, other in replicas.items():
             if address != service.address and other.description is not None:
@@ -148,7 +150,7 @@ class SpeculatorDirectory:
         replicas[service.address] = service
 
     def _enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:
-        """Numbers the speculators of a service and notes who of them may draw."""
+        """Number the speculators of a service and note who of them may draw."""
         names = [speculator.name for speculator in description.speculators]
         service.members = self._members(service.service, names)
         service.reads_references = description.reads_references
@@ -174,8 +176,11 @@ class SpeculatorDirectory:
 def _methods(
     description: speculator_pb2.DescribeSpeculatorReply,
 ) -> tuple[list[tuple[str, str, bool]], list[int], int, bool]:
-    """Name, drafter and whether it draws, of each speculator; the layers whose hidden states they read, how
-    many predictions of the target, and whether they read references."""
+    """Return name, drafter and whether it draws, of each speculator, and the inputs that they read.
+
+    These are the layers of hidden states, the number of the target's predictions, and whether references are
+    read.
+    """
     speculators = [(each.name, each.drafter, each.draws) for each in description.speculators]
     reads = list(description.feature_layers), description.target_top_k, description.reads_references
     return speculators, *reads

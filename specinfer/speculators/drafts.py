@@ -1,4 +1,4 @@
-"""Drafts on the wire: what a message may hold, how it is exchanged, and which trees of it are sound."""
+"""Drafts on the wire: bounds of messages, their exchange, and checks of their trees."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ DraftStream = MessageStream[speculator_pb2.DraftRequest, speculator_pb2.DraftRep
 CALL_S = 5.0
 """Time for a call that no step waits for."""
 FIRST_ANSWER_S = 1.0
-"""Time that services have to say what they are before steps begin without them."""
+"""Time that services have to describe themselves before steps begin without them."""
 
 
 async def describe_speculators(
     address: str, stub: speculator_pb2_grpc.SpeculatorStub
 ) -> speculator_pb2.DescribeSpeculatorReply:
-    """What a service says that it is.
+    """Return a service's description of itself.
 
     Raises:
         UnavailableError: if it does not answer.
@@ -43,8 +43,10 @@ async def describe_speculators(
 async def describe_together(
     services: Sequence[tuple[str, speculator_pb2_grpc.SpeculatorStub]], patience_s: float
 ) -> list[speculator_pb2.DescribeSpeculatorReply | UnavailableError]:
-    """What services say that they are, in their order; all are asked at once, and an error stands for each
-    that does not answer in time."""
+    """Return services' descriptions of themselves, in their order.
+
+    All are called at once; an error stands for each that does not answer in time.
+    """
     calls = [asyncio.ensure_future(describe_speculators(address, stub)) for address, stub in services]
     if calls:
         await asyncio.wait(calls, timeout=patience_s)
@@ -57,7 +59,7 @@ async def describe_together(
 def _described(
     address: str, answer: speculator_pb2.DescribeSpeculatorReply | BaseException
 ) -> speculator_pb2.DescribeSpeculatorReply | UnavailableError:
-    """What one says.
+    """Return one description.
 
     Raises:
         BaseException: if it is a fault of ours.
@@ -70,8 +72,10 @@ def _described(
 
 
 def speculator_keys(service: str, names: Sequence[str]) -> list[tuple[str, str, int]]:
-    """By what the speculators of a service are known again after a restart: service, name, and place among
-    those of this name."""
+    """Return keys by which a service's speculators are recognised after a restart.
+
+    A key is service, name, and place among those of this name.
+    """
     return [(service, name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
@@ -82,9 +86,13 @@ async def exchange_drafts(
     description: speculator_pb2.DescribeSpeculatorReply | None,
     patience_s: float,
 ) -> speculator_pb2.DraftReply:
-    """The answer of the service that was described.
+    """Return the answer of the service that was described.
 
     Args:
+        address: of the service.
+        stream: to the service.
+        request: the message to send.
+        description: of the process that must answer.
         patience_s: silence after which it is taken for dead.
 
     Raises:
@@ -104,11 +112,14 @@ async def exchange_drafts(
 def sound_draft(
     message: tree_pb2.TokenTree, speculator: int, root: int, limits: TreeLimits, vocab_size: int
 ) -> TokenTree:
-    """The tree of a message, its proposals those of `speculator`.
+    """Return the tree of a message, its proposals those of `speculator`.
 
     Args:
+        message: the tree as it came.
+        speculator: number of its proposals.
         root: the last committed token.
-        limits: what was asked for.
+        limits: limits of the request.
+        vocab_size: the tokens must be smaller.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
@@ -125,18 +136,18 @@ def sound_draft(
 
 @dataclass(frozen=True, slots=True)
 class TreeShare:
-    """What one speculator may send for one request."""
+    """Bounds of one speculator's tree for one request."""
 
     candidates: int
     """Children of all proposals, repeats counted."""
     support: int
     """Tokens of all q."""
     encoded_bytes: int
-    """Of its part of the merged tree."""
+    """Bytes of its part of the merged tree."""
 
     @classmethod
     def of(cls, max_nodes: int, step_bytes: int, requests: int, speculators: int) -> "TreeShare":
-        """Of a step of so many requests.
+        """Return the share in a step of so many requests.
 
         Args:
             max_nodes: most nodes of a tree that the verifier accepts, root included.
@@ -151,7 +162,7 @@ class TreeShare:
         )
 
     def check(self, tree: TokenTree) -> None:
-        """Checks a tree that is valid otherwise.
+        """Check a tree that is valid otherwise.
 
         Raises:
             MalformedTreeError: naming the bound that it breaks.
@@ -171,7 +182,7 @@ class TreeShare:
 def sound_tree(
     message: tree_pb2.TokenTree, speculator: int, entry: StepEntry, vocab_size: int, share: TreeShare
 ) -> TokenTree:
-    """The tree of a message, which keeps to what was asked for and to the speculator's share.
+    """Return the tree of a message, which keeps to the request and to the speculator's share.
 
     Raises:
         MalformedTreeError: naming the first broken invariant.
@@ -182,14 +193,17 @@ def sound_tree(
 
 
 _MOST_TOKENS = 2**20
-"""In one message: 3 MiB, beside 8 MiB of features, of 16 MiB at most. A request has 2**17 at most."""
+"""Tokens of references in one message: 3 MiB, beside 8 MiB of features, of 16 MiB at most. A request has
+2**17 at most."""
 
 
 def add_references(
     entries: Sequence[speculator_pb2.DraftEntry], references: Mapping[str, Sequence[Sequence[int]]]
 ) -> None:
-    """Gives each entry that starts over the references of its request. They are a hint: what is more than
-    its share of the message is left out."""
+    """Give each entry that starts over the references of its request.
+
+    They are a hint: all beyond their share of the message is left out.
+    """
     starting = [entry for entry in entries if entry.base_len == 0]
     for entry in starting:
         left = _MOST_TOKENS // len(starting)

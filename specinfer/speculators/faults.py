@@ -1,4 +1,4 @@
-"""Faults of speculators: what their drafts were worth, who is left out, and for how long. Pure."""
+"""Faults of speculators: outcomes of their drafts, who is left out, and for how long. Pure."""
 
 import logging
 from collections import Counter, defaultdict
@@ -13,30 +13,33 @@ log = logging.getLogger(__name__)
 
 
 IN_A_ROW = 8
-"""Malformed trees without a sound one between them. A speculator that works sends none, so a few tell a fault
-from an accident; one bad tree, of a request of an odd kind, should not cost the trees of all others."""
+"""Malformed trees without a sound one between them. A speculator that works sends none, so a few separate a
+fault from an accident; one bad tree, of a request of an odd kind, should not cost the trees of all others."""
 FIRST_S = 1.0
 LONGEST_S = 300.0
 
 
 @dataclass(slots=True)
 class Quarantine:
-    """One speculator's record. It returns on probation: one malformed tree leaves it out again, for twice as
-    long; so many sound ones in a row as it takes malformed ones clear the record."""
+    """One speculator's record of malformed trees.
+
+    It returns on probation: one malformed tree leaves it out again, for twice as long; so many sound ones in
+    a row as it takes malformed ones clear the record.
+    """
 
     until: float = float("-inf")
-    """When the latest one ends."""
+    """Time when the latest one ends."""
     seconds: float = FIRST_S
-    """How long the next one lasts."""
+    """Seconds that the next one lasts."""
     _malformed: int = 0
     _sound: int = 0
 
     def holds(self, now: float) -> bool:
-        """Whether it is left out."""
+        """Return whether it is left out."""
         return now < self.until
 
     def malformed(self, now: float) -> float:
-        """Counts a malformed tree; the seconds of the quarantine that begins with it, or 0."""
+        """Count a malformed tree; return the seconds of the quarantine that begins with it, or 0."""
         self._malformed += 1
         self._sound = 0
         if self._malformed < IN_A_ROW or self.holds(now):
@@ -46,7 +49,7 @@ class Quarantine:
         return begun
 
     def sound(self) -> None:
-        """Counts a sound tree."""
+        """Count a sound tree."""
         self._malformed = 0
         self._sound += 1
         if self._sound >= IN_A_ROW:
@@ -59,24 +62,24 @@ MAX_REASON = 200
 
 @dataclass(slots=True)
 class DraftFaults:
-    """Of the speculators at one address; they are numbered as in the pool."""
+    """Faults of the speculators at one address; they are numbered as in the pool."""
 
     address: str
     drafts: Counter[int] = field(default_factory=Counter)
     """Drafts that were refused, failed or malformed, by speculator."""
     malformed: int = 0
-    """Of these, the malformed ones."""
+    """Number of malformed ones among these."""
     quarantines: Counter[int] = field(default_factory=Counter)
-    """How often each speculator was left out for its malformed trees."""
+    """Times that each speculator was left out for its malformed trees."""
     _paces: dict[int, LogPace] = field(default_factory=lambda: defaultdict(LogPace))
     _quarantines: dict[int, Quarantine] = field(default_factory=lambda: defaultdict(Quarantine))
 
     def left_out(self, speculator: int, now: float) -> bool:
-        """Whether a speculator is not to be asked."""
+        """Return whether a speculator is not to be called."""
         return self._quarantines[speculator].holds(now)
 
     def note(self, speculator: int, name: str, why: str, now: float) -> None:
-        """Counts a draft that failed."""
+        """Count a draft that failed."""
         self.drafts[speculator] += 1
         if self._paces[speculator].due(now):
             said = "".join(c if c.isprintable() else " " for c in why[:MAX_REASON])  # others write it
@@ -86,8 +89,10 @@ class DraftFaults:
             )
 
     def note_malformed(self, speculator: int, name: str, error: MalformedTreeError, now: float) -> bool:
-        """Counts a malformed tree; whether it is one too many in a row, so that its speculator is left out
-        for a while."""
+        """Count a malformed tree; return whether its speculator is now left out for a while.
+
+        It is after too many in a row.
+        """
         self.malformed += 1
         self.note(speculator, name, f"malformed tree: {error.for_logs}", now)
         seconds = self._quarantines[speculator].malformed(now)
@@ -101,7 +106,7 @@ class DraftFaults:
         return True
 
     def note_sound(self, speculator: int) -> None:
-        """A tree was sound."""
+        """Note a sound tree."""
         self._quarantines[speculator].sound()
 
 
@@ -119,12 +124,12 @@ class DraftStatistics:
     """Times that a speculator was left out, by its number."""
 
     def count(self, outcome: Outcome, drafts: int = 1) -> None:
-        """Counts drafts."""
+        """Count drafts."""
         if drafts:
             self.outcomes[outcome] += drafts
 
     def take(self) -> "DraftStatistics":
-        """The figures since the last call."""
+        """Return the figures since the last call, and begin new ones."""
         taken = DraftStatistics(self.outcomes, self.resyncs, self.quarantines)
         self.outcomes, self.resyncs, self.quarantines = Counter(), 0, Counter()
         return taken
@@ -134,12 +139,12 @@ class DraftStatistics:
 
 
 LONGEST_PAUSE = 63
-"""Steps."""
+"""Most steps that a speculator is left out."""
 
 
 @dataclass(slots=True)
 class _Standing:
-    """Of one speculator with one request."""
+    """Standing of one speculator with one request."""
 
     refused: bool = False
     vain: int = 0
@@ -158,36 +163,36 @@ class Refusals:
         return bool(self._by_request)
 
     def willing(self, request_id: str, speculators: Iterable[int]) -> list[int]:
-        """Those to be asked in this step; call it once in each."""
+        """Return the speculators to call in this step; call it once in each."""
         if request_id not in self._by_request:
             return list(speculators)
         known = self._by_request[request_id]
         return [s for s in speculators if s not in known or _asks(known[s])]
 
     def refuse(self, request_id: str, speculator: int) -> None:
-        """Its answer was ERROR."""
+        """Note an answer of ERROR."""
         self._standing(request_id, speculator).refused = True
 
     def put_off(self, request_id: str, speculator: int) -> None:
-        """Its answer was EXHAUSTED."""
+        """Note an answer of EXHAUSTED."""
         standing = self._standing(request_id, speculator)
         standing.pause = min((1 << standing.vain) - 1, LONGEST_PAUSE)
         standing.vain = min(standing.vain + 1, LONGEST_PAUSE.bit_length())
 
     def served(self, request_id: str, speculator: int) -> None:
-        """It answered as it should."""
+        """Note a good answer."""
         if request_id in self._by_request:
             self._by_request[request_id].pop(speculator, None)
             if not self._by_request[request_id]:
                 del self._by_request[request_id]
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Requests that have ended."""
+        """Forget requests that have ended."""
         for name in request_ids:
             self._by_request.pop(name, None)
 
     def clear(self) -> None:
-        """Another process answers: everything is open again."""
+        """Forget all refusals, as another process answers."""
         self._by_request.clear()
 
     def _standing(self, request_id: str, speculator: int) -> _Standing:

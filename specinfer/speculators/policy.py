@@ -1,4 +1,4 @@
-"""How long speculator services are waited for, and what they must fit."""
+"""Policy towards speculator services: deadlines, pauses and requirements."""
 
 import secrets
 from collections import deque
@@ -8,8 +8,8 @@ from statistics import median
 from specinfer.service.outage import backoff
 
 TIMES = 4.0
-"""Of the usual rest of a step. A good tree brings some four tokens: for more than four steps' time plain
-decoding brings as many."""
+"""Deadline in multiples of the usual rest of a step. A good tree brings some four tokens: for more than four
+steps' time plain decoding brings as many."""
 LEAST_S = 0.1
 """Shared machines pause for tens of milliseconds. A service that is late is not waited for again before it
 has answered, so a hung one costs this once."""
@@ -17,10 +17,10 @@ _REMEMBERED = 31
 
 
 def draft_deadline(step_s: float | None, most_s: float) -> float:
-    """Seconds that speculators get.
+    """Return the seconds that speculators get.
 
     Args:
-        step_s: what a step usually takes without drafting; None while that is not known.
+        step_s: usual seconds of a step without drafting; None while that is not known.
         most_s: the operator's maximum.
     """
     if step_s is None:
@@ -29,8 +29,7 @@ def draft_deadline(step_s: float | None, most_s: float) -> float:
 
 
 class UsualStepTime:
-    """What steps usually take without drafting: the median of the latest, so that a pause or a long prompt
-    does not count."""
+    """Usual seconds of steps without drafting: a median, so that a pause or a long prompt does not count."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_REMEMBERED)
@@ -42,12 +41,12 @@ class UsualStepTime:
         return median(self._latest) if self._latest else None
 
     def begins(self, now: float) -> None:
-        """A step begins to draft: the one before is over."""
+        """Note that a step begins to draft: the one before is over."""
         if self._drafted_at is not None:
             self._latest.append(now - self._drafted_at)
 
     def drafted(self, now: float) -> None:
-        """Drafting is over; verifying and committing follow."""
+        """Note that drafting is over; verifying and committing follow."""
         self._drafted_at = now
 
 
@@ -56,39 +55,39 @@ _STEP_BYTES = 12 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
-    """How the pool treats its services."""
+    """Treatment of the pool's services."""
 
     deadline_s: float
     """Time speculators get in a step; 0: in proportion to what the verifier takes."""
     vocab_size: int
     tokenizer_fingerprint: str
-    """The verifier's; a service with another one is refused."""
+    """Fingerprint of the verifier's tokenizer; a service with another one is refused."""
     hung_s: float = 10.0
     """Silence after which a service is taken for dead."""
     most_deadline_s: float = 5.0
     """Most that a deadline in proportion may be."""
     trust_draws: bool = True
-    """Whether speculators may draw for sampled requests. One that lies about what it drew from biases the
-    output, so those that are not trusted may only send points."""
+    """True if speculators may draw for sampled requests. One that lies about the distribution it drew from
+    biases the output, so those that are not trusted may only send points."""
     max_nodes: int = 128
     """Most nodes of a tree that the verifier accepts, root included."""
     step_bytes: int = _STEP_BYTES
-    """What the trees of one step may take in the message to the verifier, whose limit is 16 MiB."""
+    """Bytes that the trees of one step may take in the message to the verifier, whose limit is 16 MiB."""
     retry_s: float = 0.5
     """Pause before a service that is away is tried again; doubled for each loss in a row."""
     longest_retry_s: float = 30.0
-    """Most of that; also for a service that does not fit: it may be replaced."""
+    """Most seconds of that pause; also for a service that does not fit: it may be replaced."""
     hidden_size: int = 0
     """Numbers in a hidden state of the target."""
     feature_layers: int = 0
-    """Layers after which the verifier tells hidden states; 0: it tells none."""
+    """Layers after which the verifier returns hidden states; 0: it returns none."""
     client: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Who asks: services keep the requests of different clients apart."""
+    """Name of the client: services keep the requests of different clients apart."""
 
     def deadline(self, step_s: float | None) -> float:
-        """Seconds that speculators get where a step usually takes so long without them."""
+        """Return the seconds that speculators get where a step usually takes so long without them."""
         return self.deadline_s or draft_deadline(step_s, self.most_deadline_s)
 
     def retry_after(self, losses: int) -> float:
-        """Seconds until a service that was lost so many times in a row is tried again."""
+        """Return the seconds until a service that was lost so many times in a row is tried again."""
         return backoff(self.retry_s, losses, self.longest_retry_s)

@@ -1,4 +1,4 @@
-"""The speculators: their services are asked in parallel, with a deadline, never waited for beyond it.
+"""The speculators: their services are called in parallel, with a deadline, never waited for beyond it.
 
 Replicas of one service share the requests; each has a connection and statistics of its own. A late one keeps
 working on its message and is left out of the iterations until it is done; a failed one, or one that was
@@ -29,7 +29,7 @@ from specinfer.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
-"""Between two looks at what a name stands for: new replicas begin to draft that much later."""
+"""Seconds between two looks at the addresses of a name: new replicas begin to draft that much later."""
 
 
 class SpeculatorPool:
@@ -38,7 +38,10 @@ class SpeculatorPool:
     def __init__(
         self, services: Sequence[str], open_channel: Callable[[str], Channel], policy: PoolPolicy
     ) -> None:
-        """`services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them."""
+        """Create a pool.
+
+        `services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them.
+        """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
         self.services = self._replicas.known
@@ -46,18 +49,19 @@ class SpeculatorPool:
         self._directory = SpeculatorDirectory(policy)
         self._target = TargetOutputs(policy.hidden_size)
         self.names = self._directory.names
-        """Of the speculators of all services that were ever reached, by number."""
+        """Names of the speculators of all services that were ever reached, by number."""
         self.places = self._directory.places
         """Their services as the operator wrote them, by number."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps = 0
         self._round: DraftRound | None = None
-        """The latest."""
+        """The latest round."""
         self._step_times = UsualStepTime()
 
     async def connect(self, strict: bool = True) -> None:
-        """Describes every service that answers soon, all at once, and keeps trying the others in the
-        background. Who answers is numbered in the order of the settings.
+        """Describe every service that answers soon, at once, and keep trying the others in the background.
+
+        Services that answer are numbered in the order of the settings.
 
         Raises:
             IncompatibleError: if one does not fit the target, and `strict`: a setting is wrong. While a
@@ -86,16 +90,16 @@ class SpeculatorPool:
 
     @property
     def draws(self) -> bool:
-        """Whether any speculator draws for requests that are sampled."""
+        """True if any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
 
     @property
     def read_references(self) -> bool:
-        """Whether any service drafts from references, also one that is away just now."""
+        """True if any service drafts from references, also one that is away just now."""
         return any(service.reads_references for service in self.services)
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
-        """What of the target the verifier is to return with a step, for services that read it."""
+        """Return the outputs of the target that services read, for the verifier's next step."""
         if not any(service.feature_layers or service.target_top_k for service in self.services):
             return NOTHING_WANTED
         places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
@@ -106,14 +110,16 @@ class SpeculatorPool:
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
     ) -> None:
-        """Keep what a step returned of the target, for the trees that were verified."""
+        """Keep those outputs of a step, for the trees that were verified."""
         if wanted is not NOTHING_WANTED:
             self._target.arrived(wanted, trees, verdicts)
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
     ) -> Drafts:
-        """Trees of the chosen speculators that meet the deadline; services are told the trace context.
+        """Return trees of the chosen speculators that meet the deadline.
+
+        Services receive the trace context.
 
         A step in which anybody draws has no deadline: how long a draft takes depends on the tokens drawn, so
         to drop the late ones would select by token, and bias the output. Whoever is silent for `hung_s` is
@@ -128,7 +134,7 @@ class SpeculatorPool:
         shares = self._replicas.divide(entries)
         questions = [
             (service, asked)
-            # whoever takes longest is asked first
+            # whoever takes longest is called first
             for service in sorted(self.services, key=lambda s: -s.last_seconds)
             if (asked := service.asked(shares.get(service.address, ()), chosen)) and _available(service)
         ]
@@ -144,19 +150,19 @@ class SpeculatorPool:
         return round_.drafts()
 
     async def release(self, request_ids: Sequence[str]) -> None:
-        """Lets all services forget requests; their time-to-live covers lost calls."""
+        """Let all services forget requests; their time-to-live covers lost calls."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
         await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
 
     async def close(self) -> None:
-        """Ends background work."""
+        """End background work."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_looking(self) -> None:
-        """Names may stand for other addresses by now; a replica that is gone is just away."""
+        """Look up names again and again; a replica whose address is gone is just away."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             for service in await self._replicas.look():
@@ -164,7 +170,7 @@ class SpeculatorPool:
                 self._spawn(self._directory.keep_describing(service, at_once=True))
 
     def _share(self, requests: int) -> TreeShare:
-        """What each speculator may send for each of so many requests."""
+        """Return each speculator's share of a step of so many requests."""
         speculators = sum([len(members) for members in self.groups])
         return TreeShare.of(
             self._policy.max_nodes, self._policy.step_bytes, max(requests, 1), max(speculators, 1)
@@ -176,7 +182,7 @@ class SpeculatorPool:
             self._round.over = True
 
     def _begin_round(self, requests: int, traceparent: str) -> DraftRound:
-        """The round of the next step; the one before is over."""
+        """Begin the round of the next step; the one before is over."""
         self._steps += 1
         self._end_round()
         share = self._share(requests)
@@ -192,7 +198,7 @@ class SpeculatorPool:
             self._lost(service, error)
 
     def _lost(self, service: SpeculatorService, error: UnavailableError) -> None:
-        """Leaves a service out until it was described again."""
+        """Leave a service out until it is described again."""
         log.warning("%s", error)
         changed = isinstance(error, ServiceChangedError)
         service.counters.missed += 1

@@ -13,7 +13,7 @@ from specinfer.v1 import speculator_pb2_grpc
 
 
 def service_addresses(text: str) -> list[str]:
-    """The services, in order.
+    """Return the services, in order.
 
     Raises:
         SettingError: if one is no address, or one of several replicas no `host:port`.
@@ -25,7 +25,7 @@ def service_addresses(text: str) -> list[str]:
 
 
 def replica_addresses(service: str) -> list[str]:
-    """The replicas of a service, names not looked up."""
+    """Return the replicas of a service, names not looked up."""
     return [replica.strip() for replica in service.split("|")]
 
 
@@ -41,14 +41,14 @@ def _check(service: str) -> None:
 
 
 class ReplicaShares:
-    """How the replicas of one service share the requests."""
+    """Division of requests among the replicas of one service."""
 
     def __init__(self) -> None:
         self._place: dict[str, str] = {}
         """Address of the replica, by request."""
 
     def divide(self, request_ids: Iterable[str], present: Sequence[str]) -> dict[str, str]:
-        """The replica of each request, of those present; nothing where there are none."""
+        """Return the replica of each request, of those present; nothing where there are none."""
         if not present:
             return {}
         names = list(request_ids)
@@ -61,7 +61,7 @@ class ReplicaShares:
         return {name: self._place[name] for name in names}
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drops requests that have ended."""
+        """Drop requests that have ended."""
         for name in request_ids:
             self._place.pop(name, None)
 
@@ -70,18 +70,21 @@ class SpeculatorReplicas:
     """Every replica that was ever found, those that are away included."""
 
     def __init__(self, services: Sequence[str], open_channel: Callable[[str], Channel]) -> None:
-        """`services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them."""
+        """Create the table of replicas.
+
+        `services` are as `specinfer.speculators.replicas` says; whoever opens channels closes them.
+        """
         self._open = open_channel
         self._shares = {service: ReplicaShares() for service in services}
         self.known: list[SpeculatorService] = []
 
     @property
     def may_change(self) -> bool:
-        """Whether any service is a name, which may get other addresses."""
+        """True if any service is a name, which may get other addresses."""
         return any(service.startswith("dns:///") for service in self._shares)
 
     async def look(self) -> list[SpeculatorService]:
-        """Those that are new since the last look; they are known from now on."""
+        """Return the replicas that are new since the last look; they are known from now on."""
         known = {(each.service, each.address) for each in self.known}
         found = await asyncio.gather(*(resolve(replica_addresses(service)) for service in self._shares))
         new = [
@@ -94,8 +97,10 @@ class SpeculatorReplicas:
         return new
 
     def divide(self, entries: Sequence[StepEntry]) -> dict[str, list[StepEntry]]:
-        """What each replica is asked for, by its address; while a service is away that is all, so that each
-        counts what it misses."""
+        """Return the requests for each replica, by its address.
+
+        A replica of a service that is away gets all of them, so that each counts its misses.
+        """
         found: dict[str, list[StepEntry]] = {}
         for service, shares in self._shares.items():
             replicas = [each for each in self.known if each.service == service]
@@ -107,7 +112,7 @@ class SpeculatorReplicas:
         return found
 
     def places(self, entries: Sequence[StepEntry]) -> dict[str, set[str]]:
-        """Addresses of the replicas that draft for each request."""
+        """Return the addresses of the replicas that draft for each request."""
         found: dict[str, set[str]] = {entry.request_id: set() for entry in entries}
         for address, mine in self.divide(entries).items():
             for entry in mine:
@@ -115,7 +120,7 @@ class SpeculatorReplicas:
         return found
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops what is known of requests that have ended."""
+        """Forget requests that have ended."""
         for shares in self._shares.values():
             shares.forget(request_ids)
         for replica in self.known:

@@ -1,4 +1,4 @@
-"""A round of drafts: one step's exchanges with the speculator services, and what they answer."""
+"""A round of drafts: one step's exchanges with the speculator services, and their answers."""
 
 import time
 from collections.abc import Mapping
@@ -18,38 +18,41 @@ _FEATURE_BYTES = 2**23
 
 
 class Drafts(NamedTuple):
-    """What the speculators answered in time."""
+    """Answers of the speculators that came in time."""
 
     trees: dict[str, list[tuple[int, TokenTree]]]
-    """By request, (speculator, tree) in pool order."""
+    """(speculator, tree) in pool order, by request."""
     times: list[DraftTime]
-    """Of every service that answered."""
+    """Durations of every service that answered."""
 
 
 NO_DRAFTS = Drafts({}, [])
 
 
 class DraftRound:
-    """Collects the answers to one step, until the next step begins; what comes later is only counted."""
+    """Collects the answers to one step, until the next step begins; later ones are only counted."""
 
     def __init__(
         self, step: int, policy: PoolPolicy, target: TargetOutputs, share: TreeShare, traceparent: str = ""
     ) -> None:
-        """`share`: what each speculator may send for each request; services are told the trace context."""
+        """Begin a round.
+
+        `share` bounds each speculator's trees for each request; services receive the trace context.
+        """
         self._step, self._policy, self._target = step, policy, target
         self._share, self._traceparent = share, traceparent
         self._trees: dict[str, list[tuple[int, TokenTree]]] = {}
         self._times: list[DraftTime] = []
         self.over = False
-        """Whether the next step has begun."""
+        """True once the next step has begun."""
 
     def drafts(self) -> Drafts:
-        """What has arrived by now: copies, as more may arrive."""
+        """Return the answers so far: copies, as more may arrive."""
         in_order = {name: sorted(found, key=lambda item: item[0]) for name, found in self._trees.items()}
         return Drafts(in_order, list(self._times))
 
     async def ask(self, service: SpeculatorService, asked: Mapping[str, DraftQuery]) -> None:
-        """One exchange with one service; adds its trees, and its time, when they arrive.
+        """Exchange one message with one service; add its trees, and its time, when they arrive.
 
         Raises:
             UnavailableError: if it does not answer, or another process does.
@@ -74,7 +77,10 @@ class DraftRound:
     def _message(
         self, service: SpeculatorService, asked: Mapping[str, DraftQuery]
     ) -> tuple[speculator_pb2.DraftRequest, dict[str, int]]:
-        """What a service is sent; by request, the position up to which it has features once it took that."""
+        """Return the message to a service, and the features it will have.
+
+        These are context positions by request, once it took the message.
+        """
         most = _FEATURE_BYTES // len(asked)
         entries = [service.encode(item, self._target, most) for item in asked.values()]
         if service.reads_references:
@@ -108,5 +114,5 @@ class DraftRound:
 
 
 def _drafts(asked: Mapping[str, DraftQuery]) -> int:
-    """How many drafts are asked for."""
+    """Return how many drafts are requested."""
     return sum([len(item.speculators) for item in asked.values()])

@@ -1,5 +1,4 @@
-"""A replica of a speculator service as the gateway sees it: what it holds, is asked, and what of its answer
-is sound.
+"""A replica of a speculator service as the gateway sees it: contents, messages, checks of answers.
 
 It runs one speculator or several; the pool numbers them. Knows messages, not connections: those are the
 pool's. Invariant: `held` never claims more than the service said.
@@ -25,7 +24,7 @@ from specinfer.wire.sampling_codec import encode_sampling
 
 
 class DraftQuery(NamedTuple):
-    """What a service is asked for one request."""
+    """One request in a message to a service."""
 
     entry: StepEntry
     speculators: SpeculatorSet
@@ -33,7 +32,7 @@ class DraftQuery(NamedTuple):
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """What became of the messages that ask it."""
+    """Counts of a service's messages by outcome."""
 
     answered: int = 0
     missed: int = 0
@@ -44,7 +43,7 @@ class SpeculatorService:
     """A replica of a service and its statistics."""
 
     service: str
-    """As the operator wrote it; the address, if it has no replicas."""
+    """Name as the operator wrote it; the address, if it has no replicas."""
     address: str
     stub: speculator_pb2_grpc.SpeculatorStub
     stream: DraftStream
@@ -52,34 +51,34 @@ class SpeculatorService:
     """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
     reached."""
     drawing: SpeculatorSet = frozenset()
-    """Those of its speculators that may draw."""
+    """Its speculators that may draw."""
     distrusted: SpeculatorSet = frozenset()
-    """Those that would draw but are not trusted to: they are asked for greedy requests only."""
+    """Its speculators that would draw but are not trusted to: they draft for greedy requests only."""
     reads_references: bool = False
-    """Whether it drafts from texts that requests may copy from, by what it said last."""
+    """True if it drafts from texts that requests may copy from, by its last description."""
     description: speculator_pb2.DescribeSpeculatorReply | None = None
-    """None while it is away."""
+    """Its description; None while it is away."""
     held: dict[str, int] = field(default_factory=dict)
     """Context tokens it holds, by request."""
     features_held: dict[str, int] = field(default_factory=dict)
     """Context positions up to which it got features, by request."""
     refusals: Refusals = field(default_factory=Refusals)
     losses: int = 0
-    """How often it was lost since it last answered."""
+    """Times that it was lost since it last answered."""
     busy: bool = False
     last_seconds: float = 0.0
-    """How long its last answer took."""
+    """Seconds that its last answer took."""
     counters: ServiceCounters = field(default_factory=ServiceCounters)
     statistics: DraftStatistics = field(default_factory=DraftStatistics)
     faults: DraftFaults = field(init=False)
-    """Of its speculators."""
+    """Faults of its speculators."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.faults = DraftFaults(self.address)
 
     def asked(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> dict[str, DraftQuery]:
-        """What this service has to do in a step."""
+        """Return this service's work in a step."""
         now = self.clock()
         present = frozenset(s for s in self.members if s in chosen and not self.faults.left_out(s, now))
         found = {}
@@ -97,7 +96,7 @@ class SpeculatorService:
         return found
 
     def will_draw(self, asked: Iterable[DraftQuery]) -> bool:
-        """Whether anything may be drawn for any of these; not where it only reads what it lacks."""
+        """Return whether anything may be drawn for any of these; not where it only reads missing tokens."""
         return any(
             entry.state.drawn_for
             and bool(speculators & self.drawing)
@@ -111,7 +110,7 @@ class SpeculatorService:
         return (self.description.max_context_len if self.description else 0) or math.inf
 
     def _most_depth(self, entry: StepEntry) -> int:
-        """Of the tree that it is asked for: it may have fewer positions than the target."""
+        """Return the depth of the requested tree: it may have fewer positions than the target."""
         depth, longest = entry.limits.depth, self.longest_context
         if longest == math.inf:
             return depth
@@ -119,18 +118,18 @@ class SpeculatorService:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Whose hidden states it reads."""
+        """Layers whose hidden states it reads."""
         return tuple(self.description.feature_layers) if self.description else ()
 
     @property
     def target_top_k(self) -> int:
-        """How many of the target's predictions it reads per node; 0: none."""
+        """Number of the target's predictions that it reads per node; 0: none."""
         return self.description.target_top_k if self.description else 0
 
     def encode(
         self, asked: DraftQuery, relay: TargetOutputs, feature_bytes: int
     ) -> speculator_pb2.DraftEntry:
-        """The message that asks it, with at most so many bytes of features."""
+        """Return the entry of a request, with at most so many bytes of features."""
         entry, speculators = asked
         tokens, held = entry.state.tokens, self.held.get(entry.request_id, 0)
         if held >= len(tokens):
@@ -173,7 +172,7 @@ class SpeculatorService:
         in_time: bool = True,
         features_until: int = 0,
     ) -> list[tuple[int, TokenTree]]:
-        """The sound trees of a result, by speculator; keeps the statistics in any case.
+        """Return the sound trees of a result, by speculator; keep the statistics in any case.
 
         `features_until`: the context position up to which it has been sent features.
         """
@@ -221,13 +220,15 @@ class SpeculatorService:
         return list(found.items())
 
     def _number(self, draft: speculator_pb2.Draft, asked: SpeculatorSet) -> int:
-        """Whose draft this is; a place that the service does not have is blamed on the first that was
-        asked."""
+        """Return the speculator of a draft.
+
+        A place that the service does not have is blamed on the first that was called.
+        """
         in_range = draft.speculator < len(self.members)
         return self.members[draft.speculator] if in_range else min(asked)
 
     def _may_draw(self, speculator: int, entry: StepEntry) -> bool:
-        """Greedy requests are verified without q, so for them draws do no harm."""
+        """Return whether draws are accepted: for greedy requests, which are verified without q, they are."""
         state = entry.state
         return state.sampling.greedy or (state.drawn_for and speculator in self.drawing)
 
@@ -250,21 +251,23 @@ class SpeculatorService:
         return names.get(speculator, f"number {speculator}")
 
     def draft_time(self, reply: speculator_pb2.DraftReply, read: int) -> DraftTime:
-        """What its last answer took; it read so many context tokens more than usual."""
+        """Return the duration of its last answer; it read so many context tokens more than usual."""
         told = zip(self.members, reply.speculator_us, strict=False)
         own = {s: min(us / 1e6, self.last_seconds) for s, us in told if us}  # not longer than the answer took
         return DraftTime(frozenset(self.members), own, max(0.0, self.last_seconds - sum(own.values())), read)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops what is known of requests."""
+        """Drop what is known of requests."""
         for request_id in request_ids:
             self.held.pop(request_id, None)
             self.features_held.pop(request_id, None)
         self.refusals.forget(request_ids)
 
     def replaced(self) -> None:
-        """Another process answers at the address: it holds nothing, and what the one before refused is open
-        again."""
+        """Note that another process answers at the address.
+
+        It holds nothing, and refusals of the one before are forgotten.
+        """
         self.held.clear()
         self.features_held.clear()
         self.refusals.clear()

@@ -1,1 +1,1 @@
-"""Between domain objects and protobuf messages, and between our errors and gRPC status codes."""
+"""Conversions between domain objects and protobuf messages, and between our errors and gRPC status codes."""

@@ -8,7 +8,7 @@ from specinfer.v1 import common_pb2
 
 
 def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
-    """The message of a constraint."""
+    """Return the message of a constraint."""
     if constraint.kind is ConstraintKind.CHOICE:
         return common_pb2.Constraint(choice=common_pb2.Choice(texts=json.loads(constraint.source)))
     fields: dict[str, Any] = {constraint.kind.value: constraint.source}
@@ -16,7 +16,7 @@ def encode_constraint(constraint: Constraint) -> common_pb2.Constraint:
 
 
 def decode_constraint(message: common_pb2.Constraint) -> Constraint | None:
-    """The constraint of a message; None if it names none.
+    """Return the constraint of a message; None if it names none.
 
     Raises:
         InvalidInputError: if it is empty or too large.

@@ -7,8 +7,10 @@ from specinfer.v1 import common_pb2
 def encode_sampling(
     sampling: Sampling, with_seed: bool = True, with_adjustments: bool = True
 ) -> common_pb2.SamplingParams:
-    """The message of sampling parameters, every field set; the seed only if it may be known, what changes
-    logits only where it is read."""
+    """Return the message of sampling parameters, every field set.
+
+    The seed is set only if it may be known; fields that change logits only where they are read.
+    """
     message = common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -25,7 +27,7 @@ def encode_sampling(
 
 
 def decode_sampling(message: common_pb2.SamplingParams, default_seed: int = 0) -> Sampling:
-    """The parameters of a message. An unset temperature is 1, not greedy.
+    """Return the parameters of a message. An unset temperature is 1, not greedy.
 
     Raises:
         InvalidInputError: naming the field and its value.

@@ -36,7 +36,7 @@ _CODES: dict[type[SpecInferError], grpc.StatusCode] = {
 
 
 def status_of(error: SpecInferError) -> grpc.StatusCode:
-    """The code of the most specific mapped class; INTERNAL if none is."""
+    """Return the code of the most specific mapped class; INTERNAL if none is."""
     for cls in type(error).__mro__:
         if cls in _CODES:
             return _CODES[cls]
@@ -44,7 +44,7 @@ def status_of(error: SpecInferError) -> grpc.StatusCode:
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SpecInferError) -> NoReturn:
-    """Ends the call with the error's status, message and retry hint. Does not return."""
+    """End the call with the error's status, message and retry hint. Does not return."""
     metadata: tuple[tuple[str, str], ...] = ()
     if isinstance(error, (ExhaustedError, UnavailableError)):
         metadata = ((RETRY_HINT_KEY, str(round(error.retry_after_s * 1000))),)

@@ -18,7 +18,7 @@ _PROPOSAL, _TREE = 40, 64
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
-    """The message of a tree."""
+    """Return the message of a tree."""
     message = tree_pb2.TokenTree(
         token_ids=tree.token_ids.tolist(),
         parents=tree.parents.tolist(),
@@ -35,8 +35,10 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
 
 
 def most_bytes(tree: TokenTree) -> int:
-    """Most bytes that a tree can add to a message, alone or merged with others (numbers take five bytes at
-    most, candidates stand in a proposal and in the order)."""
+    """Return the most bytes that a tree can add to a message, alone or merged with others.
+
+    Numbers take five bytes at most; candidates stand in a proposal and in the order.
+    """
     candidates = sum([len(proposal.children) for proposal in tree.proposals])
     support = sum([len(proposal.q_token_ids) for proposal in tree.proposals])
     return (
@@ -49,7 +51,7 @@ def most_bytes(tree: TokenTree) -> int:
 
 
 def decode_tree(message: tree_pb2.TokenTree, speculator: int | None = None) -> TokenTree:
-    """The tree of a message, its proposals those of `speculator` unless that is None.
+    """Return the tree of a message, its proposals those of `speculator` unless that is None.
 
     Raises:
         MalformedTreeError: if a number does not fit its type or a proposal kind is unknown.

@@ -1,1 +1,1 @@
-"""`Generation.Watch`: tells whoever looks what steps do. Costs one check for each step while nobody does."""
+"""`Generation.Watch`: sends steps to clients that watch. Costs one check for each step while none does."""

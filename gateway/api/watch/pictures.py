@@ -1,4 +1,4 @@
-"""What a watch is told of a step: `WatchReply` messages of finished steps."""
+"""Pictures of steps for watches: `WatchReply` messages of finished steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -15,18 +15,18 @@ from specinfer.tree import NOBODY, Proposal, ProposalKind, TokenTree
 from specinfer.v1 import generation_pb2, tree_pb2
 
 _MOST_KEPT = 100_000
-"""Texts of tokens that are remembered; a vocabulary has as many."""
+"""Texts of tokens that are remembered, as many as a vocabulary has tokens."""
 
 
 class TokenTexts:
-    """What single tokens say. Remembers them: looking at one costs ten times as much."""
+    """Texts of single tokens, remembered: looking at one costs ten times as much."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def of(self, token_id: int) -> str:
-        """The text of a token."""
+        """Return the text of a token."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._tokenizer.text_of_token(token_id)
@@ -36,16 +36,16 @@ class TokenTexts:
 
 
 class RequestText:
-    """The text of one request as it grows, whatever of it is told."""
+    """The text of one request as it grows, whether or not watches receive it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._read = 0
 
     def push(self, item: Progress) -> Sequence[str]:
-        """The text that each of some new tokens completes."""
+        """Yield the text that each of some new tokens completes."""
         prompt = len(item.state.request.prompt)
-        self._detokenizer.push(item.state.tokens[prompt + self._read : prompt + item.start])  # was not told
+        self._detokenizer.push(item.state.tokens[prompt + self._read : prompt + item.start])  # was not sent
         self._read = item.start + len(item.tokens)
         texts = [self._detokenizer.push([token]) for token in item.tokens]
         if item.final and texts:
@@ -54,7 +54,7 @@ class RequestText:
 
 
 def reply_of(seen: Seen, dropped: int, texts: TokenTexts, text: RequestText) -> generation_pb2.WatchReply:
-    """What is told; `text` is that of the request."""
+    """Return the message of an event; `text` is that of the request."""
     item, finish = seen.item, seen.item.state.finish if seen.item.final else None
     step = None if item.outcome is None else seen.step  # one that failed has nothing to show
     return generation_pb2.WatchReply(
@@ -92,7 +92,10 @@ def _step(
 def _nodes(
     tree: TokenTree, asked: Sequence[int], drafts: Sequence[tuple[int, TokenTree]], texts: TokenTexts
 ) -> Iterator[generation_pb2.WatchedNode]:
-    """`asked` are the numbers of the speculators, in the order in which they are named."""
+    """Yield the nodes of a tree.
+
+    `asked` are the numbers of the speculators, in the order in which they are named.
+    """
     proposals = _proposals(tree, {number: index for index, number in enumerate(asked)}, _own(tree, drafts))
     forced = tree.forced
     numbers = zip(tree.token_ids.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
@@ -112,7 +115,7 @@ def _nodes(
 def _proposals(
     tree: TokenTree, index: Mapping[int, int], own: Mapping[tuple[int, int], float]
 ) -> dict[int, list[generation_pb2.WatchedProposal]]:
-    """By node, who proposed it."""
+    """Return the proposers of each node."""
     found: dict[int, list[generation_pb2.WatchedProposal]] = {}
     for proposal in tree.proposals:
         if proposal.speculator == NOBODY:
@@ -129,7 +132,7 @@ def _proposals(
 
 
 def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[int, int], float]) -> float:
-    """What the speculator thinks of its candidate."""
+    """Return the probability that the speculator gives its candidate."""
     if proposal.kind is ProposalKind.POINT:
         return own.get((proposal.speculator, node), 0.0)
     drawn = proposal.q_probabilities[proposal.q_token_ids == tree.token_ids[node]]
@@ -137,8 +140,10 @@ def _chance(proposal: Proposal, node: int, tree: TokenTree, own: Mapping[tuple[i
 
 
 def _own(tree: TokenTree, drafts: Sequence[tuple[int, TokenTree]]) -> dict[tuple[int, int], float]:
-    """(speculator, node of the merged tree) -> the score in the speculator's own draft, before the gateway
-    corrected it."""
+    """Return (speculator, node of the merged tree) -> the score in the speculator's own draft.
+
+    This is the score before the gateway corrected it.
+    """
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
     place_of = {(parents[node], tokens[node]): node for node in range(1, len(tree))}
     found: dict[tuple[int, int], float] = {}

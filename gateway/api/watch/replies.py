@@ -12,17 +12,17 @@ from specinfer.v1 import generation_pb2
 
 
 class WatchReplies:
-    """Those of one gateway."""
+    """Streams of replies for the watches of one gateway."""
 
     def __init__(self, watches: Watches, tokenizer: Tokenizer) -> None:
         self._watches, self._tokenizer = watches, tokenizer
         self._pace, self._texts = Pace(), TokenTexts(tokenizer)
 
     async def of(self, request_id: str, caller: Caller) -> AsyncGenerator[generation_pb2.WatchReply, None]:
-        """What there is to tell of a request until it ends, or of all requests of a caller.
+        """Yield the steps of a request until it ends, or of all requests of a caller.
 
         Raises:
-            InvalidInputError, ExhaustedError: see `Watches.open`.
+            InvalidInputError, ExhaustedError: as for `Watches.open`.
             UnavailableError: when this gateway ends.
         """
         texts: dict[str, RequestText] = {}

@@ -1,7 +1,7 @@
-"""Who watches which requests, and what of their steps has not been told yet.
+"""Watches of requests, and the events that each has not received yet.
 
-A step is told only to watches of its request or of all its caller's requests, and only once its tokens are
-stored. Where steps come faster than they are told, the oldest are dropped and counted.
+A step is sent only to watches of its request or of all its caller's requests, and only once its tokens are
+stored. Where steps come faster than they are sent, the oldest are dropped and counted.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PER_SECOND = 200
 """A reply about a tree of 30 nodes takes half a millisecond to make, so all of them take a tenth of the event
 loop's time at most."""
 AT_ONCE = 20
-"""After a pause."""
+"""Replies that may follow a pause at once."""
 
 
 class Pace:
@@ -29,32 +29,32 @@ class Pace:
         self._next = 0.0
 
     def turn(self, now: float) -> float:
-        """Takes a turn; returns how many seconds from now it is."""
+        """Take a turn; return how many seconds from now it is."""
         self._next = max(self._next, now - AT_ONCE / PER_SECOND) + 1 / PER_SECOND
         return max(0.0, self._next - now)
 
 
 MOST_WATCHES = 64
-"""Of one gateway at once; one API key may have half of them."""
+"""Watches of one gateway at once; one API key may have half of them."""
 MOST_UNTOLD = 64
-"""Steps that may wait to be told to one watch."""
+"""Steps that may wait for one watch."""
 
 
 class Seen(NamedTuple):
-    """What happened to a request."""
+    """An event of a request."""
 
     item: Progress
     step: FinishedStep | None
-    """None: it ended between steps."""
+    """The finished step; None: the request ended between steps."""
     names: Sequence[str]
-    """Of the speculators, by number."""
+    """Names of the speculators, by number."""
 
 
 class Watch:
-    """What one call is still to be told."""
+    """Events that one call has not received yet."""
 
     def __init__(self, request_id: str) -> None:
-        """`request_id`: empty for all requests of the caller."""
+        """Create a watch; an empty `request_id` stands for all requests of the caller."""
         self.request_id = request_id
         self._untold: deque[Seen] = deque()
         self._dropped = 0
@@ -62,8 +62,11 @@ class Watch:
         self._closed = False
 
     def put(self, seen: Seen) -> None:
-        """Adds something to tell. Where too much waits the oldest step is dropped, but not the end of a
-        request as long as there is anything else."""
+        """Add an event.
+
+        Where too much waits the oldest step is dropped, but not the end of a request as long as there is
+        anything else.
+        """
         if len(self._untold) >= MOST_UNTOLD:
             steps = (place for place, old in enumerate(self._untold) if not old.item.final)
             del self._untold[next(steps, 0)]
@@ -72,15 +75,15 @@ class Watch:
         self._changed.set()
 
     def close(self) -> None:
-        """What is left is told, then the call ends."""
+        """End the call once the remaining events are sent."""
         self._closed = True
         self._changed.set()
 
     async def wait(self) -> None:
-        """Waits until there is something to take.
+        """Wait until there is something to take.
 
         Raises:
-            UnavailableError: after `close`, if all was told.
+            UnavailableError: after `close`, if all was sent.
         """
         while not self._untold:
             if self._closed:
@@ -89,17 +92,17 @@ class Watch:
             await self._changed.wait()
 
     def take(self) -> tuple[Seen, int]:
-        """What to tell next, and how many steps were dropped since the last call."""
+        """Return the next event, and how many steps were dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return self._untold.popleft(), dropped
 
 
 class Watches:
-    """Those of one gateway: false while there are none."""
+    """Watches of one gateway: false while there are none."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Watch]] = {}
-        """By caller and request; the request is empty for all requests of a caller."""
+        """Watches by caller and request; the request is empty for all requests of a caller."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -109,7 +112,7 @@ class Watches:
 
     @contextmanager
     def open(self, caller: Caller, request_id: str) -> Iterator[Watch]:
-        """Watches a request, or all requests of a caller, until the context is left.
+        """Watch a request, or all requests of a caller, until the context is left.
 
         Raises:
             InvalidInputError: for all requests where there are no keys: there, nothing keeps strangers from a
@@ -129,7 +132,7 @@ class Watches:
                 del self._open[key]
 
     def tell(self, step: FinishedStep | None, progress: Sequence[Progress], names: Sequence[str]) -> None:
-        """What a step brought, and is stored, to those who watch it; see `Seen`."""
+        """Send a step whose outcome is stored to the watches of its requests."""
         for item in progress:
             caller = item.state.request.caller
             for key in ((caller, item.request_id), (caller, "")):
@@ -137,7 +140,7 @@ class Watches:
                     watch.put(Seen(item, step, names))
 
     def close(self) -> None:
-        """Ends all of them soon."""
+        """End all of them soon."""
         for found in self._open.values():
             for watch in found:
                 watch.close()

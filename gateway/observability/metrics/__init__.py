@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway: of requests, of steps, and of the parts of the system.
 
-docs/operations.md says what each means and what a bad value looks like.
+docs/operations.md gives the meaning of each, and its bad values.
 """
 
 from prometheus_client import CollectorRegistry
@@ -13,7 +13,7 @@ from specinfer.service.metrics import declare_build_info
 
 
 class GatewayMetrics:
-    """All of them."""
+    """All metrics of the gateway."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = RequestCounters(registry)

@@ -1,4 +1,4 @@
-"""What the planner chose for steps, and how far its prediction was off."""
+"""Metrics of the planner: its choices for steps, and the error of its predictions."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class PlannerMetrics:
         self._actual_tokens = counter("actual_tokens", "Tokens that those steps brought, summed.")
 
     def count(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
-        """Counts a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are those of the speculators by number."""
         choice = step.choice
         self._choices.add(1, choice.reason)
         for number in choice.speculators:
@@ -41,6 +41,6 @@ class PlannerMetrics:
             self._actual_tokens.add(sum([1 + len(verdict.accepted) for verdict in step.verdicts.values()]))
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Speculators that were reached: what is counted of them begins at 0."""
+        """Begin counts of the speculators that were reached at 0."""
         for named in names:
             self._asked.add(0, named.speculator)

@@ -1,4 +1,4 @@
-"""What becomes of requests: how many, how long they take, and which are refused."""
+"""Metrics of requests: how many, how long they take, and which are refused."""
 
 from functools import cache
 
@@ -73,15 +73,15 @@ class RequestCounters:
             self._refused(code)
 
     def refused(self, code: grpc.StatusCode) -> None:
-        """Counts a call that was refused."""
+        """Count a call that was refused."""
         self._refused(code.name).inc()
 
     def admitted(self, state: RequestState) -> None:
-        """Counts the wait of a request that is admitted for the first time."""
+        """Count the wait of a request that is admitted for the first time."""
         self._queue.observe((state.admitted_at or state.queued_at) - state.queued_at)
 
     def progress(self, item: Progress) -> None:
-        """Counts new tokens of a request, and its end if this is it."""
+        """Count new tokens of a request, and its end if this is it."""
         state, count = item.state, len(item.tokens)
         if count:
             self._generation_tokens.add(count)

@@ -1,4 +1,4 @@
-"""What is drafted, verified and accepted, by speculator; what becomes of drafts."""
+"""Metrics of drafting, verification and acceptance by speculator, and of the outcomes of drafts."""
 
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from specinfer.planning.step_counts import SpeculatorStep, StepCounts
 from specinfer.service.metrics import StepCounter, StepHistogram
 
 OUTCOMES = ("ok", "late", "failed", "malformed", "stale")
-"""Of drafts; see `specinfer.speculators.faults`."""
+"""Outcomes of drafts, as in `specinfer.speculators.faults`."""
 VERIFIER = "verifier"
-"""As the `service` of the verifier's resyncs."""
+"""Value of `service` for the verifier's resyncs."""
 
 
 class SpeculationMetrics:
@@ -79,7 +79,7 @@ class SpeculationMetrics:
         )
 
     def count(self, counts: StepCounts, names: Sequence[Named]) -> None:
-        """Counts a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are those of the speculators by number."""
         for number, did in counts.speculators.items():
             self._count_speculator(names[number], did)
         for depth, trees in Tally(counts.depths).items():
@@ -92,7 +92,7 @@ class SpeculationMetrics:
     def service(
         self, address: str, outcomes: Mapping[str, int], resyncs: int, quarantines: Mapping[str, int]
     ) -> None:
-        """Counts what became of drafts of a speculator service; `quarantines` by the speculator's name."""
+        """Count outcomes of drafts of a speculator service; `quarantines` by the speculator's name."""
         for outcome, count in outcomes.items():
             self._outcomes.add(count, address, outcome)
         self._resyncs.add(resyncs, address)
@@ -100,11 +100,11 @@ class SpeculationMetrics:
             self._quarantines.add(count, name)
 
     def collapse(self, named: Named, collapsed: bool) -> None:
-        """Shows whether a speculator's drafts are accepted no more."""
+        """Show whether a speculator's drafts are accepted no more."""
         self._collapsed.labels(*named).set(collapsed)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Speculators that were reached: what is counted of them begins at 0."""
+        """Begin counts of the speculators that were reached at 0."""
         for named in names:
             self._collapsed.labels(*named)
             self._count_speculator(named, SpeculatorStep())

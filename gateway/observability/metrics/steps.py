@@ -1,4 +1,4 @@
-"""What steps take, and what of them fails."""
+"""Metrics of steps: their durations and failures."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,9 +14,7 @@ from specinfer.service.metrics import COUNTS, TO_SECONDS_S, StepHistogram
 
 
 class StepMetrics:
-    """Counts steps, while the next step's drafts are under way. With two speculators, requests and drafts
-    included: 31 us for a step of one request, 87 us for one of 16 (best of seven loops of 1000 on a busy
-    machine; 62 and 43 us before, which counted a fifth of this)."""
+    """Counts steps, while the next step's drafts are under way."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.speculation, self.planner = SpeculationMetrics(registry), PlannerMetrics(registry)
@@ -44,7 +42,7 @@ class StepMetrics:
         )
 
     def count(self, step: FinishedStep, counts: StepCounts, names: Sequence[Named]) -> None:
-        """Counts a step; `names` are those of the speculators by number."""
+        """Count a step; `names` are those of the speculators by number."""
         for phase, (start, stop) in zip(PHASES, pairwise(step.times[1:]), strict=True):
             self._phase.observe(stop - start, phase)
         self._batch.observe(len(step.entries))
@@ -52,6 +50,6 @@ class StepMetrics:
         self.planner.count(step, counts, names)
 
     def announce(self, names: Sequence[Named]) -> None:
-        """Speculators that were reached: what is counted of them begins at 0."""
+        """Begin counts of the speculators that were reached at 0."""
         self.speculation.announce(names)
         self.planner.announce(names)

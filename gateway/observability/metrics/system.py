@@ -1,4 +1,4 @@
-"""What of the system answers, what this gateway holds of it, and what went wrong between its parts."""
+"""Metrics of the system's parts: who answers, what this gateway holds of them, and faults between them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class SystemView:
     gateway_ready: bool
     redis_ready: bool
     gateways: int
-    """Alive, this one included."""
+    """Live gateways, this one included."""
     held: int
     """Verifiers that this gateway drives."""
     verifiers: Mapping[str, bool]
-    """By address, whether it answers."""
+    """True for each verifier that answers, by address."""
     speculators: Mapping[str, bool]
-    """By the service's address, whether it answers a session of this gateway."""
+    """True for each speculator service that answers a session of this gateway, by address."""
     models: Iterable[tuple[str, str, str, str, str]]
     """Model, dtype, weights, executor and device of every verifier that is driven."""
 
@@ -78,11 +78,11 @@ class SystemMetrics:
         }
 
     def meter(self, peer: Peer) -> WireMeter:
-        """Counts the bytes exchanged with one kind of peer."""
+        """Count the bytes exchanged with one kind of peer."""
         return self._meters[peer]
 
     def show(self, view: SystemView) -> None:
-        """Shows what is so now; what is no longer known goes."""
+        """Show the present state; what is no longer known goes."""
         self._running.set(view.running)
         self._waiting.set(view.waiting)
         self._redis.set(view.redis_ready)
@@ -95,7 +95,7 @@ class SystemMetrics:
 
 
 def _show(gauge: Gauge, values: Mapping[tuple[str, ...], bool]) -> None:
-    """Sets the children that there are, and removes others."""
+    """Set the children that there are, and remove others."""
     shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
     for labels in shown - values.keys():
         gauge.remove(*labels)

@@ -23,12 +23,12 @@ class InProcessClient:
     """Answers requests in this process."""
 
     def __init__(self, llm: AsyncLLM, names: Sequence[str]) -> None:
-        """`names` are those of the speculators by number."""
+        """Create the client; `names` are those of the speculators by number."""
         self._llm, self._names = llm, names
 
     @classmethod
     def load(cls, model: str, speculators: Sequence[str] | None, **options: Any) -> Self:
-        """Load a model; see `LLM`."""
+        """Load a model, as `LLM` does."""
         llm = AsyncLLM(model, speculators=list(speculators) if speculators else "auto", **options)
         return cls(llm, llm.speculators)
 
@@ -61,7 +61,7 @@ class InProcessClient:
         await self._llm.close()
 
     def _answer(self, output: RequestOutput, first_s: float, total_s: float) -> Answer:
-        """The client's form of an answer."""
+        """Return the client's form of an answer."""
         completion, metrics = output.outputs[0], output.metrics
         assert metrics is not None, "a request that has ended has metrics"
         did, tokens = metrics.speculative_decoding, completion.token_ids
@@ -98,7 +98,7 @@ class InProcessClient:
 
 
 def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
-    """The prompt of a request.
+    """Return the prompt of a request.
 
     Raises:
         InvalidInputError: if it has none.
@@ -114,7 +114,7 @@ def prompt_of(message: generation_pb2.GenerateRequest) -> Prompt:
 
 
 def params_of(message: generation_pb2.GenerateRequest) -> SamplingParams:
-    """The sampling parameters of a request."""
+    """Return the sampling parameters of a request."""
     sampling = decode_sampling(message.sampling, default_seed=0)
     seeded = message.sampling.HasField("seed")
     return SamplingParams(

@@ -16,11 +16,11 @@ from specinfer.parent_process import ending_with_us
 from specinfer.service.channel import split_address
 
 DEFAULT_METRICS_PORT = 9464
-"""Of a gateway."""
+"""Port of a gateway's metrics."""
 
 
 def check_metrics_port() -> None:
-    """Checks that the gateway can serve its metrics.
+    """Check that the gateway can serve its metrics.
 
     Raises:
         InvalidInputError: naming the variable that sets the port.
@@ -37,7 +37,7 @@ def check_metrics_port() -> None:
 
 
 def check_http(address: str) -> None:
-    """Checks that the HTTP service can be started at an address.
+    """Check that the HTTP service can be started at an address.
 
     Raises:
         InvalidInputError: if it cannot listen there, or is not installed.
@@ -48,7 +48,7 @@ def check_http(address: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of loopback that are free at this moment."""
+    """Return different TCP ports of loopback that are free at this moment."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:  # all are held until the last is found: a port that is let go may come again
@@ -59,10 +59,11 @@ def free_ports(count: int) -> list[int]:
 def check_listen_address(
     address: str, setting: str = "listen", otherwise: str = "choose another address"
 ) -> None:
-    """Checks that a server could listen on `host:port` at this moment.
+    """Check that a server could listen on `host:port` at this moment.
 
     Args:
-        setting: that the error names.
+        address: `host:port`.
+        setting: name in the error.
         otherwise: what to do if it is in use.
 
     Raises:
@@ -83,7 +84,7 @@ def check_listen_address(
 
 
 def _why_not_bound(family: int, place: tuple[object, ...]) -> int:
-    """The error number with which a socket cannot be bound there, or 0."""
+    """Return the error number with which a socket cannot be bound there, or 0."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections do not count
@@ -110,33 +111,33 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Id of the process."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raises UnavailableError with the last log line if the process has ended."""
+        """Raise UnavailableError with the last log line if the process has ended."""
         if self._process.poll() is not None:
             raise UnavailableError(
                 f"{self.name} ended with code {self._process.returncode}: {self.last_line()}"
             )
 
     def last_line(self) -> str:
-        """The last line of its log."""
+        """Return the last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(no output)"
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Request its end by a signal."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """End it at once, as a crash would."""
         self._process.kill()
         self._process.wait()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for its end; kills it after the time given."""
+        """Wait for its end; kill it after the time given."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -144,7 +145,7 @@ class Child:
 
 
 def wait_for_port(child: Child, address: str, timeout_s: float) -> None:
-    """Waits until something listens on `host:port`.
+    """Wait until something listens on `host:port`.
 
     Raises:
         UnavailableError: if the child ends or the time is over.

@@ -16,12 +16,12 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 def redis_url_from_environment() -> str | None:
-    """The server the user already runs, if any."""
+    """Return the server the user already runs, if any."""
     return os.environ.get(_VARIABLE) or None
 
 
 def check_redis(url: str) -> None:
-    """Checks that something listens at the URL of a Redis, before anything is loaded for it.
+    """Check that something listens at the URL of a Redis, before anything is loaded for it.
 
     Raises:
         SettingError: if it is no URL of a Redis.
@@ -45,7 +45,7 @@ def check_redis(url: str) -> None:
 
 
 def find_redis_binary() -> str:
-    """Path of a redis-server binary.
+    """Return path of a redis-server binary.
 
     Raises:
         UnavailableError: if there is none, saying how to get one.
@@ -63,7 +63,7 @@ def find_redis_binary() -> str:
 
 
 def redis_command(port: int, directory: Path) -> list[str]:
-    """Command line of a private server on loopback that writes nothing to disk."""
+    """Return command line of a private server on loopback that writes nothing to disk."""
     options = {
         "bind": "127.0.0.1",
         "port": str(port),

@@ -1,4 +1,4 @@
-"""What commands run on: a temporary local system or a gateway that is there, and models pulled for it."""
+"""Resources of commands: a temporary local system or a gateway that is there, and models pulled for it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
-    """Pulls a model with a progress display."""
+    """Pull a model with a progress display."""
     find_source(model, source)  # a bad name is one line, without a display around it
     with progress_bar() as bar:
         task = bar.add_task(f"pulling {model}", total=None)
@@ -31,7 +31,7 @@ def pull(model: str, source: str, tokenizer_only: bool = False) -> Path:
 
 @contextmanager
 def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
-    """A running local system, with a spinner while it starts."""
+    """Yield a running local system, with a spinner while it starts."""
     system = LocalSystem(options)
     with console.status("starting") as spinner:
         system.report = spinner.update
@@ -46,7 +46,7 @@ def local_system(options: LocalOptions) -> Iterator[LocalSystem]:
 
 
 def load_in_process(model: str, speculators: Sequence[str] | None, **options: Any) -> "InProcessClient":
-    """A client that answers in this process, with a spinner while the model is loaded.
+    """Return a client that answers in this process, with a spinner while the model is loaded.
 
     Raises:
         SettingError: naming the option and its value.
@@ -59,7 +59,7 @@ def load_in_process(model: str, speculators: Sequence[str] | None, **options: An
 
 @contextmanager
 def gateway(connection: Connection, local: LocalOptions | None) -> Iterator[Connection]:
-    """The connection, to a temporary local system if there are options for one."""
+    """Yield the connection, to a temporary local system if there are options for one."""
     if local is None:
         yield connection
         return

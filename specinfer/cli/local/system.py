@@ -44,7 +44,7 @@ SERVICE_ENVIRONMENT = {
     # gRPC's event engine hands every message to one thread more: 110 us a round trip instead of 70
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
-"""Of the processes; what the user has set comes first."""
+"""Environment of the processes; what the user has set comes first."""
 NO_METRICS = {
     # the default ports are for one service of a kind on a machine
     "verifier_svc": {"SPECINFER_VERIFIER_METRICS_PORT": "0"},
@@ -56,20 +56,20 @@ NO_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What a local system is made of. Flags are those of the services, without dashes."""
+    """Parts of a local system. Flags are those of the services, without dashes."""
 
     model: str = DEFAULT_MODEL
     dtype: str = "bfloat16"
     device: str | None = None
-    """Where models run; None leaves it to the services: to their environment variables, else the CPU."""
+    """Device of the models; None leaves it to the services: to their environment variables, else the CPU."""
     listen: str | None = None
     """Address of the gateway; None takes a free port of loopback."""
     verifier: Flags = field(default_factory=dict)
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
-    """By name; None takes those that suit the model."""
+    """Flags of speculators by name; None takes those that suit the model."""
     metrics: bool = False
-    """Whether the gateway serves metrics, at its default port; the other services do not."""
+    """True if the gateway serves metrics, at its default port; the other services do not."""
     http: str | None = None
     """Address of the HTTP service; None for no such service."""
 
@@ -80,7 +80,8 @@ _TRY_OFTEN = (
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""For a service that is starting: by default gRPC waits 1, 1.6, 2.6, 4.1 s and so on between connections."""
+"""Channel options for a service that is starting: by default gRPC waits 1, 1.6, 2.6, 4.1 s and so on between
+connections."""
 
 
 class LocalSystem:
@@ -97,12 +98,12 @@ class LocalSystem:
         self.address = options.listen or gateway
         self.redis_url = redis_url_from_environment() or ""
         self.instance = secrets.token_hex(8)
-        """By which our own services are told from others that may have got their addresses."""
+        """Word that identifies our own services among others that may have got their addresses."""
         self._failed = False
 
     @cached_property
     def logs(self) -> Path:
-        """The folder of the services' logs; kept if one of them fails."""
+        """Folder of the services' logs; kept if one of them fails."""
         return Path(tempfile.mkdtemp(prefix="specinfer-"))
 
     def __enter__(self) -> Self:
@@ -126,7 +127,7 @@ class LocalSystem:
             shutil.rmtree(self.logs, ignore_errors=True)
 
     def stop(self) -> None:
-        """Ends the children in reverse order of their start."""
+        """End the children in reverse order of their start."""
         for child in reversed(self.children.values()):
             child.terminate()
         for child in reversed(self.children.values()):
@@ -134,7 +135,7 @@ class LocalSystem:
         self.children.clear()
 
     def check(self) -> None:
-        """Raises UnavailableError if one of the processes has ended; its log is kept."""
+        """Raise UnavailableError if one of the processes has ended; its log is kept."""
         try:
             for child in self.children.values():
                 child.check()
@@ -143,7 +144,7 @@ class LocalSystem:
             raise UnavailableError(f"{error}; logs in {self.logs}") from error
 
     def _check_first(self) -> None:
-        """Finds at once what would only show when everything is loaded: one line instead of failed children.
+        """Find at once what would only show when everything is loaded: one line instead of failed children.
 
         Raises:
             InvalidInputError: if the model, the gateway's address or $REDIS_URL cannot be used.
@@ -202,8 +203,10 @@ class LocalSystem:
         wait_for_port(self.children["http"], address, START_TIMEOUT_S)
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """The command that starts a service, and what it wants in its environment; a benchmark may start
-        another program that serves the same."""
+        """Return the command that starts a service, and its environment.
+
+        A benchmark may start another program that serves the same.
+        """
         return [sys.executable, "-m", module], {}
 
     def _spawn(self, name: str, module: str, flags: Flags) -> None:
@@ -219,7 +222,7 @@ class LocalSystem:
         self.children[name] = Child(name, command, self.logs / f"{name}.log", environment)
 
     def _wait(self, name: str, address: str) -> None:
-        """Waits until our own service answers there, not one that has got its address before it."""
+        """Wait until our own service answers there, not one that has got its address before it."""
         self.report(f"starting {name}")
         child = self.children[name]
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -239,7 +242,7 @@ class LocalSystem:
 
 
 def _arguments(key: str, value: str) -> list[str]:
-    """One flag on a command line; switches have no value there."""
+    """Return one flag on a command line; switches have no value there."""
     flag = key.replace("_", "-")
     if value in ("true", "false"):
         return [f"--{flag}" if value == "true" else f"--no-{flag}"]

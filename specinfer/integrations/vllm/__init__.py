@@ -1,4 +1,6 @@
-"""Our speculator services as a proposer of vLLM 0.32 (docs/vllm.md), which loads it by its class path:
+"""Our speculator services as a proposer of vLLM 0.32 (docs/vllm.md).
+
+It is loaded by its class path:
 
 speculative_config={"method": "custom_class", "num_speculative_tokens": 4,
                     "model": "specinfer.integrations.vllm.SpeculatorProposer"}

@@ -1,4 +1,4 @@
-"""Which request a row is: vLLM hands over rows of tokens without request ids, and rows move. Pure.
+"""Requests behind the rows of vLLM, which hands over rows of tokens without ids, and moves them. Pure.
 
 A context only grows, so a row belongs to a context that it begins with. One whose length is that of the row
 without the tokens of this step is looked up; where there is none, the longest one that the row begins with
@@ -24,22 +24,22 @@ _TAIL = 8
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What is known of one request."""
+    """Known state of one request."""
 
     request_id: str
     tokens: Int32
     """[T] as they were in its latest step."""
     state: RequestState | None = None
-    """As speculator services are asked for it; None before its first step."""
+    """State with which speculator services are called; None before its first step."""
     drafts: list[tuple[int, TokenTree]] = field(default_factory=list)
     """(speculator, tree) of its latest step."""
     path: list[int] = field(default_factory=list)
-    """What was proposed to vLLM then."""
+    """Tokens proposed to vLLM then."""
     unseen: int = 0
     """Steps since then."""
 
     def grow(self, tokens: Int32) -> list[int]:
-        """Takes over the tokens of its row, and returns the new ones."""
+        """Take over the tokens of its row, and return the new ones."""
         new: list[int] = tokens[len(self.tokens) :].tolist()
         if self.state is None:
             # vLLM does not say how it samples, nor how long it goes on: greedy drafts of one more token
@@ -51,14 +51,14 @@ class Context:
         return new
 
     def entry(self, nodes: int, depth: int) -> StepEntry:
-        """Its part of a step: one branch of so many nodes at most after its tokens."""
+        """Return its part of a step: one branch of so many nodes at most after its tokens."""
         assert self.state is not None, "a context has grown before it is drafted for"
         limits = TreeLimits(nodes, depth, 1)
         last = len(self.state.tokens) - 1
         return StepEntry(self.state, last, (self.state.tokens[last],), True, limits, depth)
 
     def end(self) -> None:
-        """It did not come back: answers for it that are still to come are stale."""
+        """End a request that did not come back: answers for it that are still to come are stale."""
         if self.state is not None:
             self.state.finish = FinishReason.CANCELLED
 
@@ -70,7 +70,7 @@ class BatchRow:
     tokens: Int32
     """[T] prompt and committed tokens."""
     new: int
-    """How many of them came in this step."""
+    """Number of tokens that came in this step."""
 
 
 class ContextTable:
@@ -88,7 +88,7 @@ class ContextTable:
         return len(self._contexts)
 
     def match(self, rows: Sequence[BatchRow]) -> list[Context]:
-        """The context of each row, made where there is none; its tokens are those of the step before."""
+        """Return the context of each row, made where there is none; its tokens are those of the step before."""
         found = self._by_length(rows)
         taken = set(map(id, found))
         left = [context for context in self._contexts if id(context) not in taken]
@@ -102,7 +102,7 @@ class ContextTable:
         return self._seen([context or self._new() for context in found])
 
     def ended(self) -> list[str]:
-        """Requests that did not come back; they are known no more."""
+        """Return the requests that did not come back, and forget them."""
         gone = [context for context in self._contexts if context.unseen > self._patience]
         for context in gone:
             context.end()
@@ -133,7 +133,7 @@ def _key(tokens: Int32) -> tuple[int, bytes]:
 
 
 def _take(candidates: list[Context], row: BatchRow) -> Context | None:
-    """Takes the first of the candidates that the row begins with."""
+    """Take the first of the candidates that the row begins with."""
     for place, context in enumerate(candidates):
         if _begins_with(row.tokens, context.tokens):
             return candidates.pop(place)

@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 
 class SpeculatorProposer:
-    """Proposes for vLLM what speculator services draft."""
+    """Proposes tokens that speculator services draft to vLLM."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Connects to the services that $SPECINFER_VLLM_SPECULATORS names.
+        """Connect to the services that $SPECINFER_VLLM_SPECULATORS names.
 
         Args:
             vllm_config: vLLM's `VllmConfig`.
@@ -57,14 +57,14 @@ class SpeculatorProposer:
         self.counters: Counter[str] = Counter()
         """rounds, requests, tokens proposed and accepted, faults; `outcomes` are those of the services."""
         self.client = ""
-        """By what name the services know us."""
+        """Name by which the services know us."""
         # vLLM takes the drafts of the first rank of a tensor-parallel group and gives them to all
         self._asks = int(parallel.rank) % int(parallel.tensor_parallel_size) == 0
         if self._asks:
             self._connect(vllm_config.model_config)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Part of vLLM's interface of proposers: there is no model here."""
+        """Load nothing: vLLM's interface of proposers requires it, and there is no model here."""
 
     def propose(
         self,
@@ -73,7 +73,7 @@ class SpeculatorProposer:
         token_ids_cpu: "np.ndarray[Any, Any]",
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """At most `num_speculative_tokens` tokens that may follow each of B rows; none if none came in time.
+        """Return `num_speculative_tokens` tokens at most for each of B rows; none if none came in time.
 
         Args:
             sampled_token_ids: [B] tokens that each row got in this step; none while its prompt is being read.
@@ -99,8 +99,10 @@ class SpeculatorProposer:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Drafts by outcome (see `DraftStatistics`), requests that were resynced, and messages that were
-        missed: late, lost, or not sent because a service was away or busy; all services together."""
+        """Drafts by outcome (`DraftStatistics`), resynced requests and missed messages, of all services.
+
+        Missed messages are late, lost, or not sent because a service was away or busy.
+        """
         found: Counter[str] = Counter()
         for service in self._speculators.pool.services if self._asks else ():
             found.update(service.statistics.outcomes)
@@ -108,7 +110,7 @@ class SpeculatorProposer:
         return found
 
     def close(self) -> None:
-        """Ends the connections."""
+        """End the connections."""
         if self._asks:
             outcomes, self._asks = self.outcomes, False
             atexit.unregister(self.close)
@@ -146,7 +148,7 @@ class SpeculatorProposer:
         return [context.path for context in contexts]
 
     def _learn(self, context: Context, came: list[int]) -> None:
-        """Compares the latest drafts with what came."""
+        """Compare the latest drafts with the tokens that came."""
         for number, tree in context.drafts:
             self._calibration.observe(number, tree, came)
         right = [drafted == token for drafted, token in zip(context.path, came, strict=False)]
@@ -155,7 +157,7 @@ class SpeculatorProposer:
     async def _draft(
         self, contexts: Sequence[Context], ended: list[str]
     ) -> dict[str, list[tuple[int, TokenTree]]]:
-        """Trees of all speculators that are there, by request."""
+        """Return trees of all speculators that are there, by request."""
         self._speculators.release(ended)
         entries = [
             context.entry(self._most, room)
@@ -166,7 +168,7 @@ class SpeculatorProposer:
         return (await pool.draft(entries, frozenset(range(len(pool.names))))).trees
 
     def _room(self, tokens: Int32) -> int:
-        """Most tokens that may be proposed after these."""
+        """Return the most tokens that may be proposed after these."""
         return min(self._most, self._longest - len(tokens) - 1)
 
     def _path(self, drafts: Sequence[tuple[int, TokenTree]], most: int) -> list[int]:
@@ -177,7 +179,7 @@ class SpeculatorProposer:
 
 
 def tokenizer_fingerprint(model_config: Any) -> str:
-    """Of the tokenizer that vLLM uses."""
+    """Return the fingerprint of the tokenizer that vLLM uses."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -203,14 +205,14 @@ class _Speculators:
         return channel
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Begins to let the services forget requests."""
+        """Begin to let the services forget requests."""
         if request_ids:
             task = asyncio.get_running_loop().create_task(self.pool.release(request_ids))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
     async def close(self) -> None:
-        """Ends background work and connections."""
+        """End background work and connections."""
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)

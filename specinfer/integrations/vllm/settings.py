@@ -14,7 +14,7 @@ PREFIX = "SPECINFER_VLLM_"
 
 
 class VllmSettings(BaseSettings):
-    """Where the speculators are, and how long they get."""
+    """Addresses of the speculators, and their time limits."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid")
 
@@ -31,18 +31,18 @@ class VllmSettings(BaseSettings):
 
     @property
     def addresses(self) -> list[str]:
-        """Of the services."""
+        """Addresses of the services."""
         return split_targets(f"{PREFIX}SPECULATORS", self.speculators)
 
     @property
     def tls(self) -> ClientTls:
-        """How channels to the services are opened."""
+        """Files with which channels to the services are opened."""
         ca, certificate, key = map(as_path, (self.tls_ca, self.tls_certificate, self.tls_key))
         return ClientTls(ca, certificate, key, self.tls_name, prefix=f"{PREFIX.lower()}tls")
 
     @classmethod
     def load(cls) -> "VllmSettings":
-        """Reads the environment.
+        """Read the environment.
 
         Raises:
             SettingError: naming the variable and its value.

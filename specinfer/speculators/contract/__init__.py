@@ -1,4 +1,4 @@
-"""Whether a running speculator service keeps the contract (docs/protocol.md): `specinfer check`."""
+"""Test of a running speculator service against the contract (docs/protocol.md): `specinfer check`."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from specinfer.speculators.contract.rules import RULES
 
 
 class Outcome(StrEnum):
-    """Of one rule."""
+    """Outcome of one rule."""
 
     KEPT = "ok"
     BROKEN = "FAILED"
@@ -19,7 +19,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one rule."""
+    """Outcome of one rule, and its reason."""
 
     rule: str
     outcome: Outcome
@@ -27,7 +27,7 @@ class Finding:
 
 
 async def check_contract(examined: Examined) -> AsyncIterator[Finding]:
-    """Tries every rule, one after another; after a service that does not say what it is none can be tried."""
+    """Try every rule, one after another; without a description of the service none can be tried."""
     for rule, check in RULES.items():
         try:
             yield Finding(rule, Outcome.KEPT, await check(examined))

@@ -1,4 +1,4 @@
-"""Whether drawn tokens follow the distribution that is sent with them, on which losslessness depends.
+"""Test that drawn tokens follow the distribution that is sent with them, on which losslessness depends.
 
 Every draw is ranked in the q that was left when it was made: 0 is the most probable token, of equals the one
 with the lower id. What is expected at each rank is the sum of the probabilities at that rank over all draws,
@@ -19,7 +19,7 @@ from specinfer.v1 import common_pb2
 REQUESTS = 400
 _BATCH = 50
 _RANKS = 5
-"""The last stands for all behind it. Odd: see `chi_square_tail`."""
+"""Number of ranks; the last stands for all behind it. Odd, as `chi_square_tail` needs."""
 _LEAST_EXPECTED = 5.0
 FALSE_ALARM = 1e-6
 """Probability with which a right service is found wrong."""
@@ -28,7 +28,7 @@ Float64 = NDArray[np.float64]
 
 
 async def draws_follow_q(it: Examined) -> str:
-    """The same context for many requests, each with a draw_seed of its own."""
+    """Check the draws of many requests with the same context, each with a draw_seed of its own."""
     drawing = [place for place, each in enumerate(it.description.speculators) if each.draws]
     if not drawing:
         raise NotApplicableError("none of its speculators draws")
@@ -74,7 +74,7 @@ def _judge(name: str, trees: Sequence[TokenTree]) -> str:
 
 
 def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
-    """How often a draw was of each rank, and how often that is to be expected."""
+    """Return how often a draw was of each rank, and how often that is to be expected."""
     observed, expected = np.zeros(_RANKS), np.zeros(_RANKS)
     for tree in trees:
         for proposal in tree.proposals:
@@ -85,7 +85,7 @@ def rank_counts(trees: Iterable[TokenTree]) -> tuple[Float64, Float64]:
 
 
 def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]]:
-    """Of every draw of a proposal its rank and the probabilities of all ranks."""
+    """Yield the rank of every draw of a proposal, and the probabilities of all ranks."""
     if proposal.kind is ProposalKind.POINT:
         return
     ids, q = proposal.q_token_ids, proposal.q_probabilities.astype(np.float64)
@@ -100,14 +100,16 @@ def _ranked(tree: TokenTree, proposal: Proposal) -> Iterator[tuple[int, Float64]
 
 
 def merged(observed: Float64, expected: Float64) -> tuple[Float64, Float64]:
-    """The last ranks together where they are expected too seldom; an odd number of them is left."""
+    """Return the last ranks together where they are expected too seldom; an odd number of them is left."""
     while len(expected) > 1 and (expected[-1] < _LEAST_EXPECTED or len(expected) % 2 == 0):
         observed, expected = (np.append(each[:-2], each[-2:].sum()) for each in (observed, expected))
     return observed, expected
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
-    """P(chi-square >= statistic) for an even number of degrees of freedom, where it is a finite sum:
-    exp(-x/2) sum over k < degrees/2 of (x/2)^k / k!."""
+    """Return P(chi-square >= statistic) for an even number of degrees of freedom.
+
+    There it is a finite sum: exp(-x/2) sum over k < degrees/2 of (x/2)^k / k!.
+    """
     half = statistic / 2
     return math.exp(-half) * sum(half**k / math.factorial(k) for k in range(degrees // 2))

@@ -1,5 +1,4 @@
-"""A speculator service under examination: asks it as a gateway does, and holds each answer against its
-question."""
+"""A speculator service under examination: calls as a gateway makes them, and checks of each answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,22 +35,25 @@ class NotApplicableError(SpecInferError):
 
 
 class Examined:
-    """The service, what it says of itself, and questions to it."""
+    """The service, its description, and calls to it."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, patience_s: float, seed: int = 0) -> None:
-        """After `patience_s` without an answer it is taken for dead; `seed` is that of the questions."""
+        """Create a connection.
+
+        After `patience_s` without an answer the service is taken for dead; `seed` is that of the questions.
+        """
         self.address, self._patience_s = address, patience_s
         self.rng = np.random.default_rng(seed)
         self._stub = speculator_pb2_grpc.SpeculatorStub(channel)  # type: ignore[no-untyped-call]
         self._stream: DraftStream = MessageStream(address, lambda: self._stub.Draft())
         self._steps = 0
         self._asked: dict[str, set[str]] = {}
-        """By client, all requests so far."""
+        """All requests so far, by client."""
         self.description = speculator_pb2.DescribeSpeculatorReply()
         self.described = False
 
     async def describe(self) -> speculator_pb2.DescribeSpeculatorReply:
-        """What it says that it is.
+        """Request its description.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -66,11 +68,11 @@ class Examined:
         return min(8, self.description.max_nodes)
 
     def vocab_size(self, speculator: int) -> int:
-        """Token ids of a speculator; as many as there can be where it tells none."""
+        """Return the token ids of a speculator; as many as there can be where it reports none."""
         return self.description.speculators[speculator].vocab_size or ANY_TOKEN
 
     def context(self, length: int) -> list[int]:
-        """Token ids that repeat, so that whoever looks back finds something."""
+        """Return token ids that repeat, so that a drafter that looks back finds something."""
         told = [each.vocab_size for each in self.description.speculators if each.vocab_size]
         once: list[int] = self.rng.integers(0, min([_USUAL_TOKENS, *told]), -(-length // 2)).tolist()
         return (once + once)[:length]
@@ -78,7 +80,7 @@ class Examined:
     def entry(
         self, request_id: str, delta: Sequence[int], base_len: int = 0, **fields: Any
     ) -> speculator_pb2.DraftEntry:
-        """A greedy question with the usual budget, with what the service reads of the target and of texts."""
+        """Return a greedy question with the usual budget, and the inputs that the service reads."""
         defaults: dict[str, Any] = {
             "node_budget": self.nodes,
             "max_depth": self.nodes,
@@ -98,7 +100,7 @@ class Examined:
     async def ask(
         self, entries: Sequence[speculator_pb2.DraftEntry], client: str = CLIENT
     ) -> list[speculator_pb2.DraftResult]:
-        """One result per entry, in their order.
+        """Return one result per entry, in their order.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -117,14 +119,14 @@ class Examined:
         return list(reply.entries)
 
     async def one(self, entry: speculator_pb2.DraftEntry, client: str = CLIENT) -> speculator_pb2.DraftResult:
-        """The result of a single entry; see `ask`."""
+        """Return the result of a single entry, as `ask` does."""
         (result,) = await self.ask([entry], client)
         return result
 
     async def served(
         self, entry: speculator_pb2.DraftEntry, client: str = CLIENT
     ) -> speculator_pb2.DraftResult:
-        """The result of a single entry that must be served.
+        """Return the result of a single entry that must be served.
 
         Raises:
             BrokenContractError: if it is not.
@@ -137,7 +139,7 @@ class Examined:
         return result
 
     async def release(self, request_ids: Sequence[str], client: str = CLIENT) -> int:
-        """How many requests it says that it knew.
+        """Release requests; return how many the service knew.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -150,7 +152,7 @@ class Examined:
         return reply.released
 
     async def close(self) -> None:
-        """Lets it forget everything that was asked, and ends the stream.
+        """Release all requests, and end the stream.
 
         Raises:
             UnavailableError: if it does not answer.
@@ -162,7 +164,7 @@ class Examined:
     def trees(
         self, entry: speculator_pb2.DraftEntry, result: speculator_pb2.DraftResult
     ) -> dict[int, TokenTree]:
-        """The trees of a result by speculator, each sound and within what was asked for.
+        """Return the trees of a result by speculator, each sound and within the limits of its entry.
 
         Raises:
             BrokenContractError: naming the speculator and what is wrong.
@@ -192,7 +194,7 @@ class Examined:
         return found
 
     def _of_the_target(self, base_len: int, delta: Sequence[int]) -> dict[str, Any]:
-        """Hidden states and predictions drawn at random, if the service reads any."""
+        """Return hidden states and predictions drawn at random, if the service reads any."""
         told: dict[str, Any] = {}
         layers, size, k = (
             len(self.description.feature_layers),
@@ -212,7 +214,7 @@ class Examined:
 
 
 def expect_status(result: speculator_pb2.DraftResult, status: int, what: str) -> None:
-    """Checks how an entry was answered.
+    """Check the status of an answer.
 
     Raises:
         BrokenContractError: if otherwise.
