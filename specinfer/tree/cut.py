@@ -16,7 +16,7 @@ exist,
 
 Then the kept candidates form a sequence in which each is chosen by a function of the tokens before it, and
 each draw is independent of all that comes before it. The proof by enumeration is
-tests/unit/verifier/test_exact.py.
+tests/unit/verification/test_exact.py.
 """
 
 import heapq

@@ -26,7 +26,7 @@ from specinfer.verification.acceptance import RULES, RequestRandomness, find_rul
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import VerifyJob
 from tests.support.tiny_models import runner_of, tiny_transformers
-from tests.unit.verifier.test_acceptance import TableTarget
+from tests.unit.verification.test_acceptance import TableTarget
 
 HISTOGRAM = AcceptanceHistogram("test", (40, 25, 0, 20, 15))
 DRAWS = 4000

@@ -10,7 +10,7 @@ from specinfer.tree import TokenTree, TreeBuilder
 from specinfer.verification.acceptance import RequestRandomness
 from specinfer.verification.acceptance.typical import TypicalAcceptance
 from tests.support.trees import CAT, DOG, RAN, SAT, THE
-from tests.unit.verifier.test_acceptance import TableTarget
+from tests.unit.verification.test_acceptance import TableTarget
 
 ANY = RequestRandomness(Sampling(), 1)
 
