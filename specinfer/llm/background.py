@@ -132,6 +132,11 @@ class AsyncLLM:
     async def _submit(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
     ) -> tuple[Request, "asyncio.Queue[list[TextDelta] | None]"]:
+        constraint = params.constraint if params is not None else None
+        if constraint is not None:  # others decode meanwhile
+            compiling = await asyncio.wrap_future(self._call(lambda: self._driver.engine.compile(constraint)))
+            if compiling is not None:
+                await asyncio.wait([asyncio.wrap_future(compiling)])
         return await self._begin(lambda: self._driver.submit(prompt, params or DEFAULT_PARAMS, request_id))
 
     async def _begin(

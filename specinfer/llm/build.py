@@ -20,6 +20,8 @@ from specinfer.llm.pool import LocalPool
 from specinfer.model.cache.kv_cache import CACHE_TOKENS
 from specinfer.model.held_weights import AUTO, held_weights
 from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel.layout import Layout
+from specinfer.model.parallel.local import LocalRanks
 from specinfer.model.runner import ModelRunner
 from specinfer.planning.pass_times import PassCurve
 from specinfer.planning.planner import Planner, derive_budget
@@ -37,6 +39,9 @@ Function: TypeAlias = Callable[..., object]
 Speculators: TypeAlias = str | Sequence[str | Function]
 _UNLIMITED = 2**31
 """Most requests that wait: a list of prompts waits here instead of at its caller."""
+
+
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,10 @@ class LLMOptions:
     """Context tokens that the KV cache holds over all requests."""
     offload: str = "none"
     """Place of the decoder layers: none, host or disk."""
+    tensor_parallel_size: int = 1
+    """Processes of this machine that share every layer; this process is the first of them."""
+    pipeline_parallel_size: int = 1
+    """Stages of successive layers, each of `tensor_parallel_size` processes."""
     tree_nodes: int = 0
     """Most nodes of one tree; 0: the limit of a pass."""
     adaptive: bool = True
@@ -70,7 +79,7 @@ class LLMOptions:
     """Nodes of a chain in sequence speculation."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "kv_tokens", "sequence_length"):
+        for name in ("max_num_seqs", "kv_tokens", "sequence_length", *_RANKS):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be positive")
         for name in ("max_model_len", "tree_nodes"):
@@ -105,9 +114,15 @@ def build_engine(model: str, speculators: Speculators, options: LLMOptions) -> t
     specs = _specs(model, speculators, options)
     directory = resolve_model(model)
     tokenizer = Tokenizer.load(directory)
-    runner = _runner(directory, options)
-    groups = [_drafters(spec, model, options) for spec in specs]
-    return assemble(runner, tokenizer, groups, options), tokenizer
+    runner, close = _runner(directory, options)
+    try:
+        groups = [_drafters(spec, model, options) for spec in specs]
+        engine = assemble(runner, tokenizer, groups, options)
+    except BaseException:
+        close()
+        raise
+    engine.on_close = close
+    return engine, tokenizer
 
 
 def assemble(
@@ -157,8 +172,9 @@ def _specs(model: str, speculators: Speculators, options: LLMOptions) -> list[Fl
     return found
 
 
-def _runner(directory: Path, options: LLMOptions) -> ModelRunner:
-    """Load the model."""
+def _runner(directory: Path, options: LLMOptions) -> tuple[ModelRunner, Callable[[], None]]:
+    """Load the model, shared by several processes if the options say so; what closes it."""
+    layout = Layout(options.tensor_parallel_size, options.pipeline_parallel_size)
     own = RunnerOptions(
         dtype=options.dtype,
         device=options.device,
@@ -167,7 +183,11 @@ def _runner(directory: Path, options: LLMOptions) -> ModelRunner:
         kv_tokens=options.kv_tokens,
         offload=options.offload,
     )
-    return ModelRunner.load(directory, replace(own, weights=held_weights(directory, own, shared=False)))
+    own = replace(own, weights=held_weights(directory, own, shared=layout.ranks > 1))
+    if layout.ranks == 1:
+        return ModelRunner.load(directory, own), lambda: None
+    ranks = LocalRanks(directory, own, layout)
+    return ranks.runner, ranks.close
 
 
 def _verifier(
@@ -220,6 +240,7 @@ def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:
     own, cache = verifier.limits, verifier.runner.cache
     return SchedulerLimits(
         max_batch=options.max_num_seqs,
+        max_context_len=own.max_context_len,
         max_waiting=_UNLIMITED,
         tree_depth=own.max_nodes,
         sequence_length=options.sequence_length,

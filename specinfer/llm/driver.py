@@ -4,12 +4,14 @@
 returns next.
 """
 
+import logging
+import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from specinfer.errors import InvalidInputError
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.llm.engine import LocalEngine
 from specinfer.llm.outputs import CompletionBuilder, RequestOutput, metrics_of
 from specinfer.llm.params import SamplingParams
@@ -19,6 +21,7 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids} as vLLM has them, or a conversation as OpenAI has
 it: {"messages": [...]}, perhaps with "tools"."""
 DEFAULT_PARAMS = SamplingParams()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Request:
     """A fault that ended it."""
     _taken: list[tuple[int, int]] = field(default_factory=list)
     """Characters and tokens of each answer that were taken."""
+    _ended: set[int] = field(default_factory=set)
+    """Answers whose end was taken."""
 
     @property
     def finished(self) -> bool:
@@ -56,7 +61,10 @@ class Request:
             characters, tokens = self._taken[place]
             output = answer.output
             self._taken[place] = len(output.text), len(output.token_ids)
-            if self._taken[place] != (characters, tokens):
+            ended = output.finished and place not in self._ended
+            if ended:
+                self._ended.add(place)
+            if ended or self._taken[place] != (characters, tokens):
                 text, ids = output.text[characters:], output.token_ids[tokens:]
                 found.append(TextDelta(text, ids, place, output.finish_reason))
         return found
@@ -113,12 +121,21 @@ class Driver:
                 continue  # cancelled
             request, answer = known
             changed[id(request)] = request
-            keep = answer.add(progress)
-            if keep is not None and (keep < len(progress.tokens) or not progress.final):
-                self.engine.cut(progress, keep)
+            try:
+                if (keep := answer.add(progress)) is not None:
+                    self.engine.cut(progress, keep)
+            except Exception as error:  # a fault of ours in one request's text concerns that request
+                log.exception("the text of request %s cannot be read", progress.request_id)
+                self._fail(request, FaultError("internal error", error))
+                continue
             if progress.final:
                 self._end(request, answer)
         return list(changed.values())
+
+    def _fail(self, request: Request, error: SpecInferError) -> None:
+        """End all answers of a request with an error."""
+        request.error = error
+        self.cancel(request)
 
     def cancel(self, request: Request) -> None:
         """End a request with the tokens it has."""
@@ -129,8 +146,10 @@ class Driver:
 
     def _end(self, request: Request, answer: CompletionBuilder) -> None:
         del self._requests[answer.state.request.request_id]
-        request.error = answer.end() or request.error
-        if request.finished and request.error is None:
+        error = answer.end()
+        if error is not None:
+            self._fail(request, error)
+        elif request.finished and request.error is None:
             request.output.metrics = metrics_of([each.state for each in request.answers])
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -146,7 +165,7 @@ class Driver:
             return self._encode(prompt[known.pop()])
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        tokens = [token for token in prompt if isinstance(token, int)]
-        if len(tokens) < len(prompt):
-            raise InvalidInputError("prompt", type(prompt).__name__, "must be text or token ids")
-        return None, tokens
+        try:
+            return None, [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise InvalidInputError("prompt", type(prompt).__name__, "must be text or token ids") from error

@@ -8,9 +8,12 @@ fails ends the request that causes it, and no other.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from specinfer.constraints.compiler import Compiler
+from specinfer.constraints.constraint import Constraint
+from specinfer.constraints.matcher import Matcher
 from specinfer.llm.metrics import Metric, Totals
 from specinfer.llm.pool import LocalPool
 from specinfer.planning.feedback import Drafts, StepTimes
@@ -36,6 +39,8 @@ class LocalEngine:
         self._compiler = compiler
         self._last_done = 0.0
         self.totals = Totals()
+        self.on_close: Callable[[], None] = lambda: None
+        """Called once when the engine is closed."""
 
     @property
     def busy(self) -> bool:
@@ -55,13 +60,18 @@ class LocalEngine:
         if request.constraint is not None:
             if self._compiler is None:
                 raise request.constraint.error("the model's tokenizer allows no constraints")
-            self._compiler.begin(request.constraint).result()
+            self._compiler.begin(request.constraint).result()  # at once where `compile` has begun it
         return self.machine.scheduler.submit(request, time.monotonic(), self.pool.draws)
 
+    def compile(self, constraint: Constraint) -> "Future[Matcher] | None":
+        """Begin to compile a constraint beside the steps; None if there are none with this tokenizer."""
+        return None if self._compiler is None else self._compiler.begin(constraint)
+
     def cancel(self, request_id: str) -> None:
-        """End a request at the next step; unknown ids are ignored."""
+        """End a request at once; unknown ids are ignored."""
         if request_id in self.machine.scheduler.states:
-            self.machine.scheduler.cancel(request_id)
+            self.machine.scheduler.drop(request_id)
+            self._release([request_id])
 
     def cut(self, progress: Progress, keep: int) -> None:
         """End a request whose text reached a stop string after `keep` of its newest tokens."""
@@ -76,9 +86,10 @@ class LocalEngine:
         return self.totals.metrics(scheduler.running, scheduler.waiting)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and the other processes that share the model."""
         if self._compiler is not None:
             self._compiler.close()
+        self.on_close()
 
     def step(self) -> list[Progress]:
         """Decode one step of the whole batch."""
@@ -110,10 +121,18 @@ class LocalEngine:
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
         found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
-        finished = self.machine.finished(plan, found, progress)
-        self.machine.learn(finished)
-        self.totals.add(finished)
+        self._learn(plan, found, progress)
         return progress
+
+    def _learn(self, plan: StepPlan, found: Verified, progress: Sequence[Progress]) -> None:
+        """Learn from a step; a fault in it makes later steps slower, not wrong."""
+        try:
+            finished = self.machine.finished(plan, found, progress)
+            self.machine.learn(finished)
+            self.totals.add(finished)
+        except Exception:
+            log.exception("nothing is learnt from a step")
+            self.totals.failed_steps += 1
 
     def _draft(self, plan: StepPlan) -> tuple[Drafts, list[DraftTime], dict[str, TokenTree], float]:
         """Return drafts, their times, the merged trees, and the time at which the drafts were complete.

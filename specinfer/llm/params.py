@@ -32,7 +32,7 @@ class SamplingParams:
     """Seed of the random stream; None draws one."""
     max_tokens: int = 128
     """Most generated tokens."""
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = None
     """Text that ends the answer and is not part of it."""
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -84,7 +84,7 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def request(
         self,

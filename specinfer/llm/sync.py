@@ -1,6 +1,7 @@
 """`LLM`: token-tree speculation in this process, with vLLM's interface."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -102,8 +103,8 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
-    ) -> Iterator[TextDelta]:
-        """Answer one prompt, text as it comes; leaving the loop ends the request.
+    ) -> "TextStreamOf":
+        """Answer one prompt, text as it comes; closing the stream, or dropping it, ends the request.
 
         Args:
             request_id: its name in logs; with speculators that draw, part of its random stream.
@@ -113,7 +114,7 @@ class LLM:
         """
         params = sampling_params or DEFAULT_PARAMS
         (request,) = self._submit([partial(self._driver.submit, prompt, params, request_id)])
-        return self._stream(request)
+        return TextStreamOf(partial(self._advance, request), partial(self._leave, request))
 
     @property
     def runner(self) -> ModelRunner:
@@ -173,16 +174,21 @@ class LLM:
                 raise request.error
         return [request.output for request in requests]
 
-    def _stream(self, request: Request) -> Iterator[TextDelta]:
-        try:
-            while not request.finished:
-                self._step()
-                yield from request.take()
-            if request.error is not None:
-                raise request.error
-        finally:
-            with self._lock:
-                self._cancel([request] if not request.finished else [])
+    def _advance(self, request: Request) -> list[TextDelta]:
+        """Step until a request has new text or has ended; another caller's step may have brought either.
+
+        Raises:
+            SpecInferError: if a fault ended it.
+        """
+        while not (found := request.take()) and not request.finished:
+            self._step()
+        if not found and request.error is not None:
+            raise request.error
+        return found
+
+    def _leave(self, request: Request) -> None:
+        with self._lock:
+            self._cancel([request] if not request.finished else [])
 
     def _step(self) -> None:
         with self._lock:
@@ -198,9 +204,41 @@ class LLM:
             raise UnavailableError("this LLM is closed")
 
 
+class TextStreamOf:
+    """The text of one request as it comes."""
+
+    def __init__(self, advance: Callable[[], list[TextDelta]], leave: Callable[[], None]) -> None:
+        """Iterate over what `advance` returns until that is nothing; `leave` ends the request."""
+        self._advance, self._leave = advance, leave
+        self._ready: deque[TextDelta] = deque()
+        self._open = True
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TextDelta:
+        """Return the next piece of text."""
+        if not self._ready and self._open:
+            self._ready.extend(self._advance())
+        if not self._ready:
+            self.close()
+            raise StopIteration
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """End the request, if it has not ended."""
+        if self._open:
+            self._open = False
+            self._ready.clear()
+            self._leave()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Return whether this is one prompt, not a list of them."""
-    return isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
+    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and hasattr(prompts[0], "__index__"))
 
 
 def _for_each(

@@ -13,9 +13,10 @@ Invariant: what a step needs fits into the verifier's cache, and of the running 
 highest priority is never preempted, so that it finishes.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
-from specinfer.errors import ExhaustedError
+from specinfer.errors import ExhaustedError, FaultError
 from specinfer.outcomes import FinishReason
 from specinfer.scheduling.batch import RunningBatch
 from specinfer.scheduling.commit import apply_verdict
@@ -25,6 +26,8 @@ from specinfer.scheduling.queue import FinishRate
 from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
 from specinfer.scheduling.request_table import RequestTable
 from specinfer.tree import TokenTree
+
+log = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -187,12 +190,24 @@ class Scheduler:
             verdict = verdicts.get(entry.request_id)
             if verdict is None or not self._held.has(entry.state):
                 continue
-            moved = apply_verdict(entry, trees.get(entry.request_id), verdict, now)
+            moved = self._apply(entry, trees.get(entry.request_id), verdict, now)
             if moved is not None:
                 progress.append(moved)
             if entry.state.finish is not None:
                 self._finished(entry.state, now)
         return progress
+
+    def _apply(
+        self, entry: StepEntry, tree: TokenTree | None, verdict: VerdictEntry, now: float
+    ) -> Progress | None:
+        """Apply a verdict; a fault of ours in it ends that request, and the progress of the others is kept."""
+        try:
+            return apply_verdict(entry, tree, verdict, now)
+        except Exception as error:
+            log.exception("the verdict of request %s cannot be applied", entry.request_id)
+            why = FaultError("internal error", error).for_logs
+            entry.state.end(FinishReason.ERROR, now, why, retryable=False)
+            return Progress(entry.state, [], [], entry.state.new_tokens, True)
 
     def cut(self, progress: Progress, keep: int, now: float) -> None:
         """End a request by a stop string after `keep` of its newest tokens."""

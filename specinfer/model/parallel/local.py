@@ -1,0 +1,115 @@
+"""Ranks on this machine that share a model with the calling process, which is rank 0.
+
+The others are child processes; they end with this one. A rank that is lost ends all of them, this process too
+(`specinfer.model.parallel.ranks`): a model whose part is gone cannot go on. One such model a process.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from specinfer.errors import SettingError
+from specinfer.model.options import RunnerOptions
+from specinfer.model.parallel.layout import Layout, check_layout
+from specinfer.model.parallel.ranks import Ranks
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import load_config
+from specinfer.parent_process import ending_with_us
+
+_TIMEOUT_S = 86_400.0
+"""Seconds that followers wait for a pass: a script may pause for hours, and the end of its process ends them."""
+_END_S = 10.0
+"""Seconds that a follower gets to end by itself."""
+
+
+class LocalRanks:
+    """A model loaded by several processes of this machine.
+
+    Raises:
+        SettingError: if the model cannot be divided so, or this process shares a model already.
+    """
+
+    def __init__(self, directory: Path, options: RunnerOptions, layout: Layout) -> None:
+        if torch.distributed.is_initialized():
+            raise SettingError("tensor_parallel_size", layout.tensor, "this process shares a model already")
+        check_layout(load_config(directory), layout)
+        threads = max(1, (os.cpu_count() or 1) // layout.ranks)
+        port = _free_port()
+        places = [_place(rank, layout.ranks, threads, port) for rank in range(layout.ranks)]
+        work = json.dumps([str(directory), asdict(options), asdict(layout)])
+        command = ending_with_us([sys.executable, "-m", __name__, work])
+        self._followers = [subprocess.Popen(command, env={**os.environ, **place}) for place in places[1:]]
+        torch.set_num_threads(threads)
+        with _environment(places[0]):
+            self.runner = _load(directory, options, layout)
+
+    def close(self) -> None:
+        """End the followers, and leave the group."""
+        parallel = self.runner.parallel
+        assert parallel is not None, "several ranks share it"
+        parallel.stop()
+        parallel.ranks.leave()
+        for follower in self._followers:
+            try:
+                follower.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
+
+
+def _load(directory: Path, options: RunnerOptions, layout: Layout) -> ModelRunner:
+    return ModelRunner.load(directory, options, Ranks.join(layout, options.device, _TIMEOUT_S))
+
+
+def _place(rank: int, ranks: int, threads: int, port: int) -> dict[str, str]:
+    """Return the variables by which a process takes its place, those of torchrun."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in the environment for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _follow(work: str) -> None:
+    """Do the part of one follower until rank 0 ends."""
+    directory, options, layout = json.loads(work)
+    runner = _load(Path(directory), RunnerOptions(**options), Layout(**layout))
+    assert runner.parallel is not None, "several ranks share it"
+    runner.parallel.follow()
+    runner.parallel.ranks.leave()
+
+
+if __name__ == "__main__":
+    _follow(sys.argv[1])
