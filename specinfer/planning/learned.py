@@ -10,7 +10,7 @@ variance over that of the tokens y of the rows R, each a request's features time
     P += (V - P) / 2000                            for every step, with rows or without
     w += G clip(y - R w),  P -= G R P              G = P R' (R P R' + 1)^-1
 
-So weights that were not seen for long are believed least, and V bounds every change, whatever R is.
+So weights that were not seen for long are believed least, and P and V bound every change, whatever R is.
 """
 
 import json
@@ -46,8 +46,8 @@ _USUAL = (2, 4, 8)
 """Sizes of usual trees."""
 _MOST_WAITING = 64
 """Steps of a request that may wait to be learnt from; as many as may wait for the store."""
-_DOUBT = 0.25
-"""Diagonal of V, and of P at the start: wrong weights are outgrown within some hundred steps."""
+_DOUBT, _DOUBT_OF_TRAINED = 0.025, 0.25
+"""Diagonal of V, and of P at the start; of P at the start of trained weights, which may be of other texts."""
 _RELAXATION = 2000.0
 """Steps after which 1/e of P is left."""
 _MOST_ERROR = 4.0
@@ -63,10 +63,9 @@ class Repeats:
         self._read = 1
 
     def match(self, tokens: Sequence[int], length: int) -> int:
-        """Return how many tokens at the end of tokens[:length] also stand at an earlier place, up to `MOST`.
+        """Return how many tokens, up to `MOST`, end both tokens[:length] and the text up to an earlier place.
 
-        The place is the latest earlier one of the last two tokens; 0 if these are new. The length never falls
-        between calls.
+        The latest place of the last two tokens counts; 0 if these are new. The length never falls between calls.
         """
         for place in range(self._read, length - 1):
             self._latest[tokens[place - 1], tokens[place]] = place
@@ -94,9 +93,9 @@ class TextMatches:
 class LinearModel:
     """Weights of one speculator set, and how certain they are."""
 
-    def __init__(self, weights: Floats) -> None:
+    def __init__(self, weights: Floats, doubt: float = _DOUBT_OF_TRAINED) -> None:
         self.weights = weights
-        self._variance = _DOUBT * np.eye(len(weights))
+        self._variance = doubt * np.eye(len(weights))
         """P."""
         self._refined = 0
         """Number of the step that refined it last."""
@@ -104,7 +103,7 @@ class LinearModel:
     @classmethod
     def usual(cls) -> "LinearModel":
         """Return the measured policy's model."""
-        return cls(np.array([float(name == "usual") for name in NAMES]))
+        return cls(np.array([float(name == "usual") for name in NAMES]), _DOUBT)
 
     def refine(self, rows: Floats, accepted: Floats, step: int) -> None:
         """Learn from the accepted tokens of [N, features] rows, in a step of this number."""
@@ -167,10 +166,7 @@ class LearnedAcceptance(AcceptanceModel):
     """Predicts accepted tokens, and learns from the outcomes."""
 
     def __init__(self, trained: Mapping[str, LinearModel], names: Sequence[str], matches: Matches) -> None:
-        """Begin with weights by the names of sets.
-
-        `names` are those of the speculators by number, to which the pool goes on adding.
-        """
+        """Begin with weights by set name; `names`, which the pool extends, are the speculators' by number."""
         super().__init__()
         self._trained, self._names, self._matches = trained, names, matches
         self._steps = 0

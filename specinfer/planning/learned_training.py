@@ -71,11 +71,7 @@ class StepRecorder:
         self._matches = TextMatches(lambda name: self._tokens[name])
 
     def write(self, step: FinishedStep, names: Sequence[str]) -> None:
-        """Record a step of speculators with these names by number.
-
-        Steps in which prompts were read or nobody wanted drafts are left out. A fault of the file ends the
-        recording, not the serving.
-        """
+        """Record a step without prompts; a fault of the file ends the recording, not the serving."""
         report = report_of(step) if self._file is not None else None
         if self._file is None or report is None or not report.outcomes:
             return
@@ -170,10 +166,7 @@ def _tree_of(content: dict[str, Any], numbers: Mapping[int, int]) -> TokenTree:
 def lessons_of(
     steps: Sequence[RecordedStep], names: Sequence[str]
 ) -> Iterator[tuple[int, SpeculatorSet, Rows]]:
-    """Yield (number of a step, speculator set, rows) with the features that a gateway would have seen.
-
-    A gateway learns from a step when the next one is chosen.
-    """
+    """Yield (number of a step, speculator set, rows) as a gateway learns: when the next step is chosen."""
     matches: dict[str, int] = {}
     model = LearnedAcceptance({}, names, lambda contexts: [matches[name] for name in contexts])
     model.enrol(frozenset(range(len(names))))

@@ -25,16 +25,15 @@ FIXED = (0, 2, 4, 8, 16)
 """Nodes of every tree; 0: plain decoding."""
 
 
-@pytest.mark.parametrize(("policy", "least"), [(AcceptanceModel, 0.97), (learned, 0.95)])
+@pytest.mark.parametrize("policy", [AcceptanceModel, learned])
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_no_constant_choice_is_faster_by_more_than_its_trials(
-    batch: int, policy: Callable[[], AcceptanceModel], least: float
+    batch: int, policy: Callable[[], AcceptanceModel]
 ) -> None:
     """Twenty prompts from a cold start, texts of every kind; at batch 4 and 16 plain decoding is the best
-    constant, and trials beside it cost the planner three per cent at most, the learned one, which begins
-    without weights, five."""
+    constant, and what the planner tries beside it costs it three per cent at most."""
     ours = [World(seed, batch, acceptance=policy()).answer(20) for seed in SEEDS]
-    assert speed(ours) > least * best_constant(batch)
+    assert speed(ours) > 0.97 * best_constant(batch)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
