@@ -3,16 +3,19 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from specinfer.drafters import DraftJob
 from specinfer.errors import InvalidInputError, SettingError, UnavailableError
 from specinfer.llm import LLM, AsyncLLM, SamplingParams
+from specinfer.scheduling.entries import StepEntry
 from specinfer.tree import TokenTree, TreeLimits
 from specinfer.tree.builder import point_tree
 from tests.support.local import GREEDY, tiny_engine, tiny_llm
 from tests.support.system import ScriptedDrafter, ascii_tokenizer, until
+from tests.support.tiny_models import tiny_transformers
 
 
 def guess(root: int) -> TokenTree:
@@ -64,6 +67,74 @@ def test_stream_gives_the_same_text_in_pieces_and_a_left_stream_leaves_nothing()
     stream.close()
     llm.generate("other", GREEDY)
     assert llm._driver.engine.verifier.held_requests == 0
+
+
+def test_a_stream_keeps_what_other_calls_decoded_for_it() -> None:
+    llm = tiny_llm()
+    whole = llm.generate("abcdef", GREEDY)[0].outputs[0]
+    stream = llm.stream("abcdef", GREEDY)
+    first = next(stream)
+    others = list(llm.stream("other", GREEDY))  # its steps bring the rest of the first one, too
+    llm.generate("zz", GREEDY)
+    pieces = [first, *stream]
+    assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+    assert others[-1].finish_reason == "length"
+
+
+def test_a_left_request_is_gone_at_once_and_its_id_is_free() -> None:
+    llm = tiny_llm()
+    for _ in range(2):  # left before and behind the first piece
+        llm.stream("abc", GREEDY, request_id="mine")
+        stream = llm.stream("abc", GREEDY, request_id="mine")
+        next(stream)
+        stream.close()
+        assert llm._driver.engine.verifier.held_requests == 0
+        assert not llm._driver.engine.busy
+
+
+def test_a_stop_string_that_the_last_token_completes_is_a_stop() -> None:
+    llm = tiny_llm()
+    text = llm.generate("abc", GREEDY)[0].outputs[0].text
+    stop = text[6:8]
+    end = text.index(stop) + len(stop)
+    params = SamplingParams(temperature=0, max_tokens=end, ignore_eos=True, stop=stop)
+    output = llm.generate("abc", params)[0].outputs[0]
+    assert (output.text, output.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_a_context_may_be_as_long_as_the_model_s() -> None:
+    llm = tiny_llm(model=tiny_transformers("llama", max_position_embeddings=9000), kv_tokens=10_000)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    assert len(llm.generate([3] * 8500, params)[0].outputs[0].token_ids) == 2
+
+
+def test_a_request_that_ends_without_new_text_says_so() -> None:
+    llm = tiny_llm()
+    pieces = list(llm.stream("abc", SamplingParams(temperature=0, max_tokens=400, deadline_seconds=1e-6)))
+    assert pieces[-1].finish_reason == "abort"
+
+
+def test_a_fault_in_one_verdict_ends_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import specinfer.scheduling.scheduler as scheduler
+
+    apply = scheduler.apply_verdict
+
+    def poisoned(entry: StepEntry, *rest: Any) -> Any:
+        if entry.state.tokens[0] == 13 and entry.state.new_tokens == 3:
+            raise IndexError("a fault of ours")
+        return apply(entry, *rest)
+
+    llm = tiny_llm()
+    plain = llm.generate([[5, 6], [7, 8]], GREEDY, use_tqdm=False)
+    monkeypatch.setattr(scheduler, "apply_verdict", poisoned)
+    requests = [llm._driver.submit(prompt, GREEDY) for prompt in ([5, 6], [13, 13], [7, 8])]
+    while llm._driver.busy:
+        llm._driver.step()
+    assert requests[1].error is not None
+    assert [requests[i].output.outputs[0].token_ids for i in (0, 2)] == [
+        o.outputs[0].token_ids for o in plain
+    ]
 
 
 def test_chat_uses_the_template() -> None:
