@@ -192,9 +192,9 @@ class SessionLoop:
         await self._release_preempted()
         with self._events.traced(step.entries) as trace:
             finished, progress = await self._do(step, trace.traceparent if trace else "")
+            await self.persistence.put(progress, finished)  # a fault of a listener must not cost tokens
             if trace is not None:
                 trace.end(finished)
-        await self.persistence.put(progress, finished)
         if all(verdict.status is EntryStatus.EXHAUSTED for verdict in finished.verdicts.values()):
             await asyncio.sleep(_PUT_OFF_S)
             self._last_done = 0.0

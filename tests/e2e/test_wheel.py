@@ -83,7 +83,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path) -> None:
 
 
 def test_the_command_and_the_registry(environment: Path) -> None:
-    assert run(environment, "specinfer", "version").stdout.strip() == PROJECT["project"]["version"]
+    assert run(environment, "specinfer", "--version").stdout.strip() == PROJECT["project"]["version"]
     assert "smollm2-135m" in run(environment, "specinfer", "models", "list").stdout
 
 
