@@ -15,6 +15,8 @@ from specinfer.service.faults import FaultInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
+MOST_MESSAGE_BYTES = 16 * 2**20
+"""Largest gRPC message that a service takes: trees, features and prompts are divided to fit."""
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -46,7 +48,7 @@ class ServiceServer:
         self._names = list(service_names)
         self._serving = True
         # an address that another process serves is an error, not a share of its connections
-        options = [*channel_options(), ("grpc.so_reuseport", 0)]
+        options = [*channel_options(MOST_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(
             interceptors=[*interceptors, FaultInterceptor()],
             options=options,

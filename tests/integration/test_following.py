@@ -192,7 +192,7 @@ async def test_spans_reach_a_collector(redis_url: str) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     settings = GatewaySettings(otlp_endpoint=f"http://127.0.0.1:{port}", trace_ratio=1.0)
-    tracer = open_tracer("gateway", settings)
+    tracer = open_tracer("gateway", settings, settings.trace_ratio)
     assert tracer is not None
     try:
         async with running_system(redis_url, tracer=tracer) as system:

@@ -33,7 +33,6 @@ BAD_SETTINGS = [
     (["verifier_svc", "--max-nodes", "0"], "max_nodes = '0'"),
     (["verifier_svc", "--unheard-of", "1"], "--unheard-of"),
     (["speculator_svc", "--drafter", "crystal"], "drafter = 'crystal': must be one of ssm, eagle, medusa"),
-    (["verifier_svc", "--attention", "none"], "attention = 'none': must be one of reference"),
     (["gateway", "--tree-nodes", "many"], "tree_nodes = 'many'"),
     (["gateway", "--log-level", "loud"], "log_level = 'loud'"),
     (["verifier_svc", "--device", "abacus"], "device = 'abacus': "),
@@ -161,7 +160,7 @@ def help_of(*command: str) -> str:
     ("command", "values"),
     [
         (["verifier_svc"], [*EXECUTORS, *WEIGHTS, *DTYPES]),
-        (["speculator_svc"], [*EXECUTORS, *WEIGHTS, *DTYPES, "1,1,3,1", "first; 0 keeps all"]),
+        (["speculator_svc"], [*WEIGHTS, *DTYPES, "1,1,3,1"]),
         (["speculator_svc.training", "ssm"], ["numbers from 0, such as 0,29"]),
         *(([CLI, name], [*WEIGHTS, *DTYPES, "cpu", "cuda"]) for name in ("up", "generate", "bench")),
     ],
