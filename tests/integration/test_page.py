@@ -13,7 +13,7 @@ from specinfer.drafters import DraftJob
 from specinfer.service.api_keys import make_key, write_keys
 from specinfer.tree import TokenTree
 from tests.support.browser import barriers, browser, needs_chromium, visit
-from tests.support.fake_gateway import TEXT, fake_gateways
+from tests.support.fake_gateway import TEXT, FakeGateway, fake_gateways
 from tests.support.http_service import MODEL, HttpService, http_service
 from tests.support.oracle import chain, first, greedy
 from tests.support.system import ScriptedDrafter, System, ascii_tokenizer, running_system
@@ -158,8 +158,11 @@ async def test_keys_and_errors(redis_url: str, tmp_path: Path, chromium: Browser
         await expect(page.get_by_role("alert")).to_contain_text("over the context of 512")
 
 
-async def test_an_answer_comes_where_nobody_tells_steps(chromium: Browser) -> None:
+async def test_an_answer_comes_where_nobody_tells_steps(
+    chromium: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As from a gateway of an older version."""
+    monkeypatch.delattr(FakeGateway, "Watch")
     async with fake_gateways([]) as (gateway,):
         gateway.states.append(MODEL)
         async with http_service(gateway.address) as http:
