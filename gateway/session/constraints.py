@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from specinfer.constraints.checker import Checker
 from specinfer.constraints.compiler import Compiler
 from specinfer.constraints.constraint import Constraint
-from specinfer.errors import IncompatibleError, InvalidInputError
-from specinfer.scheduling.request import RequestState, Speculation
+from specinfer.errors import IncompatibleError
+from specinfer.planning.trees import give_matchers
+from specinfer.scheduling.request import RequestState
 from specinfer.tokenizer import Tokenizer
 
 
@@ -46,15 +47,7 @@ class Constraints:
 
     def match(self, states: Iterable[RequestState]) -> None:
         """Match requests that want drafts to their constraints, as soon as those are compiled."""
-        for state in states:
-            constraint = state.request.constraint
-            if constraint is None or state.matcher is not None or self._compiler is None:
-                continue
-            if state.request.speculation is not Speculation.OFF:
-                try:
-                    state.matcher = self._compiler.ready(constraint)
-                except InvalidInputError:  # recorded by a gateway that knew more kinds
-                    continue
+        give_matchers(states, self._compiler)
 
     async def close(self) -> None:
         """End compilation and checks."""

@@ -18,8 +18,9 @@ from specinfer.llm.metrics import Metric, Totals
 from specinfer.llm.pool import LocalPool
 from specinfer.planning.feedback import Drafts, StepTimes
 from specinfer.planning.latency import DraftTime
+from specinfer.planning.trees import give_matchers
 from specinfer.scheduling.entries import Progress, StepEntry, VerdictEntry
-from specinfer.scheduling.request import GenerationRequest, RequestState, Speculation
+from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.scheduling.target_outputs import WantedOutputs
 from specinfer.step import StepMachine, StepPlan, Verified
 from specinfer.tree import TokenTree
@@ -142,22 +143,12 @@ class LocalEngine:
         try:
             drafts, times = self.pool.draft(plan.entries, plan.choice.speculators)
             drafted = time.perf_counter()
-            self._match(plan.entries)
+            give_matchers([entry.state for entry in plan.entries], self._compiler)
             return drafts, times, self.machine.merge(plan, drafts), drafted
         except Exception:
             log.exception("drafting for %d requests failed; this step decodes plainly", len(plan.entries))
             self.totals.failed_steps += 1
             return {}, [], self.machine.merge(plan, {}), time.perf_counter()
-
-    def _match(self, entries: Sequence[StepEntry]) -> None:
-        """Give requests that want drafts the matchers of their constraints."""
-        for entry in entries:
-            state = entry.state
-            constraint = state.request.constraint
-            if constraint is None or state.matcher is not None or self._compiler is None:
-                continue
-            if state.request.speculation is not Speculation.OFF:
-                state.matcher = self._compiler.ready(constraint)
 
     def _release(self, request_ids: Sequence[str]) -> None:
         if request_ids:

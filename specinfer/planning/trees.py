@@ -1,13 +1,14 @@
 """Trees to verify, made of drafts: corrected, merged, and cut over the whole batch. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from specinfer.errors import ConstraintError
+from specinfer.constraints.compiler import Compiler
+from specinfer.errors import ConstraintError, InvalidInputError
 from specinfer.planning.calibration import Calibration
 from specinfer.planning.feedback import Drafts
 from specinfer.scheduling.entries import StepEntry
-from specinfer.scheduling.request import Speculation
+from specinfer.scheduling.request import RequestState, Speculation
 from specinfer.tree import (
     TokenMatcher,
     TokenTree,
@@ -19,6 +20,19 @@ from specinfer.tree import (
 from specinfer.tree.cut import Keeps
 
 T = TypeVar("T")
+
+
+def give_matchers(states: Iterable[RequestState], compiler: Compiler | None) -> None:
+    """Give requests that want drafts the matchers of their constraints, as soon as those are compiled."""
+    for state in states:
+        constraint = state.request.constraint
+        if constraint is None or state.matcher is not None or compiler is None:
+            continue
+        if state.request.speculation is not Speculation.OFF:
+            try:
+                state.matcher = compiler.ready(constraint)
+            except InvalidInputError:  # recorded by a gateway that knew more kinds
+                continue
 
 
 def trees_to_verify(
