@@ -76,7 +76,7 @@ def roomy_directory(size: int) -> str | None:
 
 def _options(context: SectionContext, target: Path, drafter: Path) -> LocalOptions:
     nodes, scale = tree_nodes(context) - 1, context.scale
-    where: Flags = {"device": context.device, "executor": executor(context.device)}
+    where: Flags = {"device": context.device}
     speculator = {
         "drafter": "ssm",
         "model": str(drafter),
@@ -94,7 +94,11 @@ def _options(context: SectionContext, target: Path, drafter: Path) -> LocalOptio
     return LocalOptions(
         model=str(target),
         dtype=scale.dtype,
-        verifier={**where, "kv-tokens": str(2 * max(scale.batches) * (scale.context + 2 * scale.new_tokens))},
+        verifier={
+            **where,
+            "executor": executor(context.device),
+            "kv-tokens": str(2 * max(scale.batches) * (scale.context + 2 * scale.new_tokens)),
+        },
         gateway=gateway,
         speculators={"ssm": speculator},
     )

@@ -126,7 +126,9 @@ def test_nothing_is_held_longer_than_a_character_can_be(
 
 
 def _may_become_one(data: bytes) -> bool:
-    """Whether these bytes are the beginning of a character."""
+    """Whether these bytes are the beginning of a character, or of a surrogate, which decoders hold as well."""
+    if len(data) == 2 and data[0] == 0xED and 0xA0 <= data[1] <= 0xBF:
+        return True
     try:
         data.decode()
     except UnicodeDecodeError as error:
