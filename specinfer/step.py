@@ -30,6 +30,8 @@ class StepPlan(NamedTuple):
     """Plan of one iteration."""
 
     choice: Choice
+    following: Choice
+    """Choice of the next step, where drafts for it are made behind this one's verdicts."""
     entries: list[StepEntry]
     """Parts of the requests; empty if there is nothing to do."""
     admitted: list[RequestState]
@@ -45,6 +47,8 @@ class Verified(NamedTuple):
     draft_times: Sequence[DraftTime]
     pass_s: float
     times: StepTimes
+    next_draft_s: float = 0.0
+    """Seconds in which the verifier's own speculators drafted for the next step."""
 
 
 class Pool(Protocol):
@@ -53,6 +57,10 @@ class Pool(Protocol):
     @property
     def groups(self) -> Sequence[SpeculatorSet]:
         """Numbers of the present speculators, one set per service."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """True if any speculator drafts for a step behind the verdicts of the one before."""
 
 
 class StepMachine:
@@ -64,17 +72,22 @@ class StepMachine:
         """Put scheduler and planner together; `on_fault` gets errors that cost a step its drafts."""
         self.scheduler, self.planner, self.calibration = scheduler, planner, Calibration()
         self._on_fault = on_fault
-        self.choice = PLAIN
-        """Choice of the latest plan."""
+        self.choice = self._following = PLAIN
+        """Choice of the latest plan, and of the next where drafts are made ahead."""
 
     def plan(self, now: float, pool: Pool) -> StepPlan:
-        """Admit requests, choose what to draft, and give each request its part of the step."""
+        """Admit requests, choose what to draft, and give each request its part of the step.
+
+        Where speculators draft behind the verdicts of the step before, the choice is one step old: it is what
+        they drafted by.
+        """
         running, wanting = self.scheduler.admit(now)
-        choice = self._choose(running, wanting, pool)
+        following = self._choose(running, wanting, pool)
+        choice = self._following if pool.drafts_ahead else following
         entries = self.scheduler.plan(now, choice.nodes, choice.node_threshold)
         if entries:
-            self.choice = choice
-        return StepPlan(choice, entries, self.scheduler.take_admitted())
+            self.choice, self._following = choice, following
+        return StepPlan(choice, following, entries, self.scheduler.take_admitted())
 
     def merge(self, plan: StepPlan, drafts: Drafts) -> dict[str, TokenTree]:
         """Unite the drafts of each request (Definition 3.2) and keep the most probable nodes of the batch."""
@@ -93,7 +106,8 @@ class StepMachine:
     def finished(self, plan: StepPlan, verified: Verified, progress: Sequence[Progress]) -> FinishedStep:
         """Return all facts of a step for learning and for reports."""
         outcomes = [item.outcome for item in progress if item.outcome is not None]
-        return FinishedStep(plan.choice, plan.entries, *verified, outcomes)
+        facts = verified._asdict()
+        return FinishedStep(plan.choice, plan.entries, outcomes=outcomes, **facts)
 
     def learn(self, step: FinishedStep) -> None:
         """Learn acceptance and costs from a step; may come after the next plan."""

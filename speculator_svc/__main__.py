@@ -11,6 +11,7 @@ from specinfer.service.metrics import serve_metrics, service_registry
 from specinfer.service.server import ServiceServer, run_until_signalled
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import open_tracer
+from specinfer.speculators.description import describe
 from specinfer.v1 import speculator_pb2, speculator_pb2_grpc
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
@@ -29,36 +30,6 @@ def build_engine(settings: SpeculatorSettings) -> SpeculatorEngine:
     options = settings.drafter_options()
     drafters = [make_drafter(name, options) for name in settings.drafters]
     return SpeculatorEngine(drafters)
-
-
-def describe(
-    engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
-) -> speculator_pb2.DescribeSpeculatorReply:
-    """Return the answer of `Describe` for speculators of these names and drafting methods.
-
-    `instance_id` names the process.
-    """
-    speculators = [
-        speculator_pb2.SpeculatorDescription(
-            name=name,
-            drafter=method,
-            model=drafter.description.model,
-            vocab_size=drafter.description.vocab_size,
-            draws=drafter.description.draws,
-        )
-        for name, method, drafter in zip(names, methods, engine.drafters, strict=True)
-    ]
-    return speculator_pb2.DescribeSpeculatorReply(
-        speculators=speculators,
-        tokenizer_fingerprint=engine.description.tokenizer_fingerprint,
-        max_context_len=engine.description.max_context_len,
-        max_nodes=engine.max_nodes,
-        instance_id=instance_id,
-        feature_layers=engine.description.feature_layers,
-        feature_size=engine.description.feature_size,
-        target_top_k=engine.description.target_top_k,
-        reads_references=engine.description.reads_references,
-    )
 
 
 async def serve(settings: SpeculatorSettings) -> None:

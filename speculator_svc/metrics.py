@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from specinfer.drafters.entries import DraftOutcome
-from specinfer.errors import SpecInferError
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import TO_SECONDS_S, StepHistogram, declare_build_info
+from specinfer.speculators.draft_counts import DraftCounts
 
 
 class SpeculatorMetrics:
@@ -23,23 +23,11 @@ class SpeculatorMetrics:
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_speculator_{name}", documentation, labels, registry=registry)
 
-        self._names = names
         entries = counter("entries", "Entries by outcome.", "status")
         self._entries = {status: entries.labels(status.name.lower()) for status in EntryStatus}
-        nodes = counter("nodes", "Tree nodes drafted, roots excluded.", "speculator")
-        self._nodes = [nodes.labels(name) for name in names]
-        failures = counter("failures", "Drafts that failed.", "speculator")
-        self._failures = [failures.labels(name) for name in names]
+        self._drafts = DraftCounts(registry, "specinfer_speculator", names)
         self._step = StepHistogram(
             "specinfer_speculator_step_seconds", "Time of one step.", TO_SECONDS_S, registry
-        )
-        self._draft = StepHistogram(
-            "specinfer_speculator_draft_seconds",
-            "Time that one speculator drafts in a step, all requests together.",
-            TO_SECONDS_S,
-            registry,
-            "speculator",
-            list(names),
         )
         self.failed_steps = counter("failed_steps", "Steps that failed by a fault of the service.")
         self._held = Gauge("specinfer_speculator_requests", "Requests with a context.", registry=registry)
@@ -50,21 +38,9 @@ class SpeculatorMetrics:
     ) -> None:
         """Count one step; `draft_seconds` of every speculator, 0 if it did not draft."""
         self._step.observe(seconds)
-        for name, drafting in zip(self._names, draft_seconds, strict=True):
-            if drafting:
-                self._draft.observe(drafting, name)
+        self._drafts.observe(outcomes, draft_seconds)
         for status, count in Tally([outcome.status for outcome in outcomes]).items():
             self._entries[status].inc(count)
-        nodes, failures = Tally[int](), Tally[int]()
-        for outcome in outcomes:
-            for speculator, found in outcome.drafts:
-                if isinstance(found, SpecInferError):
-                    failures[speculator] += 1
-                else:
-                    nodes[speculator] += len(found) - 1
-        for counted, children in ((nodes, self._nodes), (failures, self._failures)):
-            for speculator, count in counted.items():
-                children[speculator].inc(count)
 
     def observe_held(self, requests: int) -> None:
         """Show the number of requests with a context."""

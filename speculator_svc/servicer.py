@@ -10,18 +10,18 @@ import grpc
 from specinfer.drafters import TargetTopK
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftEntry, DraftOutcome
-from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
+from specinfer.drafters.failures import DraftFailures
+from specinfer.errors import FaultError, InvalidInputError, SpecInferError
 from specinfer.log_lines import about
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
-from specinfer.tree import TokenTree, TreeLimits
+from specinfer.speculators.description import encode_draft
+from specinfer.tree import TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
-from specinfer.wire.tree_codec import encode_tree
 from speculator_svc.clients import own_id, request_id_of
-from speculator_svc.draft_failures import DraftFailures
 from speculator_svc.metrics import SpeculatorMetrics
 
 log = logging.getLogger(__name__)
@@ -174,24 +174,6 @@ def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:
         request_id=request_id_of(outcome.request_id),
         status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
         message=outcome.message,
-        drafts=[_encode_draft(speculator, found) for speculator, found in outcome.drafts],
+        drafts=[encode_draft(speculator, found) for speculator, found in outcome.drafts],
         held_len=outcome.held_len,
     )
-
-
-def _encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
-    if not isinstance(found, SpecInferError):
-        try:
-            tree = encode_tree(found)
-        except (
-            Exception
-        ) as error:  # drafters are extensions: whatever they call a tree costs their draft only
-            log.exception("a draft could not be told")
-            found = FaultError("the draft is no tree", error)
-        else:
-            status = common_pb2.ENTRY_STATUS_OK
-            return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
-    # a full cache or a fault may be over in the next step; what is refused on purpose is so for good
-    momentary = isinstance(found, (ExhaustedError, FaultError))
-    status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
-    return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)

@@ -26,6 +26,7 @@ from specinfer.verification.warm_up import warm_up
 from verifier_svc.identity import Identity
 from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.ranks import follow, join, layout_of, leading, own_rank
+from verifier_svc.resident import ResidentSpeculators
 from verifier_svc.servicer import VerifierServicer
 from verifier_svc.settings import VerifierSettings
 
@@ -92,6 +93,7 @@ def describe(
     engine: VerifierEngine,
     identity: Identity,
     pass_costs: Sequence[tuple[int, float]],
+    resident: ResidentSpeculators | None = None,
 ) -> verifier_pb2.DescribeVerifierReply:
     """Return the answer of `Describe`; `pass_costs` are (tokens, seconds)."""
     config, limits = engine.runner.config, engine.limits
@@ -118,6 +120,7 @@ def describe(
         text_fingerprint=identity.text_fingerprint,
         hidden_size=config.hidden_size,
         feature_layers=engine.runner.feature_layers,
+        resident=resident.description if resident is not None else None,
     )
 
 
@@ -164,10 +167,14 @@ async def lead(settings: VerifierSettings, thread: EngineThread) -> None:
     log.info("weights are held as %s", settings.weights)
     engine = build_engine(settings, runner, tokenizer)
     async with leading(runner.parallel, thread, settings.rank_timeout_seconds):
+        resident = await thread.call(
+            ResidentSpeculators.load, settings, engine, identity.tokenizer_fingerprint
+        )
         pass_costs = await thread.call(_pass_costs, engine)
         server = ServiceServer(settings, [SERVICE])
-        description = describe(settings, engine, identity, pass_costs)
-        servicer = VerifierServicer(engine, thread, VerifierMetrics(registry), description, tracer)
+        description = describe(settings, engine, identity, pass_costs, resident)
+        metrics = VerifierMetrics(registry, [each.name for each in description.resident.speculators])
+        servicer = VerifierServicer(engine, thread, metrics, description, tracer, resident)
         verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)  # type: ignore[no-untyped-call]
         await run_until_signalled(server)
     if tracer is not None:

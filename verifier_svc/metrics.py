@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from specinfer.drafters.entries import DraftOutcome
 from specinfer.model.parallel.executor import RankMemory, StageSeconds
 from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import (
@@ -18,6 +19,7 @@ from specinfer.service.metrics import (
     declare_build_info,
     declare_model_info,
 )
+from specinfer.speculators.draft_counts import DraftCounts
 from specinfer.v1 import verifier_pb2
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 
@@ -42,7 +44,9 @@ class CacheView(NamedTuple):
 class VerifierMetrics:
     """Counts the engine's work."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, drafters: Sequence[str] = ()) -> None:
+        """Make the metrics; `drafters` are the names of the resident speculators."""
+
         def counter(name: str, documentation: str, *labels: str) -> Counter:
             return Counter(f"specinfer_{name}", documentation, labels, registry=registry)
 
@@ -100,6 +104,7 @@ class VerifierMetrics:
         )
         for state in ("busy", "idle"):
             self._stages.labels(state)  # 0 from the start
+        self._drafts = DraftCounts(registry, "specinfer_resident", drafters)
         self._told = StageSeconds()
         self._model = declare_model_info(registry)
         self._queried = self._shared = self._window_dropped = 0
@@ -130,6 +135,10 @@ class VerifierMetrics:
         ]
         self._nodes.inc(sum([nodes for nodes, _ in verified]))
         self._accepted.inc(sum([accepted for _, accepted in verified]))
+
+    def observe_drafts(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
+        """Count the drafts behind the verdicts of a step; `seconds` of every speculator."""
+        self._drafts.observe(outcomes, seconds)
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
         """Show the memory of each rank."""

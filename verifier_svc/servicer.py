@@ -3,25 +3,26 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import grpc
+import numpy as np
 
-from specinfer.errors import FaultError, InvalidInputError, SpecInferError
+from specinfer.errors import FaultError, SpecInferError
 from specinfer.log_lines import about
-from specinfer.outcomes import EntryStatus, LogprobRow
+from specinfer.outcomes import EntryStatus
 from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
-from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
+from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine
+from specinfer.verification.features import FeatureSpan
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
-from specinfer.wire.constraint_codec import decode_constraint
-from specinfer.wire.sampling_codec import decode_sampling
-from specinfer.wire.tree_codec import decode_tree
+from verifier_svc.codec import decode_entries, encode_outcome
 from verifier_svc.fence import Fence, Standing
 from verifier_svc.metrics import CacheView, VerifierMetrics
+from verifier_svc.resident import NO_DRAFTS, NextDrafts, ResidentSpeculators
 
 log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -37,6 +38,7 @@ class _Step:
     seconds: float
     refused: int = 0
     """Number of entries that made no job."""
+    drafts: NextDrafts = NO_DRAFTS
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -49,9 +51,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         metrics: VerifierMetrics,
         description: verifier_pb2.DescribeVerifierReply,
         tracer: Tracer | None = None,
+        resident: ResidentSpeculators | None = None,
     ) -> None:
+        """Serve an engine on its thread; `resident` speculators draft behind its verdicts."""
         self._engine, self._thread, self._metrics = engine, thread, metrics
-        self._description, self._tracer = description, tracer
+        self._description, self._tracer, self._resident = description, tracer, resident
         self._observing, self._fence = Observing(), Fence()
         self._faults = 0
         """Faults of the engine counted so far."""
@@ -92,33 +96,62 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 
     def _serve(self, request: verifier_pb2.VerifyRequest) -> _Step:
         started = time.perf_counter()
-        wrong = self._keep_features(request.feature_layers)
-        decoded = _decode_all(request.entries, wrong)
+        asked = list(request.feature_layers)
+        wrong = self._keep_features(asked)
+        resident = self._resident
+        decoded = decode_entries(request.entries, wrong, resident.target_top_k if resident is not None else 0)
         jobs = [job for job in decoded if isinstance(job, VerifyJob)]
         served = self._engine.verify(jobs)
         seconds = time.perf_counter() - started
+        drafts = resident.draft(request.entries, jobs, served) if resident is not None else NO_DRAFTS
         results = iter(served)
         outcomes = [item if isinstance(item, VerifyOutcome) else next(results) for item in decoded]
-        reply = self._reply(request.step_id, map(self._encoded, outcomes), round(seconds * 1e6))
-        return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs))
+        if resident is not None and (resident.feature_layers or resident.target_top_k):
+            pairs = zip(request.entries, outcomes, strict=True)
+            outcomes = [self._as_asked(entry, outcome, asked) for entry, outcome in pairs]
+        encoded = [self._encoded(each, drafts.by_request.get(each.request_id, ())) for each in outcomes]
+        reply = self._reply(request.step_id, encoded, round(seconds * 1e6))
+        if drafts.seconds:
+            reply.draft_us, reply.draft_read_tokens = round(drafts.seconds * 1e6), drafts.tokens_read
+            reply.speculator_us.extend([round(own * 1e6) for own in drafts.own_seconds])
+        return _Step(reply, jobs, served, seconds, len(decoded) - len(jobs), drafts)
 
     def _keep_features(self, layers: Sequence[int]) -> SpecInferError | None:
-        """Keep these layers' features; return the error of bad ones, which entries that want features get."""
+        """Keep the hidden states after these layers, and those that resident speculators read.
+
+        Returns the error of bad layers, which entries that want features get.
+        """
+        own = self._resident.feature_layers if self._resident is not None else ()
         try:
-            self._engine.runner.keep_features(layers)
+            self._engine.runner.keep_features(sorted({*layers, *own}) if own else layers)
         except SpecInferError as error:
             return error
         return None
 
-    def _encoded(self, outcome: VerifyOutcome) -> verifier_pb2.Verdict:
+    def _as_asked(
+        self, entry: verifier_pb2.VerifyEntry, outcome: VerifyOutcome, layers: Sequence[int]
+    ) -> VerifyOutcome:
+        """Return an outcome without what only the resident speculators read."""
+        top_k = tuple([row[: entry.return_top_k] for row in outcome.top_k]) if entry.return_top_k else ()
+        features, kept = outcome.features, self._engine.runner.features.layers
+        if features.data and tuple(layers) != kept:
+            places = [kept.index(layer) for layer in layers]
+            states = np.frombuffer(features.data, np.int16)
+            rows = states.reshape(-1, len(kept), self._engine.runner.config.hidden_size)[:, places]
+            features = FeatureSpan(features.start, np.ascontiguousarray(rows).tobytes())
+        return replace(outcome, top_k=top_k, features=features)
+
+    def _encoded(
+        self, outcome: VerifyOutcome, drafts: Sequence[speculator_pb2.Draft]
+    ) -> verifier_pb2.Verdict:
         """Return the message of an outcome; one that cannot be encoded ends its request."""
         try:
-            return _encode(outcome)
+            return encode_outcome(outcome, drafts)
         except Exception as error:
             log.exception("an answer could not be told", extra=about(outcome.request_id))
             self._recover([outcome.request_id])
             why = FaultError("internal error", error).for_logs
-            return _encode(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
+            return encode_outcome(VerifyOutcome(outcome.request_id, EntryStatus.ERROR, why))
 
     def _failed(self, request: verifier_pb2.VerifyRequest, error: Exception) -> _Step:
         """Forget the requests of a step that failed as a whole.
@@ -131,7 +164,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         message = f"internal error: {type(error).__name__}"
         status = EntryStatus.ERROR if len(ids) == 1 else EntryStatus.EXHAUSTED
         outcomes = [VerifyOutcome(request_id, status, message) for request_id in ids]
-        return _Step(self._reply(request.step_id, map(_encode, outcomes)), (), (), 0.0)
+        return _Step(self._reply(request.step_id, map(encode_outcome, outcomes)), (), (), 0.0)
 
     def _recover(self, request_ids: Sequence[str]) -> None:
         self._observing(self._metrics.failed_steps.inc)
@@ -174,6 +207,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             self._metrics.observe(step.jobs, step.outcomes, step.seconds, self._engine.passes)
         if step.refused:
             self._metrics.refused(step.refused)
+        if step.drafts.outcomes:
+            self._metrics.observe_drafts(step.drafts.outcomes, step.drafts.own_seconds)
         self._observe_cache()
 
     async def Describe(
@@ -204,71 +239,3 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
                 self._engine.evicted_tokens,
             )
         )
-
-
-def _decode_all(
-    entries: Iterable[verifier_pb2.VerifyEntry], no_features: SpecInferError | None
-) -> list[VerifyJob | VerifyOutcome]:
-    """Return a job or an outcome per entry; of entries with the same id only the first is served."""
-    found: list[VerifyJob | VerifyOutcome] = []
-    seen: set[str] = set()
-    for entry in entries:
-        found.append(_twice(entry.request_id) if entry.request_id in seen else _decode(entry, no_features))
-        seen.add(entry.request_id)
-    return found
-
-
-def _twice(request_id: str) -> VerifyOutcome:
-    error = InvalidInputError("request_id", request_id, "is in the message twice")
-    return VerifyOutcome(request_id, EntryStatus.ERROR, str(error))
-
-
-def _decode(entry: verifier_pb2.VerifyEntry, no_features: SpecInferError | None) -> VerifyJob | VerifyOutcome:
-    """Return the job of an entry, or the outcome with its error."""
-    try:
-        if entry.HasField("features_from") and no_features is not None:
-            raise no_features
-        return VerifyJob(
-            entry.request_id,
-            entry.base_len,
-            list(entry.delta_token_ids),
-            decode_tree(entry.tree) if entry.HasField("tree") else None,
-            decode_sampling(entry.sampling),
-            entry.logprobs,
-            entry.top_logprobs,
-            entry.return_top_k,
-            entry.features_from if entry.HasField("features_from") else None,
-            entry.prompt_len,
-            decode_constraint(entry.constraint),
-        )
-    except SpecInferError as error:
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, error.for_logs)
-    except Exception as error:
-        log.exception("an entry could not be read", extra=about(entry.request_id))
-        why = FaultError("internal error", error).for_logs
-        return VerifyOutcome(entry.request_id, EntryStatus.ERROR, why)
-
-
-def _encode(outcome: VerifyOutcome) -> verifier_pb2.Verdict:
-    message = verifier_pb2.Verdict(
-        request_id=outcome.request_id,
-        status=int(outcome.status),  # type: ignore[arg-type]  # the enums share their numbers
-        message=outcome.message,
-        logprobs=[row.chosen for row in outcome.logprobs],
-        top_logprobs=[_top(row) for row in outcome.logprobs if row.top],
-        held_len=outcome.held_len,
-        top_k_token_ids=[token for ids in outcome.top_k for token in ids],
-        finished=outcome.finished,
-    )
-    if outcome.features.data:
-        message.features, message.features_start = outcome.features.data, outcome.features.start
-    if outcome.verdict is not None:
-        message.accepted_nodes.extend(outcome.verdict.accepted)
-        message.bonus_token_id = outcome.verdict.bonus
-    return message
-
-
-def _top(row: LogprobRow) -> common_pb2.TopLogprobs:
-    return common_pb2.TopLogprobs(
-        token_ids=[token for token, _ in row.top], logprobs=[value for _, value in row.top]
-    )

@@ -47,6 +47,11 @@ class VerifierSettings(ServiceSettings):
         "", description="Where --offload disk writes the layers when it starts; empty: the cache directory."
     )
     acceptance: str = Field("multi_step", description="Rule for stochastic requests: multi_step or naive.")
+    drafters: str = Field(
+        "",
+        description="Speculators in this process, which draft as soon as a verdict stands: "
+        "DRAFTER[+DRAFTER...][,FLAG=VALUE...], as in ngram+ssm,model=ssm-smollm2-135m; empty: none.",
+    )
     tensor_parallel: int = Field(
         1, ge=1, description="Ranks (processes, each with a device) that share every layer of the model."
     )

@@ -145,7 +145,7 @@ class SessionLoop:
             if entry.state.finish is not None:
                 continue
             try:
-                await self._iterate(StepPlan(PLAIN, [entry], []))
+                await self._iterate(StepPlan(PLAIN, PLAIN, [entry], []))
             except (FencedError, ServiceChangedError):
                 raise
             except UnavailableError as error:
@@ -208,9 +208,10 @@ class SessionLoop:
         self._constraints.match([entry.state for entry in entries])
         trees = self.machine.merge(step, drafts)
         merged = time.perf_counter()
-        wanted = self.pool.wanted(entries)
-        verdicts, pass_s = await self.verifier.verify(entries, trees, traceparent, wanted)
+        wanted, orders = self.pool.wanted(entries), self.pool.order(entries, step.following)
+        verdicts, pass_s, reply = await self.verifier.verify(entries, trees, traceparent, wanted, orders)
         self.pool.keep(wanted, trees, verdicts)
+        next_draft_s = self.pool.arrived(reply)
         verified = time.perf_counter()
         self._outage.over(time.monotonic())
         progress = self.machine.commit(step, trees, verdicts, time.monotonic())
@@ -218,7 +219,7 @@ class SessionLoop:
         done = time.perf_counter()
         times = StepTimes(self._last_done or started, started, drafted, merged, verified, done)
         self._last_done = done
-        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times)
+        found = Verified(drafts, trees, verdicts, draft_times, pass_s, times, next_draft_s)
         return self.machine.finished(step, found, progress), progress
 
     async def _release_preempted(self) -> None:

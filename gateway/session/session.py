@@ -202,6 +202,8 @@ class VerifierSession:
             feature_layers=description.feature_layers,
         )
         pool = SpeculatorPool(settings.speculator_services, self._open_channel, policy)
+        if description.resident.speculators:
+            pool.host(self.link.address, description.resident)
         limits, curve = scheduler_limits(settings, description), pass_curve(description)
         budget = node_budget(settings, limits, curve)
         log.info("most nodes: %d of a tree, %d of a step", budget.per_request, budget.per_step)

@@ -12,6 +12,8 @@ from specinfer.planning.pass_times import PassCurve
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
+from specinfer.speculators.drafts import add_references
+from specinfer.speculators.resident import NO_NEXT_DRAFTS, NextDrafts
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import encode_constraint
@@ -64,6 +66,8 @@ class Verdicts(NamedTuple):
     by_request: dict[str, VerdictEntry]
     compute_s: float
     """Time it spent computing, by its own clock, but no longer than its answer took by ours."""
+    reply: verifier_pb2.VerifyReply
+    """Reply with the drafts for the next step."""
 
 
 class VerifierClient:
@@ -117,8 +121,11 @@ class VerifierClient:
         trees: Mapping[str, TokenTree],
         traceparent: str = "",
         wanted: WantedOutputs = NOTHING_WANTED,
+        following: NextDrafts = NO_NEXT_DRAFTS,
     ) -> Verdicts:
         """Verify one step; the verifier receives the trace context and the wanted outputs of the target.
+
+        Its own speculators draft what `following` says behind the verdicts.
 
         Raises:
             UnavailableError: if the verifier does not answer.
@@ -133,6 +140,11 @@ class VerifierClient:
             traceparent=traceparent,
             feature_layers=wanted.features.layers,
         )
+        for message in request.entries if following.drafts else ():
+            if (draft := following.drafts.get(message.request_id)) is not None:
+                message.next_draft.CopyFrom(draft)
+        if following.references:
+            add_references(request.entries, following.references)
         tokens = sum([len(e.delta) + len(trees.get(e.request_id, ())) for e in entries])
         patience_s = self._hung_s + _SLOW * self._pass_curve.at(max(1, tokens))
         started = time.perf_counter()
@@ -143,7 +155,7 @@ class VerifierClient:
             raise UnavailableError(f"verifier: answered step {reply.step_id} instead of {self._steps}")
         self._check_sender(reply)
         found = sound_verdicts(entries, trees, reply.entries, self._vocab_size, wanted)
-        return Verdicts(found, min(reply.compute_us / 1e6, waited_s))
+        return Verdicts(found, min(reply.compute_us / 1e6, waited_s), reply)
 
     def _check_sender(self, reply: verifier_pb2.VerifyReply) -> None:
         """Check that the expected process answered.

@@ -93,6 +93,10 @@ class SpeculatorEngine:
                 drafter.release(request_id)
         return sum([self._contexts.release(request_id) for request_id in request_ids])
 
+    def held_len(self, request_id: str) -> int:
+        """Return the number of context tokens held for a request; 0 if it is unknown."""
+        return self._contexts.held_len(request_id)
+
     @property
     def held_requests(self) -> int:
         """Requests with a context."""

@@ -77,6 +77,11 @@ class LocalPool:
         """Number of failed drafts."""
 
     @property
+    def drafts_ahead(self) -> bool:
+        """False: all draft when the step begins."""
+        return False
+
+    @property
     def draws(self) -> bool:
         """True if any drafter draws for requests that are sampled."""
         return bool(self.drawing)

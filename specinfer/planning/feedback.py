@@ -52,6 +52,8 @@ class FinishedStep:
     times: StepTimes
     outcomes: Sequence[TreeOutcome] = ()
     """Outcomes of the verified trees."""
+    next_draft_s: float = 0.0
+    """Seconds in which the verifier's own speculators drafted for the next step."""
 
     @property
     def seconds(self) -> float:
@@ -60,13 +62,13 @@ class FinishedStep:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step besides the pass and drafting.
+        """Seconds of the step besides the pass and drafting, that for the next step included.
 
         Where no draft came in time, the wait counts as neither a drafter's nor plain decoding's.
         """
         waited = self.times.drafted - self.times.started
-        drafting = max((draft.total_s for draft in self.draft_times), default=waited)
-        return self.seconds - self.pass_s - drafting
+        drafting = max((draft.total_s for draft in self.draft_times if not draft.resident), default=waited)
+        return self.seconds - self.pass_s - self.next_draft_s - drafting
 
 
 def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> None:

@@ -59,6 +59,9 @@ class DraftTime(NamedTuple):
     """Seconds of the rest: messages and the service's work for all."""
     read: int = 0
     """Context tokens of all requests, if one has more than usual: then the times are mostly of these."""
+    resident: bool = False
+    """True if it drafted in the verifier's process, behind the verdict of the step before: then nothing else
+    went on meanwhile."""
 
     @property
     def total_s(self) -> float:
@@ -73,6 +76,8 @@ class LatencyModel:
         self.passes, self.reading = PassTimes(curve), Reading(curve.token_seconds)
         self._first_s = _PART * curve.at(1)
         self._trees_before = False
+        self._resident: set[SpeculatorSet] = set()
+        """Services in the verifier's process, as far as they have drafted."""
         self._seen = Counter[SpeculatorSet]()
         """Number of steps by service; plain ones by the empty set."""
         self._rest: dict[bool, dict[int, Recent]] = {False: {}, True: {}}
@@ -104,12 +109,16 @@ class LatencyModel:
         self._rest[bool(drafts)].setdefault(_size(batch), Recent()).add(rest_s / pace)
         if drafts:
             self._known.clear()
+        together = sum([not draft.resident for draft in drafts])
         for draft in drafts:
+            drafting = 1 if draft.resident else together
+            if draft.resident:
+                self._resident.add(draft.service)
             if draft.read:
-                self._observe_reading(batch, nodes, draft, len(drafts))
+                self._observe_reading(batch, nodes, draft, drafting)
                 continue
             for key, seconds in ((draft.service, draft.wire_s), *draft.own_s.items()):
-                by_batch = self._drafts.setdefault(key, {}).setdefault(len(drafts), {})
+                by_batch = self._drafts.setdefault(key, {}).setdefault(drafting, {})
                 by_batch.setdefault(_size(batch), {}).setdefault(nodes, Recent()).add(seconds / pace)
         return True
 
@@ -135,9 +144,17 @@ class LatencyModel:
         rest = self._rest[bool(asked)] or self._rest[not asked]
         rest_s = self.passes.pace * (rest[_nearest(rest, _size(batch))].value if rest else 0.0)
         asking = [members for members in services if asked & members]
-        drafts = [self.draft_seconds(batch, asked & own, own, sizes, len(asking)) for own in asking]
-        slowest = map(max, zip(*drafts, strict=True)) if len(drafts) > 1 else drafts[0] if drafts else [0.0]
-        return [rest_s + draft_s for draft_s in slowest]
+        together = [members for members in asking if members not in self._resident]
+        seconds = [rest_s] * len(sizes)
+        for own in asking:
+            if own in self._resident:  # before the others, by itself
+                drafts = self.draft_seconds(batch, asked & own, own, sizes)
+                seconds = [sum(parts) for parts in zip(seconds, drafts, strict=True)]
+        rows = [self.draft_seconds(batch, asked & own, own, sizes, len(together)) for own in together]
+        slowest = (
+            map(max, zip(*rows, strict=True)) if len(rows) > 1 else rows[0] if rows else [0.0] * len(sizes)
+        )
+        return [sum(parts) for parts in zip(seconds, slowest, strict=True)]
 
     def seconds_to_catch_up(self, services: Iterable[SpeculatorSet]) -> float:
         """Return the extra seconds for all speculators to read what came since they last drafted."""

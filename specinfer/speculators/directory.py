@@ -47,6 +47,7 @@ class SpeculatorDirectory:
             UnavailableError: if it does not answer.
             IncompatibleError: if its speculators do not fit the target.
         """
+        assert service.stub is not None, "residents are described by the verifier"
         self.enrol(service, await describe_speculators(service.address, service.stub))
 
     def enrol(self, service: SpeculatorService, description: speculator_pb2.DescribeSpeculatorReply) -> None:

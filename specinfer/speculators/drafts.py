@@ -12,7 +12,7 @@ from specinfer.service.stream import MessageStream
 from specinfer.tree import TokenTree, TreeLimits, check_tree
 from specinfer.tree.check import CANDIDATES_PER_NODE, SUPPORT_PER_NODE
 from specinfer.tree.topology import depths
-from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, tree_pb2
+from specinfer.v1 import speculator_pb2, speculator_pb2_grpc, tree_pb2, verifier_pb2
 from specinfer.wire.tree_codec import decode_tree, most_bytes
 
 CONTEXT_CHUNK = 1024
@@ -198,7 +198,8 @@ _MOST_TOKENS = 2**20
 
 
 def add_references(
-    entries: Sequence[speculator_pb2.DraftEntry], references: Mapping[str, Sequence[Sequence[int]]]
+    entries: Sequence[speculator_pb2.DraftEntry] | Sequence[verifier_pb2.VerifyEntry],
+    references: Mapping[str, Sequence[Sequence[int]]],
 ) -> None:
     """Give each entry that starts over the references of its request.
 

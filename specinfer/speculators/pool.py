@@ -14,6 +14,7 @@ import grpc
 
 from specinfer.errors import IncompatibleError, ServiceChangedError, UnavailableError
 from specinfer.planning.latency import SpeculatorSet
+from specinfer.planning.planner import Choice
 from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, TargetOutputs, WantedOutputs
 from specinfer.service.stream import Channel
@@ -21,10 +22,11 @@ from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
 from specinfer.speculators.policy import PoolPolicy, UsualStepTime
 from specinfer.speculators.replicas import SpeculatorReplicas
+from specinfer.speculators.resident import NO_NEXT_DRAFTS, NextDrafts, ResidentDrafts
 from specinfer.speculators.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
-from specinfer.v1 import common_pb2
+from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class SpeculatorPool:
         """
         self._policy = policy
         self._replicas = SpeculatorReplicas(services, open_channel)
+        self.resident: ResidentDrafts | None = None
+        """Drafts of the verifier's own speculators, if it has any."""
         self.services = self._replicas.known
         """Every replica of every service, those that are away included; the list itself stays the same."""
         self._directory = SpeculatorDirectory(policy)
@@ -58,6 +62,17 @@ class SpeculatorPool:
         """The latest round."""
         self._step_times = UsualStepTime()
 
+    def host(self, address: str, description: speculator_pb2.DescribeSpeculatorReply) -> None:
+        """Let the verifier's own speculators take part; call before `connect`, as they are numbered first.
+
+        Raises:
+            IncompatibleError: if one does not fit the target.
+        """
+        service = SpeculatorService(address, address, None, None)
+        self._directory.enrol(service, description)
+        self.services.append(service)
+        self.resident = ResidentDrafts(service)
+
     async def connect(self, strict: bool = True) -> None:
         """Describe every service that answers soon, at once, and keep trying the others in the background.
 
@@ -69,7 +84,9 @@ class SpeculatorPool:
         """
         services = await self._replicas.look()
         patience_s = CALL_S if strict else FIRST_ANSWER_S
-        answers = await describe_together([(each.address, each.stub) for each in services], patience_s)
+        answers = await describe_together(
+            [(each.address, each.stub) for each in services if each.stub is not None], patience_s
+        )
         for service, answer in zip(services, answers, strict=True):
             try:
                 if isinstance(answer, UnavailableError):
@@ -89,6 +106,11 @@ class SpeculatorPool:
         return list(dict.fromkeys(frozenset(s.members) for s in self.services if s.members))
 
     @property
+    def drafts_ahead(self) -> bool:
+        """True if any speculator drafts behind the verdicts of the step before."""
+        return self.resident is not None
+
+    @property
     def draws(self) -> bool:
         """True if any speculator draws for requests that are sampled."""
         return any(service.drawing for service in self.services)
@@ -100,12 +122,11 @@ class SpeculatorPool:
 
     def wanted(self, entries: Sequence[StepEntry]) -> WantedOutputs:
         """Return the outputs of the target that services read, for the verifier's next step."""
-        if not any(service.feature_layers or service.target_top_k for service in self.services):
+        remote = [service for service in self.services if service.stream is not None]
+        if not any(service.feature_layers or service.target_top_k for service in remote):
             return NOTHING_WANTED
-        places = self._replicas.places(entries) if any(s.feature_layers for s in self.services) else {}
-        return self._target.wanted(
-            entries, self.services, lambda place, name: self.services[place].address in places[name]
-        )
+        places = self._replicas.places(entries) if any(s.feature_layers for s in remote) else {}
+        return self._target.wanted(entries, remote, lambda place, name: remote[place].address in places[name])
 
     def keep(
         self, wanted: WantedOutputs, trees: Mapping[str, TokenTree], verdicts: Mapping[str, VerdictEntry]
@@ -113,6 +134,14 @@ class SpeculatorPool:
         """Keep those outputs of a step, for the trees that were verified."""
         if wanted is not NOTHING_WANTED:
             self._target.arrived(wanted, trees, verdicts)
+
+    def order(self, entries: Sequence[StepEntry], following: Choice) -> NextDrafts:
+        """Return what the verifier's own speculators are to draft behind a step, for the choice of the next."""
+        return self.resident.order(entries, following) if self.resident is not None else NO_NEXT_DRAFTS
+
+    def arrived(self, reply: verifier_pb2.VerifyReply) -> float:
+        """Keep the drafts that came with verdicts for the next step; return the seconds that they took."""
+        return self.resident.arrived(reply) if self.resident is not None else 0.0
 
     async def draft(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, traceparent: str = ""
@@ -126,10 +155,13 @@ class SpeculatorPool:
         taken for dead.
         """
         self._step_times.begins(time.perf_counter())
-        if not chosen:
+        resident = self._take_resident(entries, chosen)
+        if not any(
+            service.stream is not None and chosen & frozenset(service.members) for service in self.services
+        ):
             self._end_round()
             self._step_times.drafted(time.perf_counter())
-            return NO_DRAFTS
+            return resident
         round_ = self._begin_round(len(entries), traceparent)
         shares = self._replicas.divide(entries)
         questions = [
@@ -147,13 +179,24 @@ class SpeculatorPool:
         if late:
             log.debug("%d services missed the deadline", len(late))
         self._step_times.drafted(time.perf_counter())
-        return round_.drafts()
+        return round_.drafts(resident)
+
+    def _take_resident(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> Drafts:
+        """Return the drafts that came with the verdicts of the step before."""
+        if self.resident is None or not chosen:
+            return NO_DRAFTS
+        return Drafts(
+            *self.resident.take(entries, chosen, self._policy.vocab_size, self._share(len(entries)))
+        )
 
     async def release(self, request_ids: Sequence[str]) -> None:
         """Let all services forget requests; their time-to-live covers lost calls."""
         self._target.forget(request_ids)
         self._replicas.forget(request_ids)
-        await asyncio.gather(*(self._release(s, request_ids) for s in self.services if s.description))
+        if self.resident is not None:
+            self.resident.forget(request_ids)  # the verifier forgets them with its own
+        services = [s for s in self.services if s.description and s.stub]
+        await asyncio.gather(*(self._release(s, request_ids) for s in services))
 
     async def close(self) -> None:
         """End background work."""
@@ -208,6 +251,7 @@ class SpeculatorPool:
 
     async def _release(self, service: SpeculatorService, request_ids: Sequence[str]) -> None:
         request = common_pb2.ReleaseRequest(request_ids=request_ids, client=self._policy.client)
+        assert service.stub is not None
         try:
             await service.stub.Release(request, timeout=5.0)
         except grpc.aio.AioRpcError as error:

@@ -45,8 +45,9 @@ class SpeculatorService:
     service: str
     """Name as the operator wrote it; the address, if it has no replicas."""
     address: str
-    stub: speculator_pb2_grpc.SpeculatorStub
-    stream: DraftStream
+    stub: speculator_pb2_grpc.SpeculatorStub | None
+    """None for the verifier's own speculators, whose messages are the verifier's."""
+    stream: DraftStream | None
     members: tuple[int, ...] = ()
     """Its speculators by their numbers in the pool, in the order of Describe; empty until it was first
     reached."""

@@ -23,30 +23,33 @@ _sym_db = _symbol_database.Default()
 
 
 from specinfer.v1 import common_pb2 as specinfer_dot_v1_dot_common__pb2
+from specinfer.v1 import speculator_pb2 as specinfer_dot_v1_dot_speculator__pb2
 from specinfer.v1 import tree_pb2 as specinfer_dot_v1_dot_tree__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/verifier.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x17specinfer/v1/tree.proto\"\x88\x01\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.VerifyEntry\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x05 \x03(\r\"\xd1\x02\n\x0bVerifyEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x1a\n\rfeatures_from\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0creturn_top_k\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12,\n\nconstraint\x18\n \x01(\x0b\x32\x18.specinfer.v1.Constraint\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\rB\x10\n\x0e_features_from\"\x9a\x01\n\x0bVerifyReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.specinfer.v1.Verdict\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\"\xb3\x02\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x04 \x03(\r\x12\x16\n\x0e\x62onus_token_id\x18\x05 \x01(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x10\n\x08held_len\x18\x07 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0c\x12\x17\n\x0ftop_k_token_ids\x18\t \x03(\r\x12\x16\n\x0e\x66\x65\x61tures_start\x18\n \x01(\r\x12\x10\n\x08\x66inished\x18\x0b \x01(\x08\x12/\n\x0ctop_logprobs\x18\x0c \x03(\x0b\x32\x19.specinfer.v1.TopLogprobs\"\x19\n\x17\x44\x65scribeVerifierRequest\"\x93\x04\n\x15\x44\x65scribeVerifierReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x04 \x01(\r\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x12\n\nacceptance\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x0c \x01(\r\x12\x18\n\x10kv_window_tokens\x18\r \x01(\r\x12*\n\npass_costs\x18\x0e \x03(\x0b\x32\x16.specinfer.v1.PassCost\x12\x10\n\x08\x65xecutor\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x0f\n\x07weights\x18\x11 \x01(\t\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x13 \x01(\t\x12\x18\n\x10text_fingerprint\x18\x14 \x01(\t\x12\x13\n\x0bhidden_size\x18\x15 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x16 \x01(\r\"0\n\x08PassCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\x32\xed\x01\n\x08Verifier\x12\x44\n\x06Verify\x12\x1b.specinfer.v1.VerifyRequest\x1a\x19.specinfer.v1.VerifyReply(\x01\x30\x01\x12V\n\x08\x44\x65scribe\x12%.specinfer.v1.DescribeVerifierRequest\x1a#.specinfer.v1.DescribeVerifierReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspecinfer/v1/verifier.proto\x12\x0cspecinfer.v1\x1a\x19specinfer/v1/common.proto\x1a\x1dspecinfer/v1/speculator.proto\x1a\x17specinfer/v1/tree.proto\"\x88\x01\n\rVerifyRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x19.specinfer.v1.VerifyEntry\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x05 \x03(\r\"\xab\x03\n\x0bVerifyEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x17\n\x0f\x64\x65lta_token_ids\x18\x03 \x03(\r\x12%\n\x04tree\x18\x04 \x01(\x0b\x32\x17.specinfer.v1.TokenTree\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.specinfer.v1.SamplingParams\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x1a\n\rfeatures_from\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0creturn_top_k\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12,\n\nconstraint\x18\n \x01(\x0b\x32\x18.specinfer.v1.Constraint\x12\x14\n\x0ctop_logprobs\x18\x0b \x01(\r\x12+\n\nnext_draft\x18\x0c \x01(\x0b\x32\x17.specinfer.v1.NextDraft\x12+\n\nreferences\x18\r \x03(\x0b\x32\x17.specinfer.v1.ReferenceB\x10\n\x0e_features_from\"\xcc\x01\n\tNextDraft\x12\x13\n\x0bnode_budget\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x15\n\rmax_positions\x18\x03 \x01(\r\x12&\n\x05shape\x18\x04 \x01(\x0e\x32\x17.specinfer.v1.TreeShape\x12\x1c\n\x14min_path_probability\x18\x05 \x01(\x02\x12\x11\n\tdraw_seed\x18\x06 \x01(\x04\x12\x13\n\x0bspeculators\x18\x07 \x03(\r\x12\x12\n\nsees_noise\x18\x08 \x01(\x08\"\xde\x01\n\x0bVerifyReply\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x15.specinfer.v1.Verdict\x12\x12\n\ncompute_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12\x10\n\x08\x64raft_us\x18\x07 \x01(\x04\x12\x15\n\rspeculator_us\x18\x08 \x03(\x04\x12\x19\n\x11\x64raft_read_tokens\x18\t \x01(\r\"\xdd\x02\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.specinfer.v1.EntryStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x04 \x03(\r\x12\x16\n\x0e\x62onus_token_id\x18\x05 \x01(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x10\n\x08held_len\x18\x07 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x01(\x0c\x12\x17\n\x0ftop_k_token_ids\x18\t \x03(\r\x12\x16\n\x0e\x66\x65\x61tures_start\x18\n \x01(\r\x12\x10\n\x08\x66inished\x18\x0b \x01(\x08\x12/\n\x0ctop_logprobs\x18\x0c \x03(\x0b\x32\x19.specinfer.v1.TopLogprobs\x12(\n\x0bnext_drafts\x18\r \x03(\x0b\x32\x13.specinfer.v1.Draft\"\x19\n\x17\x44\x65scribeVerifierRequest\"\xcc\x04\n\x15\x44\x65scribeVerifierReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x04 \x01(\r\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x11\n\tmax_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x12\n\nacceptance\x18\n \x01(\t\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x17\n\x0fkv_block_tokens\x18\x0c \x01(\r\x12\x18\n\x10kv_window_tokens\x18\r \x01(\r\x12*\n\npass_costs\x18\x0e \x03(\x0b\x32\x16.specinfer.v1.PassCost\x12\x10\n\x08\x65xecutor\x18\x0f \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x10 \x01(\t\x12\x0f\n\x07weights\x18\x11 \x01(\t\x12\x13\n\x0binstance_id\x18\x12 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x13 \x01(\t\x12\x18\n\x10text_fingerprint\x18\x14 \x01(\t\x12\x13\n\x0bhidden_size\x18\x15 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x16 \x01(\r\x12\x37\n\x08resident\x18\x17 \x01(\x0b\x32%.specinfer.v1.DescribeSpeculatorReply\"0\n\x08PassCost\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\x04\x32\xed\x01\n\x08Verifier\x12\x44\n\x06Verify\x12\x1b.specinfer.v1.VerifyRequest\x1a\x19.specinfer.v1.VerifyReply(\x01\x30\x01\x12V\n\x08\x44\x65scribe\x12%.specinfer.v1.DescribeVerifierRequest\x1a#.specinfer.v1.DescribeVerifierReply\x12\x43\n\x07Release\x12\x1c.specinfer.v1.ReleaseRequest\x1a\x1a.specinfer.v1.ReleaseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specinfer.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYREQUEST']._serialized_start=98
-  _globals['_VERIFYREQUEST']._serialized_end=234
-  _globals['_VERIFYENTRY']._serialized_start=237
-  _globals['_VERIFYENTRY']._serialized_end=574
-  _globals['_VERIFYREPLY']._serialized_start=577
-  _globals['_VERIFYREPLY']._serialized_end=731
-  _globals['_VERDICT']._serialized_start=734
-  _globals['_VERDICT']._serialized_end=1041
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=1043
-  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=1068
-  _globals['_DESCRIBEVERIFIERREPLY']._serialized_start=1071
-  _globals['_DESCRIBEVERIFIERREPLY']._serialized_end=1602
-  _globals['_PASSCOST']._serialized_start=1604
-  _globals['_PASSCOST']._serialized_end=1652
-  _globals['_VERIFIER']._serialized_start=1655
-  _globals['_VERIFIER']._serialized_end=1892
+  _globals['_VERIFYREQUEST']._serialized_start=129
+  _globals['_VERIFYREQUEST']._serialized_end=265
+  _globals['_VERIFYENTRY']._serialized_start=268
+  _globals['_VERIFYENTRY']._serialized_end=695
+  _globals['_NEXTDRAFT']._serialized_start=698
+  _globals['_NEXTDRAFT']._serialized_end=902
+  _globals['_VERIFYREPLY']._serialized_start=905
+  _globals['_VERIFYREPLY']._serialized_end=1127
+  _globals['_VERDICT']._serialized_start=1130
+  _globals['_VERDICT']._serialized_end=1479
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_start=1481
+  _globals['_DESCRIBEVERIFIERREQUEST']._serialized_end=1506
+  _globals['_DESCRIBEVERIFIERREPLY']._serialized_start=1509
+  _globals['_DESCRIBEVERIFIERREPLY']._serialized_end=2097
+  _globals['_PASSCOST']._serialized_start=2099
+  _globals['_PASSCOST']._serialized_end=2147
+  _globals['_VERIFIER']._serialized_start=2150
+  _globals['_VERIFIER']._serialized_end=2387
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from specinfer.v1 import common_pb2 as _common_pb2
+from specinfer.v1 import speculator_pb2 as _speculator_pb2
 from specinfer.v1 import tree_pb2 as _tree_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -23,7 +24,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[VerifyEntry, _Mapping]]] = ..., fence: _Optional[int] = ..., traceparent: _Optional[str] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyEntry(_message.Message):
-    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs")
+    __slots__ = ("request_id", "base_len", "delta_token_ids", "tree", "sampling", "logprobs", "features_from", "return_top_k", "prompt_len", "constraint", "top_logprobs", "next_draft", "references")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +36,8 @@ class VerifyEntry(_message.Message):
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     base_len: int
     delta_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -46,26 +49,54 @@ class VerifyEntry(_message.Message):
     prompt_len: int
     constraint: _common_pb2.Constraint
     top_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    next_draft: NextDraft
+    references: _containers.RepeatedCompositeFieldContainer[_speculator_pb2.Reference]
+    def __init__(self, request_id: _Optional[str] = ..., base_len: _Optional[int] = ..., delta_token_ids: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_tree_pb2.TokenTree, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., logprobs: bool = ..., features_from: _Optional[int] = ..., return_top_k: _Optional[int] = ..., prompt_len: _Optional[int] = ..., constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., next_draft: _Optional[_Union[NextDraft, _Mapping]] = ..., references: _Optional[_Iterable[_Union[_speculator_pb2.Reference, _Mapping]]] = ...) -> None: ...
+
+class NextDraft(_message.Message):
+    __slots__ = ("node_budget", "max_depth", "max_positions", "shape", "min_path_probability", "draw_seed", "speculators", "sees_noise")
+    NODE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    MIN_PATH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
+    SPECULATORS_FIELD_NUMBER: _ClassVar[int]
+    SEES_NOISE_FIELD_NUMBER: _ClassVar[int]
+    node_budget: int
+    max_depth: int
+    max_positions: int
+    shape: _speculator_pb2.TreeShape
+    min_path_probability: float
+    draw_seed: int
+    speculators: _containers.RepeatedScalarFieldContainer[int]
+    sees_noise: bool
+    def __init__(self, node_budget: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_positions: _Optional[int] = ..., shape: _Optional[_Union[_speculator_pb2.TreeShape, str]] = ..., min_path_probability: _Optional[float] = ..., draw_seed: _Optional[int] = ..., speculators: _Optional[_Iterable[int]] = ..., sees_noise: bool = ...) -> None: ...
 
 class VerifyReply(_message.Message):
-    __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint")
+    __slots__ = ("step_id", "entries", "compute_us", "fenced", "instance_id", "model_fingerprint", "draft_us", "speculator_us", "draft_read_tokens")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    SPECULATOR_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     entries: _containers.RepeatedCompositeFieldContainer[Verdict]
     compute_us: int
     fenced: bool
     instance_id: str
     model_fingerprint: str
-    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    draft_us: int
+    speculator_us: _containers.RepeatedScalarFieldContainer[int]
+    draft_read_tokens: int
+    def __init__(self, step_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., compute_us: _Optional[int] = ..., fenced: bool = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., draft_us: _Optional[int] = ..., speculator_us: _Optional[_Iterable[int]] = ..., draft_read_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs")
+    __slots__ = ("request_id", "status", "message", "accepted_nodes", "bonus_token_id", "logprobs", "held_len", "features", "top_k_token_ids", "features_start", "finished", "top_logprobs", "next_drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +109,7 @@ class Verdict(_message.Message):
     FEATURES_START_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     status: _common_pb2.EntryStatus
     message: str
@@ -90,14 +122,15 @@ class Verdict(_message.Message):
     features_start: int
     finished: bool
     top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TopLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ...) -> None: ...
+    next_drafts: _containers.RepeatedCompositeFieldContainer[_speculator_pb2.Draft]
+    def __init__(self, request_id: _Optional[str] = ..., status: _Optional[_Union[_common_pb2.EntryStatus, str]] = ..., message: _Optional[str] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., bonus_token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., held_len: _Optional[int] = ..., features: _Optional[bytes] = ..., top_k_token_ids: _Optional[_Iterable[int]] = ..., features_start: _Optional[int] = ..., finished: bool = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TopLogprobs, _Mapping]]] = ..., next_drafts: _Optional[_Iterable[_Union[_speculator_pb2.Draft, _Mapping]]] = ...) -> None: ...
 
 class DescribeVerifierRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeVerifierReply(_message.Message):
-    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint", "hidden_size", "feature_layers")
+    __slots__ = ("model", "vocab_size", "tokenizer_fingerprint", "max_context_len", "max_requests", "max_nodes", "max_step_tokens", "kv_capacity_tokens", "eos_token_ids", "acceptance", "dtype", "kv_block_tokens", "kv_window_tokens", "pass_costs", "executor", "device", "weights", "instance_id", "model_fingerprint", "text_fingerprint", "hidden_size", "feature_layers", "resident")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +153,7 @@ class DescribeVerifierReply(_message.Message):
     TEXT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     tokenizer_fingerprint: str
@@ -142,7 +176,8 @@ class DescribeVerifierReply(_message.Message):
     text_fingerprint: str
     hidden_size: int
     feature_layers: int
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ..., feature_layers: _Optional[int] = ...) -> None: ...
+    resident: _speculator_pb2.DescribeSpeculatorReply
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_context_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., acceptance: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_block_tokens: _Optional[int] = ..., kv_window_tokens: _Optional[int] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., executor: _Optional[str] = ..., device: _Optional[str] = ..., weights: _Optional[str] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., text_fingerprint: _Optional[str] = ..., hidden_size: _Optional[int] = ..., feature_layers: _Optional[int] = ..., resident: _Optional[_Union[_speculator_pb2.DescribeSpeculatorReply, _Mapping]] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("tokens", "microseconds")

@@ -63,6 +63,8 @@ class VerifierEngine:
         self.faults = 0
         """Number of unforeseen failures since the start."""
         self._clock, self._compiler = clock, compiler
+        self.on_release: Callable[[Sequence[str]], None] = lambda _: None
+        """Called with requests that are forgotten, or start over."""
 
     def verify(self, jobs: Sequence[VerifyJob]) -> list[VerifyOutcome]:
         """Serve one step; one outcome per job, in order."""
@@ -128,6 +130,8 @@ class VerifierEngine:
             log.debug("request %s is released", request_id, extra=about(request_id))
         if not self._held:
             self.runner.cache.check()
+        if known:
+            self.on_release(known)
         return len(known)
 
     def release_all(self) -> int:
@@ -252,14 +256,30 @@ class VerifierEngine:
             finished=verified.finished,
         )
 
+    def features(self, request_id: str, since: int, most: int = MESSAGE_BYTES) -> FeatureSpan:
+        """Return the hidden states of a request from a context position on, after a step and before `settle`.
+
+        Those of the nodes that the step accepted are included; at most so many bytes.
+        """
+        sequence = self._held[request_id].sequence
+        accepted = next((kept for other, kept in self._unsettled if other is sequence), [])
+        return self._read_features(sequence, accepted, since, most)
+
     def _features(
         self, job: VerifyJob, sequence: KVSequence, accepted: Sequence[int], most: int
     ) -> FeatureSpan:
-        if job.features_from is None or not self.runner.features.layers:
+        if job.features_from is None:
             return NO_FEATURES
-        nodes = [node - 1 for node in accepted]
-        runner = self.runner
-        return features_of(runner.features, runner.cache, sequence, nodes, job.features_from, most)
+        return self._read_features(sequence, [node - 1 for node in accepted], job.features_from, most)
+
+    def _read_features(
+        self, sequence: KVSequence, accepted: Sequence[int], since: int, most: int
+    ) -> FeatureSpan:
+        """Return the states of the context and of these tentative nodes, from a context position on."""
+        store = self.runner.features
+        if not store.layers:
+            return NO_FEATURES
+        return features_of(store, self.runner.cache, sequence, accepted, since, most)
 
     def _refused(self, job: VerifyJob, error: SpecInferError) -> VerifyOutcome:
         held = self._held.get(job.request_id)

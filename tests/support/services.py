@@ -13,10 +13,10 @@ from specinfer.scheduling.request import GenerationRequest, RequestState
 from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
+from specinfer.speculators.description import describe
 from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine
-from speculator_svc.__main__ import describe
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -32,6 +32,7 @@ from specinfer.service.server import ServiceServer
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer
+from specinfer.speculators.description import describe
 from specinfer.tokenizer import Tokenizer
 from specinfer.tree import TokenTree
 from specinfer.v1 import (
@@ -43,7 +44,6 @@ from specinfer.v1 import (
 )
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.jobs import EngineLimits
-from speculator_svc.__main__ import describe
 from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers

@@ -218,7 +218,8 @@ class _Speculators:
         await asyncio.gather(*self._releases, return_exceptions=True)
         await self.pool.close()
         for service in self.pool.services:
-            service.stream.reset()
+            if service.stream is not None:
+                service.stream.reset()
         for channel in self._channels:
             await channel.close()
 

@@ -8,6 +8,7 @@ import pytest
 from specinfer.drafters import DraftJob
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.entries import DraftOutcome
+from specinfer.drafters.failures import DraftFailures
 from specinfer.drafters.ngram import NgramDrafter
 from specinfer.errors import SpecInferError
 from specinfer.log_lines import LOG_EVERY_S
@@ -15,7 +16,6 @@ from specinfer.outcomes import EntryStatus
 from specinfer.service.channel import open_channel
 from specinfer.speculators.contract.examined import Examined
 from specinfer.tree import TokenTree
-from speculator_svc.draft_failures import DraftFailures
 from tests.support.services import speculator_service
 from tests.support.system import ScriptedDrafter
 

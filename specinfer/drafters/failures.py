@@ -1,4 +1,4 @@
-"""Log lines about drafts that fail, by exception or by report; a few of many."""
+"""Log lines about drafts that fail, a few of many."""
 
 import logging
 from collections import Counter, defaultdict

@@ -1,0 +1,61 @@
+"""Description of the drafters of an engine, as `Describe` returns it, and their drafts as messages."""
+
+import logging
+from collections.abc import Sequence
+
+from specinfer.drafters.engine import SpeculatorEngine
+from specinfer.errors import ExhaustedError, FaultError, SpecInferError
+from specinfer.tree import TokenTree
+from specinfer.v1 import common_pb2, speculator_pb2
+from specinfer.wire.tree_codec import encode_tree
+
+log = logging.getLogger(__name__)
+
+
+def describe(
+    engine: SpeculatorEngine, names: Sequence[str], methods: Sequence[str], instance_id: str = ""
+) -> speculator_pb2.DescribeSpeculatorReply:
+    """Return the answer of `Describe` for speculators of these names and drafting methods.
+
+    `instance_id` names the process.
+    """
+    speculators = [
+        speculator_pb2.SpeculatorDescription(
+            name=name,
+            drafter=method,
+            model=drafter.description.model,
+            vocab_size=drafter.description.vocab_size,
+            draws=drafter.description.draws,
+        )
+        for name, method, drafter in zip(names, methods, engine.drafters, strict=True)
+    ]
+    return speculator_pb2.DescribeSpeculatorReply(
+        speculators=speculators,
+        tokenizer_fingerprint=engine.description.tokenizer_fingerprint,
+        max_context_len=engine.description.max_context_len,
+        max_nodes=engine.max_nodes,
+        instance_id=instance_id,
+        feature_layers=engine.description.feature_layers,
+        feature_size=engine.description.feature_size,
+        target_top_k=engine.description.target_top_k,
+        reads_references=engine.description.reads_references,
+    )
+
+
+def encode_draft(speculator: int, found: TokenTree | SpecInferError) -> speculator_pb2.Draft:
+    """Return the message of a speculator's tree, or of the reason why it has none."""
+    if not isinstance(found, SpecInferError):
+        try:
+            tree = encode_tree(found)
+        except (
+            Exception
+        ) as error:  # drafters are extensions: whatever they call a tree costs their draft only
+            log.exception("a draft could not be told")
+            found = FaultError("the draft is no tree", error)
+        else:
+            status = common_pb2.ENTRY_STATUS_OK
+            return speculator_pb2.Draft(speculator=speculator, status=status, tree=tree)
+    # a full cache or a fault may be over in the next step; what is refused on purpose is so for good
+    momentary = isinstance(found, (ExhaustedError, FaultError))
+    status = common_pb2.ENTRY_STATUS_EXHAUSTED if momentary else common_pb2.ENTRY_STATUS_ERROR
+    return speculator_pb2.Draft(speculator=speculator, status=status, message=found.for_logs)
