@@ -23,7 +23,7 @@ from specinfer.speculators.description import describe, encode_draft
 from specinfer.tree import TreeLimits
 from specinfer.v1 import speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES
+from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, with_layers
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.settings import VerifierSettings
 
@@ -154,7 +154,9 @@ class ResidentSpeculators:
         features, top_k = NO_FEATURES, None
         if self.feature_layers:
             since = self._drafters.features_from(name)
-            features = self._engine.features(name, since, MESSAGE_BYTES // max(orders, 1))
+            kept = self._engine.runner.features.layers
+            span = self._engine.features(name, since, MESSAGE_BYTES // max(orders, 1))
+            features = with_layers(span, kept, self.feature_layers)
         if self.target_top_k and job.tree is not None and outcome.top_k:
             rows = np.array(outcome.top_k, np.int64)[:, : self.target_top_k]
             top_k = TargetTopK(job.tree.token_ids.astype(np.int64), job.tree.parents, rows)

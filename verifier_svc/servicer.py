@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import grpc
-import numpy as np
 
 from specinfer.errors import FaultError, SpecInferError
 from specinfer.log_lines import about
@@ -17,7 +16,7 @@ from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.features import FeatureSpan
+from specinfer.verification.features import with_layers
 from specinfer.verification.jobs import VerifyJob, VerifyOutcome
 from verifier_svc.codec import decode_entries, encode_outcome
 from verifier_svc.fence import Fence, Standing
@@ -133,12 +132,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> VerifyOutcome:
         """Return an outcome without what only the resident speculators read."""
         top_k = tuple([row[: entry.return_top_k] for row in outcome.top_k]) if entry.return_top_k else ()
-        features, kept = outcome.features, self._engine.runner.features.layers
-        if features.data and tuple(layers) != kept:
-            places = [kept.index(layer) for layer in layers]
-            states = np.frombuffer(features.data, np.int16)
-            rows = states.reshape(-1, len(kept), self._engine.runner.config.hidden_size)[:, places]
-            features = FeatureSpan(features.start, np.ascontiguousarray(rows).tobytes())
+        features = with_layers(outcome.features, self._engine.runner.features.layers, layers)
         return replace(outcome, top_k=top_k, features=features)
 
     def _encoded(

@@ -40,7 +40,7 @@ class _Drafted:
 
 
 class NextDrafts(NamedTuple):
-    """What the verifier's own speculators need with a step, by request."""
+    """Orders to the verifier's own speculators that go with a step, by request."""
 
     drafts: Mapping[str, verifier_pb2.NextDraft] = MappingProxyType({})
     references: Mapping[str, Sequence[Sequence[int]]] = MappingProxyType({})

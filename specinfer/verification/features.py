@@ -1,7 +1,9 @@
 """Hidden states of a verdict: their first position, and their number in one message."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from specinfer.model.cache.feature_store import FeatureStore
 from specinfer.model.cache.kv_cache import PagedKVCache
@@ -19,6 +21,8 @@ class FeatureSpan:
     """Context position of the first."""
     data: bytes
     """[positions, layers, hidden] bfloat16."""
+    hidden: int = 0
+    """Numbers of a state."""
 
 
 NO_FEATURES = FeatureSpan(0, b"")
@@ -44,7 +48,16 @@ def features_of(
     nodes = sequence.slots(sequence.cached, sequence.cached + sequence.nodes)
     slots += [nodes[node] for node in accepted[max(0, first - sequence.length) :]]
     unknown, states = store.read(slots, max(1, most // store.token_bytes))
-    return FeatureSpan(first + unknown, states.tobytes())
+    return FeatureSpan(first + unknown, states.tobytes(), states.shape[-1])
+
+
+def with_layers(span: FeatureSpan, kept: Sequence[int], wanted: Sequence[int]) -> FeatureSpan:
+    """Return a span of the states after `kept` layers with those after the `wanted` ones only."""
+    if not span.data or tuple(kept) == tuple(wanted):
+        return span
+    states = np.frombuffer(span.data, np.int16).reshape(-1, len(kept), span.hidden)
+    rows = states[:, [kept.index(layer) for layer in wanted]]
+    return replace(span, data=np.ascontiguousarray(rows).tobytes())
 
 
 def _first_position(cache: PagedKVCache, sequence: KVSequence) -> int:

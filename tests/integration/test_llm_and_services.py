@@ -35,10 +35,11 @@ def drafters() -> dict[str, Drafter]:
     return {"one": ScriptedDrafter(guesses), "two": ScriptedDrafter(guesses)}
 
 
+@pytest.mark.parametrize("resident", [False, True], ids=["independent", "resident"])
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_same_tokens_as_through_the_services(redis_url: str, mode: str) -> None:
+async def test_the_same_tokens_as_through_the_services(redis_url: str, mode: str, resident: bool) -> None:
     llm = tiny_llm(drafters())
-    async with running_system(redis_url, drafters()) as system:
+    async with running_system(redis_url, drafters(), resident=resident) as system:
         for wanted in REQUESTS:
             for prompt in PROMPTS:
                 through = await system.tokens(prompt, max_new_tokens=24, speculation=MODES[mode], **wanted)
@@ -59,7 +60,8 @@ def drawn(job: DraftJob) -> TokenTree:
     return builder.build()
 
 
-async def test_draws_follow_the_same_streams(redis_url: str) -> None:
+@pytest.mark.parametrize("resident", [False, True], ids=["independent", "resident"])
+async def test_draws_follow_the_same_streams(redis_url: str, resident: bool) -> None:
     """Where drafts are drawn the text depends on the request's id, too."""
 
     def drawing() -> dict[str, Drafter]:
@@ -69,7 +71,7 @@ async def test_draws_follow_the_same_streams(redis_url: str) -> None:
 
     llm = tiny_llm(drawing())
     params = SamplingParams(max_tokens=24, ignore_eos=True, **SAMPLED)
-    async with running_system(redis_url, drawing()) as system:
+    async with running_system(redis_url, drawing(), resident=resident) as system:
         through = await system.tokens(PROMPTS[0], max_new_tokens=24, request_id="same", **SAMPLED)
     here = [t for delta in llm.stream(PROMPTS[0], params, request_id="same") for t in delta.token_ids]
     other = [t for delta in llm.stream(PROMPTS[0], params, request_id="other") for t in delta.token_ids]

@@ -48,6 +48,7 @@ from speculator_svc.metrics import SpeculatorMetrics
 from speculator_svc.servicer import SpeculatorServicer
 from tests.support.tiny_models import runner_of, tiny_transformers
 from verifier_svc.metrics import VerifierMetrics
+from verifier_svc.resident import ResidentSpeculators
 from verifier_svc.servicer import VerifierServicer
 
 EOS = 2
@@ -194,6 +195,7 @@ async def running_system(
     kv_window: int = 0,
     speculator_tokenizer: Tokenizer | None = None,
     one_service: bool = False,
+    resident: AbstractSet[str] | bool = False,
     absent: AbstractSet[str] = frozenset(),
     eos: int = EOS,
     verifiers: int = 1,
@@ -204,6 +206,7 @@ async def running_system(
     """Starts verifiers, speculators and gateway; ends them on leaving and checks the caches.
 
     Every drafter has a service of its own, unless there is to be `one_service`; those `absent` do not start.
+    `resident` drafters, by name or all, live in the verifier instead.
     `service_options` are settings of the services' servers, `options` further ones of the gateway.
     """
     tokenizer = ascii_tokenizer()
@@ -216,6 +219,11 @@ async def running_system(
         )
         for runner in runners
     ]
+    drafters = drafters or {}
+    hosted = {
+        name: drafters[name] for name in drafters if resident is True or (resident and name in resident)
+    }
+    drafters = {name: drafter for name, drafter in drafters.items() if name not in hosted}
     servers: dict[str, ServiceServer] = {}
     threads: list[EngineThread] = []
     registries: dict[str, CollectorRegistry] = defaultdict(CollectorRegistry)
@@ -252,14 +260,18 @@ async def running_system(
             own = verifier_pb2.DescribeVerifierReply()
             own.CopyFrom(description)
             own.instance_id = secrets.token_hex(4)
-            metrics = VerifierMetrics(registries[thread.name])
-            servicer = VerifierServicer(engine, thread, metrics, own, tracer)
+            metrics = VerifierMetrics(registries[thread.name], list(hosted))
+            residents = None
+            if hosted:
+                own_engine = SpeculatorEngine(list(hosted.values()), max_nodes=64)
+                residents = ResidentSpeculators(own_engine, list(hosted), engine)
+                own.resident.CopyFrom(residents.description)
+            servicer = VerifierServicer(engine, thread, metrics, own, tracer, residents)
             verifier_pb2_grpc.add_VerifierServicer_to_server(servicer, server.grpc)
 
         name = f"verifier-{number}" if number else "verifier"
         verifier_addresses.append(await serve(name, "specinfer.v1.Verifier", add_verifier))
     addresses = []
-    drafters = drafters or {}
     for group in [drafters] if one_service else [{name: drafters[name]} for name in drafters]:
 
         def add(server: ServiceServer, thread: EngineThread, group: Mapping[str, Drafter] = group) -> None:
