@@ -104,7 +104,7 @@ class VerifierMetrics:
         )
         for state in ("busy", "idle"):
             self._stages.labels(state)  # 0 from the start
-        self._drafts = DraftCounts(registry, "specinfer_resident", drafters)
+        self._drafts = DraftCounts(registry, "specinfer_resident", drafters) if drafters else None
         self._told = StageSeconds()
         self._model = declare_model_info(registry)
         self._queried = self._shared = self._window_dropped = 0
@@ -138,7 +138,8 @@ class VerifierMetrics:
 
     def observe_drafts(self, outcomes: Sequence[DraftOutcome], seconds: Sequence[float]) -> None:
         """Count the drafts behind the verdicts of a step; `seconds` of every speculator."""
-        self._drafts.observe(outcomes, seconds)
+        if self._drafts is not None:
+            self._drafts.observe(outcomes, seconds)
 
     def show_memory(self, ranks: Sequence[RankMemory]) -> None:
         """Show the memory of each rank."""

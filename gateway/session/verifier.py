@@ -13,7 +13,7 @@ from specinfer.scheduling.entries import StepEntry, VerdictEntry
 from specinfer.scheduling.target_outputs import NOTHING_WANTED, WantedOutputs
 from specinfer.service.stream import Channel, MessageStream
 from specinfer.speculators.drafts import add_references
-from specinfer.speculators.resident import NO_NEXT_DRAFTS, NextDrafts
+from specinfer.speculators.resident import NO_ORDERS, DraftOrders
 from specinfer.tree import TokenTree
 from specinfer.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 from specinfer.wire.constraint_codec import encode_constraint
@@ -121,7 +121,7 @@ class VerifierClient:
         trees: Mapping[str, TokenTree],
         traceparent: str = "",
         wanted: WantedOutputs = NOTHING_WANTED,
-        following: NextDrafts = NO_NEXT_DRAFTS,
+        following: DraftOrders = NO_ORDERS,
     ) -> Verdicts:
         """Verify one step; the verifier receives the trace context and the wanted outputs of the target.
 

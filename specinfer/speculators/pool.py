@@ -22,7 +22,7 @@ from specinfer.speculators.directory import SpeculatorDirectory
 from specinfer.speculators.drafts import CALL_S, FIRST_ANSWER_S, TreeShare, describe_together
 from specinfer.speculators.policy import PoolPolicy, UsualStepTime
 from specinfer.speculators.replicas import SpeculatorReplicas
-from specinfer.speculators.resident import NO_NEXT_DRAFTS, NextDrafts, ResidentDrafts
+from specinfer.speculators.resident import NO_ORDERS, DraftOrders, ResidentDrafts
 from specinfer.speculators.round import NO_DRAFTS, DraftRound, Drafts
 from specinfer.speculators.service import DraftQuery, SpeculatorService
 from specinfer.tree import TokenTree
@@ -135,9 +135,9 @@ class SpeculatorPool:
         if wanted is not NOTHING_WANTED:
             self._target.arrived(wanted, trees, verdicts)
 
-    def order(self, entries: Sequence[StepEntry], following: Choice) -> NextDrafts:
+    def order(self, entries: Sequence[StepEntry], following: Choice) -> DraftOrders:
         """Return what the verifier's own speculators are to draft behind a step, for the choice of the next."""
-        return self.resident.order(entries, following) if self.resident is not None else NO_NEXT_DRAFTS
+        return self.resident.order(entries, following) if self.resident is not None else NO_ORDERS
 
     def arrived(self, reply: verifier_pb2.VerifyReply) -> float:
         """Keep the drafts that came with verdicts for the next step; return the seconds that they took."""

@@ -39,7 +39,7 @@ class _Drafted:
     drafts: Sequence[speculator_pb2.Draft]
 
 
-class NextDrafts(NamedTuple):
+class DraftOrders(NamedTuple):
     """Orders to the verifier's own speculators that go with a step, by request."""
 
     drafts: Mapping[str, verifier_pb2.NextDraft] = MappingProxyType({})
@@ -47,7 +47,7 @@ class NextDrafts(NamedTuple):
     """Texts that requests which start over may copy from."""
 
 
-NO_NEXT_DRAFTS = NextDrafts()
+NO_ORDERS = DraftOrders()
 
 
 class ResidentDrafts:
@@ -60,7 +60,7 @@ class ResidentDrafts:
         self._drafted: dict[str, _Drafted] = {}
         self._time: DraftTime | None = None
 
-    def order(self, entries: Sequence[StepEntry], choice: Choice) -> NextDrafts:
+    def order(self, entries: Sequence[StepEntry], choice: Choice) -> DraftOrders:
         """Return what to draft behind the verdicts of a step, for the choice of the next one."""
         self._orders = {}
         service, references = self.service, {}
@@ -68,7 +68,7 @@ class ResidentDrafts:
             starting = [entry for entry in entries if entry.base_len == 0]
             references = {entry.request_id: entry.state.request.references for entry in starting}
         if service.description is None or not choice.speculators & frozenset(service.members):
-            return NextDrafts(references=references) if references else NO_NEXT_DRAFTS
+            return DraftOrders(references=references) if references else NO_ORDERS
         most = min(choice.nodes, service.description.max_nodes)
         wanting = [
             replace(
@@ -82,7 +82,7 @@ class ResidentDrafts:
             order = _Order(speculators, entry.limits, len(entry.state.tokens) + entry.reach)
             self._orders[name] = order
             messages[name] = _message(service, entry, order)
-        return NextDrafts(messages, references)
+        return DraftOrders(messages, references)
 
     def arrived(self, reply: verifier_pb2.VerifyReply) -> float:
         """Keep the drafts of a reply for the next step; return the seconds that they took."""

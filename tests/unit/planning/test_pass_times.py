@@ -84,7 +84,7 @@ def test_whatever_was_said_what_passes_take_is_found(
     costs = {1 << power: cost for power, cost in enumerate(accumulate([0.003, *steps], lambda a, b: a * b))}
     passes = taught(PassTimes(told), costs, 800, seed)
     for tokens, seconds in costs.items():
-        assert passes.seconds(tokens) == pytest.approx(seconds, rel=0.15)
+        assert passes.seconds(tokens) == pytest.approx(seconds, rel=0.2)
 
 
 def test_one_pass_puts_the_whole_curve_right() -> None:
