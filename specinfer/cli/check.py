@@ -10,7 +10,7 @@ from specinfer.cli.connection import client_tls
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import TlsCa, TlsCert, TlsKey
 from specinfer.cli.show import output
-from specinfer.drafters.pools import Flags, default_speculators
+from specinfer.drafters.pools import Flags, read_speculators
 from specinfer.service.channel import check_target, open_channel
 from specinfer.service.tls import ClientTls
 from specinfer.speculators.contract import Finding, Outcome, check_contract
@@ -89,14 +89,17 @@ def passes_words(told: verifier_pb2.DescribeVerifierReply) -> str:
 
 def pool_words(options: LocalOptions) -> str:
     """Return words for the speculators of the pool."""
-    if options.speculators is not None:
-        return f"{_members(options.speculators)}, as asked"
-    pool = default_speculators(options.model, options.verifier.get("offload", "none") != "none")
-    models = [flags["model"] for flags in pool.values() if "model" in flags]
+    resident = read_speculators([options.resident_speculators]) if options.resident_speculators else {}
+    pool = [f"{_members(options.services)} in services of their own"] if options.services else []
+    pool = [f"{_members(resident)} in the verifier's process", *pool] if resident else pool
+    shown = " and ".join(pool) or "none"
+    if options.speculators is not None or options.resident is not None:
+        return f"{shown}, as asked"
+    models = [flags["model"] for flags in (resident or {}).values() if "model" in flags]
     if models:
-        return f"{_members(pool)}: {', '.join(models)} ships for {options.model}"
-    return f"{_members(pool)}: no trained speculator ships for {options.model}; `specinfer train` makes one"
+        return f"{shown}: {', '.join(models)} ships for {options.model}"
+    return f"{shown}: no trained speculator ships for {options.model}; `specinfer train` makes one"
 
 
-def _members(pool: Mapping[str, Flags]) -> str:
-    return ", ".join(flags["drafter"].replace("+", ", ") for flags in pool.values())
+def _members(pool: Mapping[str, Flags] | None) -> str:
+    return ", ".join(flags["drafter"].replace("+", ", ") for flags in (pool or {}).values())

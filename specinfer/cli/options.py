@@ -16,7 +16,7 @@ from specinfer.prompts import read_text
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_PATIENCE_S = 60.0
-LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator")
+LOCAL_OPTIONS = ("model", "dtype", "weights", "offload", "device", "speculator", "resident")
 """Options that say what a local system runs; a running gateway has that already."""
 GATEWAY_OPTIONS = ("address", "tls_ca", "tls_cert", "tls_key")
 """Options that say how to reach a running gateway."""
@@ -86,8 +86,16 @@ Speculators = Annotated[
     list[str] | None,
     typer.Option(
         "--speculator",
-        help="DRAFTER[+DRAFTER...][,FLAG=VALUE...] instead of the usual pool; may be repeated. "
+        help="Service of speculators: DRAFTER[+DRAFTER...][,FLAG=VALUE...], or none, instead of the usual "
+        "pool; may be repeated. "
         "Example: ssm,model=ssm-smollm2-135m or custom,function=my_drafts:repeat_last".replace("[", r"\["),
+    ),
+]
+Resident = Annotated[
+    str | None,
+    typer.Option(
+        help="Speculators in the verifier's process, given as for --speculator, or none. Not given: those "
+        "that suit the model, unless --speculator is given."
     ),
 ]
 Dtype = Annotated[

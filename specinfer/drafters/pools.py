@@ -6,6 +6,7 @@ from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.widen import original_of
 
+NONE = "none"
 Flags = Mapping[str, str]
 """Flags of a service by name, without dashes."""
 
@@ -27,10 +28,14 @@ LARGE_TREES = {"beam": "16", "depth": "12", "min-path-probability": "0"}
 one."""
 
 
+INDEPENDENT: dict[str, Flags] = {"suffix": {"drafter": "suffix"}}
+"""Services of a local system beside the verifier's own speculators: the planner asks them when that pays."""
+
+
 def default_speculators(model: str, offload: bool = False) -> dict[str, Flags]:
     """Return the default speculators of a model: n-grams, and a trained SSM if one ships for it.
 
-    Both in one service: on a small machine another message to another process costs as much as it brings.
+    Both in one group, for the verifier's process or for one service: a message costs more than a small draft.
     Where the target is offloaded its passes are slow and nodes are free, so the SSM drafts large trees.
     """
     ssm = trained_for(model).get("ssm")
@@ -53,14 +58,25 @@ def _original_of(model: str) -> str | None:
         return None  # it is not there, which is said when the system starts
 
 
+def default_resident(model: str, offload: bool = False) -> str:
+    """Return the default speculators in the verifier's process, as `verifier_svc --drafters` reads them."""
+    ((_, flags),) = default_speculators(model, offload).items()
+    drafter, *others = flags.items()
+    return ",".join([drafter[1], *(f"{flag}={value}" for flag, value in others)])
+
+
 def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
     """Parse speculator services given as `DRAFTER[+DRAFTER...][,FLAG=VALUE...]`; None if none are given.
+
+    `none` by itself stands for no service.
 
     Raises:
         InvalidInputError: naming what cannot be read.
     """
     if not texts:
         return None
+    if list(texts) == [NONE]:
+        return {}
     pool: dict[str, Flags] = {}
     for text in texts:
         drafter, *pairs = (part.strip() for part in text.split(","))
@@ -70,3 +86,14 @@ def read_speculators(texts: Sequence[str] | None) -> dict[str, Flags] | None:
         name = drafter if drafter not in pool else f"{drafter}-{len(pool) + 1}"
         pool[name] = {"drafter": drafter, **flags}
     return pool
+
+
+def read_resident(text: str | None) -> str | None:
+    """Return the speculators of the verifier's process as its `--drafters` reads them; None if not given.
+
+    Raises:
+        InvalidInputError: if the text cannot be read.
+    """
+    if text is None:
+        return None
+    return text if read_speculators([text]) else ""

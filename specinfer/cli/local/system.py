@@ -30,7 +30,7 @@ from specinfer.cli.local.redis_server import (
     redis_command,
     redis_url_from_environment,
 )
-from specinfer.drafters.pools import MODEL_DRAFTERS, Flags, default_speculators
+from specinfer.drafters.pools import INDEPENDENT, MODEL_DRAFTERS, Flags, default_resident
 from specinfer.errors import SpecInferError, UnavailableError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.service.server import INSTANCE_VARIABLE, instance_service
@@ -67,11 +67,27 @@ class LocalOptions:
     verifier: Flags = field(default_factory=dict)
     gateway: Flags = field(default_factory=dict)
     speculators: Mapping[str, Flags] | None = None
-    """Flags of speculators by name; None takes those that suit the model."""
+    """Flags of speculator services by name; None takes the default ones."""
+    resident: str | None = None
+    """Speculators in the verifier's process, as its `--drafters`; empty for none. None takes those that suit
+    the model, unless services are named."""
     metrics: bool = False
     """True if the gateway serves metrics, at its default port; the other services do not."""
     http: str | None = None
     """Address of the HTTP service; None for no such service."""
+
+    @property
+    def resident_speculators(self) -> str:
+        """Speculators in the verifier's process; empty for none."""
+        if self.resident is not None:
+            return self.resident
+        offload = self.verifier.get("offload", "none") != "none"
+        return default_resident(self.model, offload) if self.speculators is None else ""
+
+    @property
+    def services(self) -> Mapping[str, Flags]:
+        """Flags of the speculator services by name."""
+        return INDEPENDENT if self.speculators is None else self.speculators
 
 
 _TRY_OFTEN = (
@@ -90,9 +106,7 @@ class LocalSystem:
     def __init__(self, options: LocalOptions, report: Report = lambda _: None) -> None:
         self._options, self.report = options, report
         self.children: dict[str, Child] = {}
-        pool = options.speculators
-        offload = options.verifier.get("offload", "none") != "none"
-        self._pool = default_speculators(options.model, offload) if pool is None else pool
+        self._pool = options.services
         self._redis_port, *ports = free_ports(3 + len(self._pool))
         gateway, self.verifier, *self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self.address = options.listen or gateway
@@ -166,7 +180,9 @@ class LocalSystem:
         model = {"model": self._options.model}
         device = {"device": self._options.device} if self._options.device is not None else {}
         common = {**model, "dtype": self._options.dtype, **device}
-        verifier = {"listen": self.verifier, **common, **self._options.verifier}
+        resident = self._options.resident_speculators
+        hosted = {"drafters": resident} if resident else {}
+        verifier = {"listen": self.verifier, **common, **hosted, **self._options.verifier}
         self._spawn("verifier", "verifier_svc", verifier)
         for address, (name, flags) in zip(self._addresses, self._pool.items(), strict=True):
             drafters = flags.get("drafter", "").split("+")

@@ -36,10 +36,14 @@ def test_how_weights_are_held(asked: str, held: str, words: str) -> None:
 def test_who_drafts() -> None:
     assert pool_words(LocalOptions()).endswith(f"ships for {DEFAULT_MODEL}")
     assert pool_words(LocalOptions(model="other")) == (
-        "ngram: no trained speculator ships for other; `specinfer train` makes one"
+        "ngram in the verifier's process and suffix in services of their own: no trained speculator ships for "
+        "other; `specinfer train` makes one"
     )
     own = LocalOptions(speculators={"a": {"drafter": "ngram+ssm"}, "b": {"drafter": "retrieval"}})
-    assert pool_words(own) == "ngram, ssm, retrieval, as asked"
+    assert pool_words(own) == "ngram, ssm, retrieval in services of their own, as asked"
+    resident = LocalOptions(speculators={}, resident="ngram")
+    assert pool_words(resident) == "ngram in the verifier's process, as asked"
+    assert pool_words(LocalOptions(speculators={}, resident="")) == "none, as asked"
 
 
 def test_every_choice_is_explained() -> None:

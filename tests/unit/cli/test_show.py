@@ -1,18 +1,15 @@
 """What commands print."""
 
-import asyncio
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from rich.console import Console
 
-from specinfer.cli import demo, show
+from specinfer.cli import show
 from specinfer.cli.bench import BenchRun, Turn, summarise
 from specinfer.cli.show import answer_line, planner_words, print_runs, status_table
-from specinfer.client import Answer, AsyncClient, FinishReason, SpeculationStats, SpeculatorStats, Summary
+from specinfer.client import Answer, FinishReason, SpeculationStats, SpeculatorStats, Summary
 from specinfer.v1 import generation_pb2
 
 
@@ -47,36 +44,6 @@ def test_a_comparison_is_readable_at_any_width(width: int, monkeypatch: pytest.M
         assert value in words, text
     table = "mode batch tok/s speedup tok/step accepted ttft tpot" in words
     assert table == (width >= 80)
-
-
-@pytest.mark.parametrize("width", [30, 80])
-def test_the_demo_reads_well_in_a_pipe_and_in_a_narrow_terminal(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Prompts, modes and answers as plain lines, one after another, on standard output."""
-
-    class Gateway:
-        async def generate(
-            self, prompt: str, on_text: Callable[[str], None] = str, **options: object
-        ) -> Answer:
-            for piece in ("An [answer] ", "of two lines\n", "and `code`."):
-                on_text(piece)
-            return Answer(token_ids=[1, 2, 3], summary=Summary(total_seconds=1.0, new_tokens=3))
-
-    # a console keeps the width that the environment named when it was made, which was in another test
-    narrow = Console(width=width)
-    monkeypatch.setattr(show, "output", narrow)
-    monkeypatch.setattr(demo, "output", narrow)
-    demo.print_demo(asyncio.run(demo.run_demo(cast(AsyncClient, Gateway()), 3)))
-    text, errors = capsys.readouterr()
-    assert errors == ""
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= width
-    assert text.count("An [answer] of two lines\nand `code`.\n(3 tokens in 0 steps, 1.0 s)\n") == 9
-    for number, prompt in enumerate(demo.PROMPTS, 1):
-        assert f"Prompt {number} of 3: {prompt}" in " ".join(text.split())
-    for mode in ("incremental", "sequence", "tree"):
-        assert text.count(f"\n\n{mode}:\n") == 3
 
 
 def test_the_planners_choice_is_told_with_its_reason() -> None:
