@@ -47,7 +47,7 @@ def _why_not_native() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What all tests need."""
+    """Limit the time of asynchronous tests, and skip those that cannot run here."""
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _within(_HANGS_AFTER_S, item.obj)

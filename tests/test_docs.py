@@ -1,4 +1,4 @@
-"""What sources and pages say of the documentation exists: files, and anchors in them."""
+"""Files and anchors of the documentation that sources and pages name exist."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def texts() -> Iterator[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into a page may name: its headings as GitHub names them, and ids set by hand."""
+    """Return what a link into a page may name: its headings as GitHub names them, and ids set by hand."""
     text = page.read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

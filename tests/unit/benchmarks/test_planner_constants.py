@@ -14,7 +14,7 @@ from specinfer.planning.learned import LearnedAcceptance
 
 SEEDS = range(6)
 DISTURBED = [(1, 0.0524), (2, 0.0523), (4, 0.0538), (8, 0.0547), (16, 0.0613), (32, 0.0427), (64, 0.0633)]
-"""What a verifier measured while a neighbour was busy."""
+"""Times of passes that a verifier measured while a neighbour was busy."""
 
 
 def learned() -> LearnedAcceptance:
