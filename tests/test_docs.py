@@ -96,3 +96,16 @@ def test_the_check_sees_files_and_anchors() -> None:
 def test_every_archive_is_linked_from_the_findings() -> None:
     linked = {page.resolve() for page, _ in mentions(ROOT / "docs" / "findings.md")}
     assert set(ARCHIVES.glob("*.md")) <= linked
+
+
+def test_lines_of_pages_are_short() -> None:
+    """Prose has at most 120 columns; rows of tables and commands are as long as they are."""
+    long = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        prose = re.sub(
+            r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), page.read_text(), flags=re.M | re.S
+        )
+        for number, line in enumerate(prose.split("\n"), 1):
+            if len(line) > 120 and not line.startswith(("|", "    ")):
+                long.append(f"{page.name}:{number}")
+    assert not long
