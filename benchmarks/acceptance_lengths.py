@@ -1,4 +1,4 @@
-"""How many drafted tokens a step accepts, by node budget: what `benchmarks.synthetic` draws from.
+"""Count the drafted tokens that a step accepts, by node budget: `benchmarks.synthetic` draws from them.
 
 Writes `benchmarks/results/acceptance-lengths.json` and `.md`: the shipped SSM and n-grams, merged, as the
 gateway corrects them; one process, no services, so nothing hangs on the machine's speed.

@@ -28,7 +28,7 @@ from tests.fuzz.doors import DOORS
 _HUNG_S = 120.0
 """An episode takes a tenth of a second."""
 _LINES = 20
-"""Of progress, per door."""
+"""Lines of progress, per door."""
 
 
 def main(

@@ -12,14 +12,14 @@ from specinfer.v1 import common_pb2, generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for, and how many requests run at a time."""
+    """The kind of requests, and how many run at a time."""
 
     batch: int
     speculation: generation_pb2.Speculation
     new_tokens: int
     temperature: float = 0.0
     ignore_eos: bool = True
-    """Whether answers go on where the model would end them, so that all are of `new_tokens`."""
+    """True if answers go on where the model would end them, so that all are of `new_tokens`."""
 
 
 async def generate_all(

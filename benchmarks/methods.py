@@ -75,7 +75,7 @@ def compare(
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Of one run: tokens per step, its error, by source, and acceptance by depth."""
+    """Return figures of one run: tokens per step, its error, by source, and acceptance by depth."""
     return {
         "tokens_per_step": round(result.tokens_per_step(), 3),
         "standard_error": round(result.standard_error(), 3),

@@ -57,7 +57,7 @@ class MeasuredMode:
             self.drafted += stats.drafted
 
     def beside(self, plain: "MeasuredMode") -> dict[str, Any]:
-        """What is reported, with standard errors over the turns."""
+        """Return what is reported, with standard errors over the turns."""
         gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
         return {
             "tokens_per_second": harmonic_mean(self.rates),
@@ -171,7 +171,7 @@ async def _run(client: AsyncClient, prompts: list[tuple[int, ...]], load: Load) 
 
 
 def _pass_ms(log: str) -> dict[str, float]:
-    """What the verifier said of its passes when it started: milliseconds by tokens."""
+    """Return what the verifier said of its passes when it started: milliseconds by tokens."""
     told = re.search(r"passes take (.*)", log)
     assert told, log
     return {size: float(ms) for ms, size in re.findall(r"([\d.]+) ms for (\d+)", told[1])}

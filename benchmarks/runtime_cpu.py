@@ -110,7 +110,7 @@ def throughput(runners: Mapping[str, ModelRunner], prompts: list[list[int]]) -> 
 
 
 def pass_costs(runner: ModelRunner) -> dict[str, Any]:
-    """What passes take now, by context and tokens."""
+    """Measure what passes take now, by context and tokens."""
     return {str(context): ours.pass_costs(runner, context) for context in CONTEXTS}
 
 
@@ -185,7 +185,7 @@ def single_table(report: dict[str, Any]) -> list[str]:
 
 
 def window_table(report: dict[str, Any]) -> list[str]:
-    """What a windowed cache saves and costs."""
+    """Tabulate what a windowed cache saves and costs."""
     lines = [
         f"## Windowed cache (StreamingLLM), {LONG_ANSWER} new tokens",
         "",
@@ -207,7 +207,7 @@ def window_table(report: dict[str, Any]) -> list[str]:
 
 
 def pass_tables(report: dict[str, Any]) -> list[str]:
-    """What a pass costs by its size, at several lengths of context; prefill."""
+    """Tabulate passes by their size, at several lengths of context, and prefill."""
     sizes, far, times = ours.NODES, report["long_context"], report["passes_ms"]
     lines = [
         "## One pass, ms",
@@ -229,7 +229,7 @@ def pass_tables(report: dict[str, Any]) -> list[str]:
 
 
 def pass_cells(times: list[dict[str, dict[str, float]]]) -> list[str]:
-    """Of one context: milliseconds by size, as multiples of one token, from several measurements."""
+    """Return the cells of one context: milliseconds by size, as multiples of one token, from several measurements."""
     cells = []
     for size in map(str, ours.NODES):
         if size not in times[0]:

@@ -19,11 +19,15 @@ from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.model.native.build import load_library
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
+# of processes that tests start, too: OpenMP's threads spin while they wait for each other, and workers share the cores
+os.environ.setdefault("OMP_NUM_THREADS", str(_THREADS))
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 for _service in ("GATEWAY", "VERIFIER", "SPECULATOR"):
     # processes that tests start side by side must not meet at the default ports
     os.environ.setdefault(f"SPECINFER_{_service}_METRICS_PORT", "0")
 os.environ.setdefault("SPECINFER_HTTP_LISTEN", "none")  # of `specinfer up`
-torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
+torch.set_num_threads(_THREADS)
 # how long an example takes depends on the machine
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -43,7 +47,7 @@ def _why_not_native() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What all tests need."""
+    """Limit the time of asynchronous tests, and skip those that cannot run here."""
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _within(_HANGS_AFTER_S, item.obj)

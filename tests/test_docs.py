@@ -1,4 +1,4 @@
-"""What sources and pages say of the documentation exists: files, and anchors in them."""
+"""Files and anchors of the documentation that sources and pages name exist."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def texts() -> Iterator[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into a page may name: its headings as GitHub names them, and ids set by hand."""
+    """Return what a link into a page may name: its headings as GitHub names them, and ids set by hand."""
     text = page.read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -96,3 +96,16 @@ def test_the_check_sees_files_and_anchors() -> None:
 def test_every_archive_is_linked_from_the_findings() -> None:
     linked = {page.resolve() for page, _ in mentions(ROOT / "docs" / "findings.md")}
     assert set(ARCHIVES.glob("*.md")) <= linked
+
+
+def test_lines_of_pages_are_short() -> None:
+    """Prose has at most 120 columns; rows of tables and commands are as long as they are."""
+    long = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        prose = re.sub(
+            r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), page.read_text(), flags=re.M | re.S
+        )
+        for number, line in enumerate(prose.split("\n"), 1):
+            if len(line) > 120 and not line.startswith(("|", "    ")):
+                long.append(f"{page.name}:{number}")
+    assert not long

@@ -1,4 +1,4 @@
-"""Docstrings and comments of product code have plain openings and plain words."""
+"""Docstrings have plain openings, and those and comments of product code plain words."""
 
 import ast
 import io
@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COVERED = ("specinfer", "gateway", "verifier_svc", "speculator_svc", "http_svc", "models", "deploy")
 """Folders of product code."""
+BESIDE = ("tests", "benchmarks", "examples")
+"""Folders of which only the openings are checked."""
 
 OPENING = re.compile(r"(What|Whether|Which|Those|That|Whose|Of|How|See)\b")
 WORD = re.compile(r"\b(told|tells?|hopes?|wish|wishes)\b", re.IGNORECASE)
@@ -26,6 +28,17 @@ def test_prose_is_plain(folder: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {fault}"
         for path in paths
         for line, fault in faults_of(path.read_text())
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("folder", BESIDE)
+def test_openings_are_plain(folder: str) -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}:{line}: begins with {found[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if (found := OPENING.match(text.lstrip()))
     ]
     assert not faults, "\n".join(faults)
 

@@ -1,1 +1,1 @@
-"""What `make bench-acceptance` measures, one part per file."""
+"""Parts of `make bench-acceptance`, one per file."""

@@ -20,7 +20,7 @@ from specinfer.verification.jobs import EngineLimits, VerifyJob
 
 @dataclass(frozen=True, slots=True)
 class DecodingPlan:
-    """How to decode."""
+    """The way of decoding."""
 
     nodes: int
     depth: int
@@ -29,12 +29,12 @@ class DecodingPlan:
     batch: int = 8
     rule: str = "multi_step"
     calibrated: bool = False
-    """Whether scores are corrected as the gateway does it."""
+    """True if scores are corrected as the gateway does it."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of it."""
+    """The counts of a run."""
 
     per_prompt: list[tuple[str, int, int]] = field(default_factory=list)
     """(source, steps, tokens) of every prompt."""
@@ -53,7 +53,7 @@ class Result:
         return {source: round(self.tokens_per_step(source), 3) for source in sources}
 
     def standard_error(self) -> float:
-        """Of the acceptance length over all prompts (jackknife: each prompt is left out once)."""
+        """Return the jackknife error of the acceptance length over all prompts: each prompt is left out once."""
         rows = np.array([(steps, tokens) for _, steps, tokens in self.per_prompt], float)
         steps, tokens = (rows.sum(0) - rows).T
         found = tokens / steps
@@ -64,7 +64,7 @@ class Result:
         return [tokens / steps for _, steps, tokens in self.per_prompt]
 
     def ms_per_token(self, batch: int) -> float:
-        """Of one request: `batch` of them share every step."""
+        """Return the milliseconds that a token of one request takes: `batch` of them share every step."""
         return 1000 * batch * self.seconds / sum(tokens for _, _, tokens in self.per_prompt)
 
 
@@ -78,9 +78,9 @@ class _Request:
     steps: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
     target_top_k: TargetTopK | None = None
-    """What the target predicted in the last step, if any drafter reads that."""
+    """Predictions of the target in the last step, if any drafter reads that."""
     ended: bool = False
-    """Whether the target has ended the answer."""
+    """True if the target has ended the answer."""
 
     @property
     def new_tokens(self) -> int:

@@ -19,13 +19,13 @@ from specinfer.v1 import generation_pb2
 
 TURNS = 5
 FIRST_TOKENS = 24
-"""Of one batch, before the clock starts."""
+"""Tokens of one batch, before the clock starts."""
 PLAIN, TREE = "plain", "tree"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What some requests took, one after another, and brought."""
+    """Time and tokens of some requests, one after another."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -49,7 +49,7 @@ class Measured:
     by_source: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
     def beside(self, plain: "Measured") -> dict[str, Any]:
-        """What is reported: its speed, over plain decoding too, with the standard error over the turns."""
+        """Return what is reported: its speed, over plain decoding too, with the standard error over the turns."""
         tallies = self.by_source.values()
         gains = [own / base for own, base in zip(self.rates, plain.rates, strict=True)]
         return {

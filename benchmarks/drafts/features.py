@@ -9,7 +9,7 @@ from specinfer.verification.features import FeatureSpan
 
 
 class FeatureFlow:
-    """What the requests' drafters were given, and what they lack. Nobody reads any: nothing is kept."""
+    """Features that the requests' drafters were given, and those that they lack. Nobody reads any: nothing is kept."""
 
     def __init__(self, runner: ModelRunner, drafters: Sequence[Drafter]) -> None:
         wishes = [drafter.description.feature_layers for drafter in drafters]
@@ -25,14 +25,14 @@ class FeatureFlow:
         return self._until.get(request, 0) if self._layers else None
 
     def arrived(self, request: str, span: FeatureSpan) -> None:
-        """What a pass told."""
+        """Keep the features of a pass."""
         if span.data:
             self._buffers.setdefault(request, FeatureBuffer()).add(span.start, span.data, self._shape)
             token_bytes = 2 * self._shape[0] * self._shape[1]
             self._until[request] = span.start + len(span.data) // token_bytes
 
     def take(self, request: str, drafter: int) -> Features | None:
-        """What a drafter was not given yet."""
+        """Return what a drafter was not given yet."""
         places, buffer = self._places[drafter], self._buffers.get(request)
         return buffer.take(drafter, places) if buffer is not None and places else None
 

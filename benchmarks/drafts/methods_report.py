@@ -39,7 +39,7 @@ def _by_source(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
-    """Of steps whose path was accepted up to the depth before."""
+    """Tabulate acceptance by depth, of the steps whose path was accepted up to the depth before."""
     some = _of_middle(runs)
     deepest = max(len(run["by_depth"]) for run in some)
     label = f"Accepted at depth d where d - 1 was, % at {some[0]['nodes']} nodes, {kind}:"
@@ -49,7 +49,7 @@ def _by_depth(kind: str, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _of_middle(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of 16 nodes, or of the most."""
+    """Return the rows of 16 nodes, or of the most."""
     budgets = {run["nodes"] for run in runs}
     nodes = BY_SOURCE_NODES if BY_SOURCE_NODES in budgets else max(budgets)
     return [run for run in runs if run["nodes"] == nodes]

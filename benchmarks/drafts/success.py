@@ -1,4 +1,4 @@
-"""How often the target's next token is among a drafter's most probable ones (the paper's Table 1)."""
+"""Measure how often the target's next token is among a drafter's most probable ones (the paper's Table 1)."""
 
 from collections.abc import Sequence
 

@@ -27,7 +27,7 @@ DEPTH = 8
 SHAPES = {"<1,1,3,1,1,1,1,1>": ("1,1,3,1,1,1,1,1", 20), "best-first, 16 nodes": ("", 16)}
 """The paper's tree, and one of our own kind: expansion vector and nodes."""
 LEAST_PROMPTS = 5
-"""Of every batch size, in batches one after another: one of each source."""
+"""Least number of prompts for every batch size, in batches one after another: one of each source."""
 WARM_UP = 2
 """Steps of the first batch that do not count."""
 

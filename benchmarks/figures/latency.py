@@ -21,7 +21,7 @@ MODES = {
     TREE: generation_pb2.SPECULATION_TREE,
 }
 _FIRST_TOKENS = 8
-"""Of one batch, before the clock starts."""
+"""Tokens of one batch, before the clock starts."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Turns:
     accepted: int = 0
 
     def beside(self, incremental: "Turns") -> dict[str, Any]:
-        """What is reported; gains are over incremental decoding in the same turn."""
+        """Return what is reported; gains are over incremental decoding in the same turn."""
         gains = [base / own for own, base in zip(self.latency_ms, incremental.latency_ms, strict=True)]
         return {
             "latency_ms": self.latency_ms,
@@ -47,7 +47,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class LatencySetup:
-    """What is measured."""
+    """The model, the speculators and the requests."""
 
     model: str
     speculators: Mapping[str, Flags]

@@ -16,9 +16,9 @@ PAPER_7 = {
     "tree over incremental": "1.5x to 2.5x on one node, 2.4x to 2.8x on several",
     "tree over sequence": "1.2x to 1.5x",
 }
-"""Of LLaMA-7B with LLaMA-68M, and of larger models on several devices; batch 1 to 16."""
+"""Gains of the paper for LLaMA-7B with LLaMA-68M, and for larger models on several devices; batch 1 to 16."""
 PAPER_11 = {"sequences / tree, latency per token": "on par at small batches, up to 1.8x at large ones"}
-"""Of LLaMA-7B with LLaMA-68M."""
+"""Gains of the paper for LLaMA-7B with LLaMA-68M."""
 _SIZE = (5.6, 3.6)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 470.0
-"""Of the whole run: eight minutes, less what starting and ending take."""
+"""Seconds of the whole run: eight minutes, less what starting and ending take."""
 NEEDED = ("numpy", "torch", "triton", "transformers")
 _VERSIONS = (*NEEDED, "flashinfer-python")
 

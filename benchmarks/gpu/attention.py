@@ -1,4 +1,4 @@
-"""How fast the kernel is: against the time in which its bytes can be copied, and against libraries."""
+"""Measure the speed of the kernel: against the time in which its bytes can be copied, and against libraries."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from specinfer.model.options import DTYPES
 log = logging.getLogger(__name__)
 _MOST_SETS = 32
 _SHARE_OF_MEMORY = 0.25
-"""That one set of buffers may take: libraries hold copies of their own, and float32 numbers come first."""
+"""Share of the memory for one set of buffers: libraries hold copies of their own, and float32 numbers come first."""
 
 
 def measure_bandwidth(context: SectionContext, rows: Rows) -> None:

@@ -113,7 +113,7 @@ def pass_seconds(context: SectionContext, shape: str, batch: int, nodes: int) ->
 
 
 def share_beside(device_s: float | None, step_s: float) -> float | None:
-    """Of a step, what is not the device's pass: 1 - pass / step."""
+    """Return the share of a step beside the device's pass: 1 - pass / step."""
     return None if device_s is None else 1 - device_s / step_s
 
 

@@ -49,7 +49,7 @@ def in_rows(out: torch.Tensor) -> torch.Tensor:
 
 
 def sdpa(workload: Workload) -> Launcher:
-    """See the module's table."""
+    """Return the launcher of the module's table."""
     c, dtype = workload.cell, workload.dtype
     group, length = c.heads.query // c.heads.kv, c.context + c.nodes
     padded = -(-length // _ALIGNED) * _ALIGNED
@@ -73,7 +73,7 @@ def sdpa(workload: Workload) -> Launcher:
 
 
 def flex(workload: Workload) -> Launcher:
-    """See the module's table."""
+    """Return the launcher of the module's table."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     c = workload.cell
@@ -97,7 +97,7 @@ def flex(workload: Workload) -> Launcher:
 
 
 def flashinfer(workload: Workload) -> Launcher:
-    """See the module's table."""
+    """Return the launcher of the module's table."""
     import flashinfer as library
 
     c, rows, device = workload.cell, workload.batch.rows, workload.device

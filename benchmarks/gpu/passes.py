@@ -1,4 +1,4 @@
-"""What a pass of the verifier costs by its nodes, on shapes with random weights."""
+"""Measure passes of the verifier by their nodes, on shapes with random weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from specinfer.model.options import DTYPES
 from specinfer.model.runner import ModelRunner
 
 _LOADING_S = 40
-"""What loading a shape and capturing its passes may take. Not yet measured on a GPU."""
+"""Seconds that loading a shape and capturing its passes may take. Not yet measured on a GPU."""
 _CHUNK = 512
 """Tokens of a context that are read in one pass."""
 

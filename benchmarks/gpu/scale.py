@@ -1,4 +1,4 @@
-"""What is measured: at full size, and at sizes that Triton's interpreter runs in seconds."""
+"""Sizes that are measured: at full size, and at sizes that Triton's interpreter runs in seconds."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Of one attention layer."""
+    """Heads of one attention layer."""
 
     query: int
     kv: int
@@ -68,21 +68,21 @@ class Scale:
     cells: tuple[Cell, ...]
     """Most important first; those that do not fit the time or the memory are left out by name."""
     distinct_bytes: int
-    """Of the buffers that launches go through: nothing is found in the chip's cache (60 MB on an H200)."""
+    """Bytes of the buffers that launches go through: nothing is found in the chip's cache (60 MB on an H200)."""
     compiled: int
-    """Of the first cells, so many are measured with libraries that compile for every shape."""
+    """Number of the first cells that are measured with libraries that compile for every shape."""
     shapes: tuple[ModelShape, ...]
     drafter: ModelShape
-    """Of the speculator that the services ask."""
+    """Shape of the speculator that the services ask."""
     positions: int
     context: int
     """Tokens of every request in front of a pass."""
     nodes: tuple[int, ...]
     batches: tuple[int, ...]
     steps: int
-    """Of the engine, for every figure."""
+    """Steps of the engine, for every figure."""
     new_tokens: int
-    """Of a request through the services."""
+    """Tokens of a request through the services."""
 
 
 SEVEN, EIGHT = HeadShape(32, 32, 128), HeadShape(32, 8, 128)

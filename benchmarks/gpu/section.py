@@ -1,4 +1,4 @@
-"""What a section gets and gives."""
+"""Input and output of a section."""
 
 import gc
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def give_back_memory(device: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SectionContext:
-    """What a section works with."""
+    """The device, the timer and the scale that a section works with."""
 
     device: str
     timer: Timer
     scale: Scale
     budget: Budget
-    """Of this section."""
+    """Budget of this section."""
     say: Callable[[str], None]
     results: dict[str, Rows]
     """Rows of the sections before, by name."""

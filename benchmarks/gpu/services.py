@@ -36,7 +36,7 @@ class SyntheticSystem(LocalSystem):
         self._histogram = histogram
 
     def program(self, module: str) -> tuple[list[str], Mapping[str, str]]:
-        """See `LocalSystem.program`."""
+        """Implement `LocalSystem.program`."""
         if module != "verifier_svc":
             return super().program(module)
         command = [sys.executable, "-m", "benchmarks.synthetic.verifier"]
@@ -63,7 +63,7 @@ def measure_services(context: SectionContext, rows: Rows) -> None:
 
 
 def executor(device: str) -> str:
-    """Of the services' models: without a GPU the interpreter would take a second a pass."""
+    """Return the executor of the services' models: without a GPU the interpreter would take a second a pass."""
     return "device" if device.startswith("cuda") else "torch"
 
 

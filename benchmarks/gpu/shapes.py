@@ -13,7 +13,7 @@ from specinfer.model.runner import ModelRunner
 from specinfer.model.weights.config import from_transformers
 
 _DEVIATION = 0.02
-"""Of weights: Llama's own start."""
+"""Standard deviation of weights: Llama's own start."""
 
 
 def transformers_config(shape: ModelShape, positions: int) -> Any:

@@ -1,4 +1,4 @@
-"""How calls are timed, on a GPU and on a CPU."""
+"""Time calls on a GPU and on a CPU."""
 
 import statistics
 import time
@@ -40,15 +40,15 @@ class HostTimer:
         self._clock = clock
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """See `Timer.launched`."""
+        """Implement `Timer.launched`."""
         return self.waited(lambda: [call() for call in calls]) / len(calls)
 
     def queued(self, call: Call) -> float:
-        """See `Timer.queued`."""
+        """Implement `Timer.queued`."""
         return self.waited(call)
 
     def waited(self, call: Call) -> float:
-        """See `Timer.waited`."""
+        """Implement `Timer.waited`."""
         call()
         times: list[float] = []
         while len(times) < _LEAST_REPEATS or (len(times) < _REPEATS and sum(times) < _FEW):
@@ -62,7 +62,7 @@ class GpuTimer:
     """By CUDA events; kernels as replays of one captured graph."""
 
     def launched(self, calls: Sequence[Call]) -> float:
-        """See `Timer.launched`."""
+        """Implement `Timer.launched`."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -78,7 +78,7 @@ class GpuTimer:
         return seconds / len(calls)
 
     def queued(self, call: Call) -> float:
-        """See `Timer.queued`."""
+        """Implement `Timer.queued`."""
 
         def many() -> None:
             for _ in range(_IN_A_ROW):
@@ -87,7 +87,7 @@ class GpuTimer:
         return self._wall(many, _LEAST_REPEATS) / _IN_A_ROW
 
     def waited(self, call: Call) -> float:
-        """See `Timer.waited`."""
+        """Implement `Timer.waited`."""
         return self._wall(call, _REPEATS)
 
     def _events(self, call: Call) -> float:

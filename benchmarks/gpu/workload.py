@@ -17,7 +17,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def random_paths(rng: np.random.Generator, nodes: int) -> list[list[int]]:
-    """Of every node of a random tree, the nodes from the root, node 0, down to it."""
+    """Return for every node of a random tree the nodes from the root, node 0, down to it."""
     paths = [[0]]
     for node in range(1, nodes):
         paths.append([*paths[int(rng.integers(0, node))], node])
@@ -50,7 +50,7 @@ def slots(rows: AttentionRows, positions: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """What one launch reads and writes."""
+    """Buffers that one launch reads and writes."""
 
     query: torch.Tensor
     """[T, H, D]"""

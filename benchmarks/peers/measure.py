@@ -1,4 +1,4 @@
-"""What every peer script measures of one request. Standard library only: it runs in every environment."""
+"""Measure one request, in every peer script alike. Standard library only: it runs in every environment."""
 
 import os
 import statistics

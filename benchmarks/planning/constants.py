@@ -1,4 +1,4 @@
-"""What the planner's constants are worth, in a simulation: each halved and doubled, everything else as it is.
+"""Measure the worth of the planner's constants in a simulation: each halved and doubled, everything else as it is.
 
     python -m benchmarks.planning.constants [--runs 6] [--steps 500]
 

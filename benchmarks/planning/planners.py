@@ -34,7 +34,7 @@ from specinfer.v1 import generation_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 16
-"""Of a recorded tree."""
+"""Nodes of a recorded tree."""
 OFF, TREE = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_TREE
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
 ORACLE = {"converted": "1.81x", "native-a8": "1.45x"}

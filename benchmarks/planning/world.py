@@ -30,14 +30,14 @@ PASSES = ((1, 2.6), (2, 2.6), (4, 2.7), (8, 3.4), (16, 4.9), (32, 10.4), (64, 20
 CURVE = PassCurve([(tokens, ms / 1000) for tokens, ms in PASSES])
 BOTH = frozenset({0, 1})
 PLAIN_S, TREES_S = 0.0017, 0.0020
-"""What neither pass nor drafts take."""
+"""Seconds of a step beside pass and drafts."""
 WIRE_S = 0.0009
 TOKENS, PROMPT = 128, 170
-"""Of an answer, and of a prompt, as the evaluation prompts have on average."""
+"""Tokens of an answer, and of a prompt, as the evaluation prompts have on average."""
 READ_S = 0.00006
-"""What reading a token takes the shipped SSM."""
+"""Seconds that the shipped SSM takes to read a token."""
 COLD_S = (0.016, 0.026, 0.002)
-"""What the first steps with trees take longer, the first one last: with the prompt that the first one reads
+"""Seconds that the first steps with trees take longer, the first one last: with the prompt that the first one reads
 they take 20, 35, 25 ms at batch 1. Plain ones a fifth of it."""
 GUESSES = (0.25, 0.5, 0.7, 0.9)
 ROOT = 0
@@ -57,12 +57,12 @@ class SimulatedRequest:
 
 @dataclass
 class Ran:
-    """What some steps brought and took."""
+    """Tokens and seconds of some steps."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     expected_s: float = 0.0
-    """Of the steps that were expected to take anything, as much as `counted_s` of them took."""
+    """Expected seconds of the steps that were expected to take anything, as much as `counted_s` of them took."""
     counted_s: float = 0.0
     steps: int = 0
 
@@ -73,7 +73,7 @@ class Ran:
 
 
 class Machine:
-    """How long things take, disturbed."""
+    """Times of passes and drafts, disturbed."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -88,18 +88,18 @@ class Machine:
         self._neighbour = self._neighbour - 1 if self._neighbour else 100 * (self._rng.random() < 0.0005)
 
     def slowed(self, seconds: float) -> float:
-        """What so many seconds take now."""
+        """Return how long so many seconds take now."""
         beside = 1.5 if self._neighbour else 1.0
         return seconds * exp(self.pace) * beside * self._rng.lognormvariate(0, 0.06)
 
     def pass_s(self, batch: int, tokens: int) -> float:
-        """Of a pass."""
+        """Return the seconds of a pass."""
         base = CURVE.at(batch)
         disturbed = 4.0 if self._rng.random() < 0.01 else 1.0
         return self.slowed(base + exp(self._slope) * (CURVE.at(tokens) - base)) * disturbed
 
     def cold_s(self, trees: bool) -> float:
-        """What a step takes longer because it is one of the first."""
+        """Return the seconds that a step takes longer because it is one of the first."""
         return self._cold[trees].pop() if self._cold[trees] else 0.0
 
 
@@ -125,7 +125,7 @@ class World:
         self._begun = 0
         self._texts = [self._begin() for _ in range(batch)]
         self.by_choice: defaultdict[int, Ran] = defaultdict(Ran)
-        """What was done, by the nodes planned for each request."""
+        """Steps that were run, by the nodes planned for each request."""
 
     def run(self, steps: int) -> float:
         """Tokens per second over so many steps."""
@@ -135,7 +135,7 @@ class World:
         return ran.speed
 
     def answer(self, prompts: int) -> Ran:
-        """What answering so many prompts takes, the batch being full all the time."""
+        """Answer so many prompts, the batch being full all the time."""
         ran, last = Ran(), self._begun - self._batch + prompts
         while self._begun - self._batch < last:
             self._step(ran)
@@ -200,7 +200,7 @@ class World:
         return [DraftTime(BOTH, own_s, self._machine.slowed(WIRE_S + READ_S * read), read)]
 
     def _read(self) -> int:
-        """How many tokens the speculators have to read before they draft, if more than in every step."""
+        """Return how many tokens the speculators have to read before they draft, if more than in every step."""
         lacking = [text.lacking for text in self._texts]
         for text in self._texts:
             text.lacking = 0
@@ -233,7 +233,7 @@ class World:
 
 
 def draft_s(speculator: int, nodes: int) -> float:
-    """What drafting takes for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
+    """Return the seconds of drafting for one request: 1.1, 1.4, 1.9, 2.7 ms for 2, 4, 8, 16 nodes."""
     return (0.0006 + 0.0002 * log2(1 + nodes) + 0.00008 * nodes) if speculator == 0 else 0.0002
 
 

@@ -1,1 +1,1 @@
-"""What `make bench` measures, one part per file."""
+"""Parts of `make bench`, one per file."""

@@ -161,7 +161,7 @@ def window(runner: ModelRunner, prompts: list[list[int]], new_tokens: int) -> di
 
 
 def perplexity(runner: ModelRunner, prompts: list[list[int]], outputs: list[list[int]]) -> float:
-    """Of outputs under the (whole) target: e to the mean negative log-probability of a token."""
+    """Return the perplexity of outputs under the whole target: e to the mean negative log-probability of a token."""
     losses: list[float] = []
     for prompt, output in zip(prompts, outputs, strict=True):
         sequence = runner.open()

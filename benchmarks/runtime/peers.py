@@ -16,7 +16,7 @@ LONGEST_S = 900
 
 
 def run_peer(name: str, model: str, task: dict[str, Any]) -> dict[str, Any] | str:
-    """What a peer measured, or why it is missing."""
+    """Return the figures of a peer, or why they are missing."""
     python = PEERS / ".venvs" / name / "bin" / "python"
     if name == "transformers":
         python = Path(sys.executable)

@@ -1,4 +1,4 @@
-"""What is measured of a gateway under load, one function per question."""
+"""Measure a gateway under load, one function per question."""
 
 import asyncio
 import statistics
@@ -26,7 +26,7 @@ STORE_BATCH = 16
 
 
 async def by_batch(setup: Setup, batches: Sequence[int], new_tokens: int) -> dict[str, dict[str, Any]]:
-    """What the gateway adds to a step, and its processor time per token, by requests at once."""
+    """Measure what the gateway adds to a step, and its processor time per token, by requests at once."""
     found: dict[str, dict[str, Any]] = {}
     async with ServingSystem(replace(setup, max_batch=max(batches))) as system:
         await system.run([Order(1, 8)])
@@ -69,7 +69,7 @@ async def crowd(setup: Setup, streams: int, new_tokens: int) -> dict[str, Any]:
 
 
 async def store_share(setup: Setup, new_tokens: int, turns: int) -> dict[str, Any]:
-    """How much shorter a step at batch 16 is if nothing is written to Redis; both ways in turns.
+    """Measure how much shorter a step at batch 16 is if nothing is written to Redis; both ways in turns.
 
     The gateway's processor time tells the same with less noise, and from above: it writes while the next
     pass is under way, so a step is longer by that time at most.
@@ -109,7 +109,7 @@ async def _store_turn(system: ServingSystem, new_tokens: int) -> StoreTurn:
 
 
 async def fairness(setup: Setup, new_tokens: int, with_keys: bool) -> dict[str, Any]:
-    """How long requests of a caller with many and of callers with few wait for their first token.
+    """Measure how long requests of a caller with many and of callers with few wait for their first token.
 
     Args:
         with_keys: each caller has an API key; without keys all are one caller to the gateway.

@@ -1,4 +1,4 @@
-"""What a verifier of fixed step time notes of every step, and what follows from it."""
+"""Notes of a verifier of fixed step time about every step, and figures that follow from them."""
 
 import statistics
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class FixedStep(NamedTuple):
     gap_s: float
     """From the answer before to this message: what the gateway added; 0 for the first step of a stream."""
     plain: bool
-    """Whether no prompt was read in it."""
+    """True if no prompt was read in it."""
 
     def line(self) -> str:
         """As it stands in a file."""
@@ -37,7 +37,7 @@ def read_steps(path: Path, first: int = 0) -> list[FixedStep]:
 
 
 def added_ms(steps: Sequence[FixedStep], batch: int) -> dict[str, float]:
-    """What the gateway adds to a pass of this many requests, in milliseconds; empty if there were none."""
+    """Return what the gateway adds to a pass of this many requests, in milliseconds; empty if there were none."""
     gaps = [1000 * step.gap_s for step in steps if step.batch == batch and step.plain and step.gap_s]
     return spread(gaps)
 
@@ -52,7 +52,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Of a straight line through the values (least squares); 0 for less than two."""
+    """Return the slope of a straight line through the values (least squares); 0 for less than two."""
     if len(values) < 2 or len(set(times)) < 2:
         return 0.0
     return statistics.linear_regression(times, values).slope

@@ -27,7 +27,7 @@ _METHOD = "/specinfer.v1.Generation/Generate"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the gateway at once."""
+    """Requests that are sent to the gateway at once."""
 
     streams: int
     new_tokens: int
@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """What became of one request."""
+    """The outcome of one request."""
 
     ttft_s: float
     total_s: float

@@ -26,10 +26,10 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is measured."""
+    """The parts and the settings of the measured system."""
 
     model: str
-    """Whose tokenizer is used."""
+    """The model whose tokenizer is used."""
     step_ms: float = 20.0
     max_batch: int = 256
     module: str = GATEWAY
@@ -75,7 +75,7 @@ class ServingSystem:
         return self._gateway.pid
 
     def steps(self, first: int = 0) -> list[FixedStep]:
-        """What the verifier has seen, from this step on."""
+        """Return what the verifier has seen, from this step on."""
         return read_steps(self._steps, first)
 
     async def run(self, orders: Sequence[Order]) -> list[list[StreamOutcome]]:

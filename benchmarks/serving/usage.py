@@ -43,6 +43,6 @@ class MemoryWatch:
             await asyncio.sleep(self.every_s)
 
     def mib_per_hour(self) -> float:
-        """How fast it grows in the second half: the first one warms up."""
+        """Return how fast it grows in the second half: the first one warms up."""
         half = len(self.mib) // 2
         return 3600 * slope(self.times[half:], self.mib[half:])

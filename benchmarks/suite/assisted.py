@@ -64,7 +64,7 @@ class Clock(StoppingCriteria):  # type: ignore[misc]
         self.started, self.rounds = time.perf_counter(), list[float]()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """See `transformers`."""
+        """Implement the interface of `transformers`."""
         self.rounds.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool)
 

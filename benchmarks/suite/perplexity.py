@@ -34,13 +34,13 @@ class Scorer:
         """Sum of the log probabilities of the answer's tokens."""
 
     def perplexity(self, prompts: Sequence[PromptRow], turns: Sequence[Turn]) -> float:
-        """Of all answers of one mode, which are those to the prompts in their order."""
+        """Return the perplexity of all answers of one mode, which are those to the prompts in their order."""
         answers = [answer for turn in turns for answer in turn.answers]
         asked = [self.prompt_tokens(prompt) for prompt in prompts]
         return self.of([(p, tuple(answer.token_ids)) for p, answer in zip(asked, answers, strict=True)])
 
     def of(self, pairs: Sequence[Sequences]) -> float:
-        """Of prompts and their answers."""
+        """Return the perplexity of answers to prompts."""
         unknown = {pair for pair in pairs if pair not in self._known}
         if unknown:
             runner = self._load()

@@ -1,4 +1,4 @@
-"""What a suite measures, and what came of a run of it."""
+"""The plan of a suite, and the outcome of a run of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from specinfer.prompts import PromptRow
 
 @dataclass(frozen=True, slots=True)
 class SuiteSize:
-    """How much is measured."""
+    """The extent of a suite."""
 
     prompts: int
     new_tokens: int
@@ -25,13 +25,13 @@ QUICK, FULL = SuiteSize(10, 48, (1, 4)), SuiteSize(40, 128, (1, 4, 16))
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """What to run in every pool."""
+    """Runs of every pool."""
 
     prompts: tuple[PromptRow, ...]
     size: SuiteSize
     temperature: float
     chat: bool = True
-    """Whether prompts are user turns; a base model has no template for them."""
+    """True if prompts are user turns; a base model has no template for them."""
 
     def bench(self, modes: tuple[str, ...]) -> BenchPlan:
         """The same for `specinfer bench`."""
@@ -40,7 +40,7 @@ class SuitePlan:
         return BenchPlan(texts, modes, size.batches, size.new_tokens, self.temperature, chat=self.chat)
 
     def to_json(self) -> dict[str, Any]:
-        """What two suites must have in common to be one; of the prompts their number and a hash."""
+        """Return what two suites must have in common to be one; of the prompts their number and a hash."""
         joined = "\0".join(prompt.text for prompt in self.prompts)
         return {
             "prompts": len(self.prompts),

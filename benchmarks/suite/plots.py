@@ -15,7 +15,7 @@ Runs = Sequence[Run]
 Report = Mapping[str, Any]
 
 PAPER_WIDTHS = (1, 5)
-"""Of trees, whose means the paper's table 2 tells."""
+"""Nodes of trees, whose means are in the paper's table 2."""
 
 
 def draw_all(out: Path, report: Report) -> list[str]:

@@ -12,7 +12,7 @@ DEFAULT, MERGED, ASSISTED = "default pool", "all merged", "Hugging Face assisted
 SEQUENCE_LENGTHS = (4, 6, 8)
 """K of sequence speculation with the default pool."""
 WINDOW_TOKENS = 64
-"""Of the windowed cache: less than prompt and answer of a quick suite."""
+"""Tokens of the windowed cache: less than prompt and answer of a quick suite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _by_source(runs: Runs) -> list[str]:
 
 
 def _budget_rule(runs: Runs, members: Collection[str]) -> list[str]:
-    """Whether the merged pool is as fast as its best member, within noise, on every source."""
+    """Report if the merged pool is as fast as its best member, within noise, on every source."""
     by_pool = {run["pool"]: run["by_source"] for run in runs}
     merged = by_pool.get(MERGED)
     if merged is None:
@@ -106,7 +106,7 @@ def _kept(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _memory(runs: Runs) -> list[str]:
-    """What the services of each pool hold, and how much more after all modes of a batch size."""
+    """Report what the services of each pool hold, and how much more after all modes of a batch size."""
     batches = sorted({run["batch"] for run in runs if "memory_mib" in run})
     columns = [f"batch {batch}: MiB (growth)" for batch in batches] + ["dropped by windows, tokens"]
     lines = ["## Memory of all services", "", _line("pool", columns), "|---" * (len(columns) + 1) + "|"]

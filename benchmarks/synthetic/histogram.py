@@ -1,4 +1,4 @@
-"""How many drafted tokens a step accepts, as measured: `benchmarks/results/acceptance-lengths.json`."""
+"""Histograms of the drafted tokens that a step accepts, as measured: `benchmarks/results/acceptance-lengths.json`."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceHistogram:
-    """Of one pool and node budget: `counts[i]` steps accepted i drafted tokens."""
+    """The histogram of one pool and node budget: `counts[i]` steps accepted i drafted tokens."""
 
     name: str
     counts: tuple[int, ...]
@@ -53,7 +53,7 @@ def measured(name: str, path: Path = MEASURED) -> AcceptanceHistogram:
 
 
 def mark(histogram: AcceptanceHistogram) -> dict[str, Any]:
-    """What every report of figures under synthetic acceptance carries as `synthetic_acceptance`."""
+    """Return what every report of figures under synthetic acceptance carries as `synthetic_acceptance`."""
     return {
         "warning": WARNING,
         "source": f"{MEASURED.name}: {histogram.name}",

@@ -52,7 +52,7 @@ def _rule_of(name: str) -> AcceptanceRule:
 
 
 def verify_synthetic(tree: TokenTree, target: Target, randomness: Randomness) -> Verdict:
-    """See `synthetic_rule`, of the histogram that the environment names.
+    """Apply `synthetic_rule` with the histogram that the environment names.
 
     Raises:
         SettingError: if it names none.

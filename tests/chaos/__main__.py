@@ -19,7 +19,7 @@ from tests.chaos.system import Shape
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=100, help="faults to inject")
     parser.add_argument("--seed", type=int, default=None, help="of faults and requests; drawn if not given")

@@ -17,7 +17,7 @@ class Audit:
         """`port` says which server is the primary."""
         self._port, self._servers = port, dict[int, Redis]()
         self.looks = 0
-        """Those that Redis answered."""
+        """Number of looks that Redis answered."""
 
     async def look(self, request_id: str, tokens: Sequence[int], ended: bool) -> None:
         """Compares; does nothing while Redis is down, since it is asked again later.

@@ -31,7 +31,7 @@ _BROKEN_CONNECTION = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
 class ChangedError(Exception):
-    """What a client was given cannot be so; `kind` is one of "lost", "repeated", "changed"."""
+    """A client was given something impossible; `kind` is one of "lost", "repeated", "changed"."""
 
     def __init__(self, kind: str, tokens: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class UnfinishedError(Exception):
 
 @dataclass(slots=True)
 class Watch:
-    """What the clients have seen, for the report."""
+    """Totals of what the clients have seen, for the report."""
 
     clock: Callable[[], float]
     pieces: int = 0

@@ -8,7 +8,7 @@ _PATIENCE_S = 30.0
 
 
 class RedisRoles:
-    """Which of the two is the primary."""
+    """Roles of the two: one is the primary."""
 
     def __init__(self, primary: int, standby: int) -> None:
         """Both are ports of loopback."""
@@ -29,7 +29,7 @@ class RedisRoles:
 
 
 async def _in_step(replica: Redis) -> bool:
-    """Whether it has its primary's data, and has them in its append-only file, if it keeps one."""
+    """Return True if it has its primary's data, and has them in its append-only file, if it keeps one."""
     link, file = await replica.info("replication"), await replica.info("persistence")
     written = not (file["aof_rewrite_in_progress"] or file["aof_rewrite_scheduled"])
     return link.get("master_link_status") == "up" and written

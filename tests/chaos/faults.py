@@ -1,4 +1,4 @@
-"""What is done to the system and when, drawn from a seed. Pure."""
+"""Draw from a seed what is done to the system and when. Pure."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from tests.chaos.verifier import Poison
 
 
 class FaultKind(Enum):
-    """What happens."""
+    """The kind of fault."""
 
     KILL = "kill"
     """SIGKILL, and a new start after a moment."""
@@ -35,7 +35,7 @@ class Fault:
     target: str
     """A process, for delays and cuts a proxy, for poison the part of the verifier that raises."""
     seconds: float
-    """How long it lasts; for a kill the time until the new start."""
+    """Seconds that it lasts; for a kill the time until the new start."""
 
 
 def plan(

@@ -10,7 +10,7 @@ from tests.support.system import text_of
 
 @dataclass(slots=True)
 class Outcome:
-    """What a client has been given."""
+    """The tokens and the end that a client has been given."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

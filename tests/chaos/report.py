@@ -1,4 +1,4 @@
-"""What a run of chaos found: the last line, and the file for the record."""
+"""Report a run of chaos: the last line, and the file for the record."""
 
 import os
 import platform
@@ -47,7 +47,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost, repeated or changed, and everything ended."""
+        """True if nothing was lost, repeated or changed, and everything ended."""
         return not self.problems
 
     def last_line(self) -> str:
@@ -92,7 +92,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def about_this_run(command: str, seed: int, seconds: float) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the machine, commit and time on which the figures depend."""
     return {
         "command": command,
         "seed": seed,

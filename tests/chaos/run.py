@@ -23,7 +23,7 @@ _RESTARTS_MAY_TAKE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What to do, and how much of it."""
+    """The kinds and the number of faults, and the load beside them."""
 
     faults: int
     seed: int

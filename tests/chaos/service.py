@@ -46,7 +46,7 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """Of the latest start; each has its own."""
+        """File of the latest start; each start has its own."""
         return self._logs / f"{self.name}-{self.starts}.log"
 
     def start(self) -> None:

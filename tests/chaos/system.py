@@ -22,7 +22,7 @@ Flags = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of what a system is made."""
+    """The parts of a system."""
 
     gateways: int = 2
     verifiers: int = 2
@@ -31,13 +31,13 @@ class Shape:
     lease_s: float = 1.0
     max_batch: int = 16
     proposal: str = "point"
-    """Of SSMs. If they draw, what is sampled hangs on the steps: then only what is greedy is compared with
+    """Proposals of SSMs. If they draw, what is sampled hangs on the steps: then only what is greedy is compared with
     the undisturbed run, and everything with Redis."""
     gateway_flags: tuple[tuple[str, str], ...] = ()
 
     @property
     def drawn(self) -> bool:
-        """Whether speculators draw."""
+        """True if speculators draw."""
         return self.proposal != "point"
 
 
@@ -50,12 +50,12 @@ class ChaosSystem:
         self.links: dict[str, Proxy] = {}
         self._restarts: set[asyncio.Task[None]] = set()
         self.failed_starts = 0
-        """Of processes that ended while they started and were started again."""
+        """Processes that ended while they started and were started again."""
         self._build()
 
     @property
     def addresses(self) -> list[str]:
-        """Of the gateways, as clients reach them."""
+        """Addresses of the gateways, as clients reach them."""
         return [self.links[name].address for name, s in self.services.items() if s.kind == "gateway"]
 
     async def __aenter__(self) -> "ChaosSystem":

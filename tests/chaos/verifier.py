@@ -18,11 +18,11 @@ _BEGINS_AT = 8
 
 
 class Poison(IntEnum):
-    """Which part raises, by the seed; larger than any that clients draw."""
+    """Parts that raise, by the seed; larger than any that clients draw."""
 
     ACCEPTANCE = 2**40
     FEATURES = 2**40 + 1
-    """What is told beside a verdict."""
+    """Raises where features beside a verdict are made."""
     ANSWER = 2**40 + 2
 
 

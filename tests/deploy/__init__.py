@@ -1,1 +1,1 @@
-"""What is deployed, tested with the programs that read it."""
+"""Test what is deployed with the programs that read it."""

@@ -20,7 +20,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 OF_PROMETHEUS = {"up", "ALERTS"}
-"""What Prometheus itself makes."""
+"""Series that Prometheus itself makes."""
 _VARIABLES = {"$__rate_interval": "1m", "$instance": ".+", "$speculator": ".+", "$model": ".+"}
 _COMPARISON = re.compile(r"\s*(?:==|!=|>=|<=|>|<)\s*-?[\d.]+")
 _NAME = re.compile(r"(?<![\w:\"])(?:\w+:)?(?:specinfer|process)_\w+(?::\w+)?|\bup(?=[{\s])|\bALERTS\b")
@@ -75,7 +75,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def declared_metrics() -> set[str]:
-    """What services declare, by the names on the wire."""
+    """Return the metrics that services declare, by the names on the wire."""
     registries = service_registry(), CollectorRegistry(), CollectorRegistry()
     GatewayMetrics(registries[0])
     VerifierMetrics(registries[1])

@@ -78,7 +78,7 @@ def pip_settings() -> list[Path]:
 
 
 class ImageStore:
-    """What buildah keeps in one directory. `close` removes all of it."""
+    """The images and containers that buildah keeps in one directory. `close` removes all of it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -95,7 +95,7 @@ class ImageStore:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def buildah(self, *arguments: str) -> str:
-        """What one command printed."""
+        """Run a command and return what it printed."""
         return _run([*self._program, *arguments], environment=self._environment)
 
     def add_base(self, tarball: Path) -> None:
@@ -118,7 +118,7 @@ class ImageStore:
         return image
 
     def configuration(self, image: str) -> dict[str, Any]:
-        """What a container of it is started with."""
+        """Return the configuration with which a container of it is started."""
         docker = json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]
         return dict(docker["config"])
 
@@ -168,15 +168,15 @@ class Container:
         return self.child
 
     def run(self, models: Path, *arguments: str, check: bool = True) -> str:
-        """What a command in it printed."""
+        """Run a command in it and return what it printed."""
         return _run(self._command(models, {}, arguments), environment=self._store.environment, check=check)
 
     def log(self) -> str:
-        """What was printed so far."""
+        """Return what was printed so far."""
         return (self._directory / "log").read_text(errors="replace")
 
     def healthy(self, models: Path, timeout_s: float) -> bool:
-        """Whether the image's own health check passes before the time is over.
+        """Return True if the image's own health check passes before the time is over.
 
         Raises:
             UnavailableError: if the service ends.
@@ -199,7 +199,7 @@ class Container:
         os.kill(int((self._tmp / "pid").read_text()), number)
 
     def user(self) -> int:
-        """Whose process it is."""
+        """Return the user id of its process."""
         pid = int((self._tmp / "pid").read_text())
         return Path(f"/proc/{pid}").stat().st_uid
 

@@ -26,7 +26,7 @@ def kubectl() -> str:
 
 
 def render(directory: Path) -> Rendered:
-    """What `kubectl apply -k` would send. Anything said on the way, deprecations among it, is an error."""
+    """Return what `kubectl apply -k` would send. Anything said on the way, deprecations among it, is an error."""
     done = subprocess.run(
         [kubectl(), "kustomize", str(directory)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -57,13 +57,13 @@ class LocalCluster:
             self._put_models(pod)
 
     def _address(self, service: str) -> str:
-        """Of the pod behind a Service. For several there is no name on this machine."""
+        """Return the address of the pod behind a Service. For several there is no name on this machine."""
         (workload,) = self.objects.behind(service)
         assert workload.replicas == 1, service
         return self._hosts[f"{workload.name}-0"]
 
     def _put_models(self, pod: Pod) -> None:
-        """What was pulled and compiled before: no test fetches a model, nor waits for a compiler."""
+        """Share what was pulled and compiled before: no test fetches a model, nor waits for a compiler."""
         environment = self.objects.environment(pod.workload.pod, pod.container)
         cache = pod.folder(environment["SPECINFER_CACHE"])
         (cache / "models").mkdir()

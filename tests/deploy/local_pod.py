@@ -32,7 +32,7 @@ _PROGRAMS = {
     "python": [sys.executable],
     "specinfer": [sys.executable, "-m", "specinfer.cli"],
 }
-"""Of this checkout, whatever is installed."""
+"""Programs of this checkout, whatever is installed."""
 _OF_THE_MACHINE = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """Variables that an image would set, or that this machine needs; nothing else of ours reaches a pod."""
 
@@ -63,14 +63,14 @@ class Pod:
         self._write_volumes()
 
     def folder(self, mount_path: str) -> Path:
-        """What stands for a path that is mounted."""
+        """Return the path here that stands for a mounted one."""
         mounts = {row["mountPath"]: row["name"] for row in self.container["volumeMounts"]}
         assert mount_path in mounts, f"{self.name}: nothing is mounted at {mount_path}"
         return self._directory / str(mounts[mount_path])
 
     @property
     def log(self) -> str:
-        """What its processes wrote."""
+        """Return what its processes wrote."""
         return (self._directory / "log").read_text(errors="replace")
 
     def start(self) -> None:

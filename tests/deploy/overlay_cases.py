@@ -1,4 +1,4 @@
-"""What is tested of deploy/k8s: every overlay as it is, and with its components."""
+"""Cases of deploy/k8s: every overlay as it is, and with its components."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def services(objects: Rendered) -> Iterator[tuple[str, Workload, Object]]:
 
 
 def load_settings(word: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
-    """What the service makes of its environment; it refuses names with its prefix that are no settings."""
+    """Return the settings that the service reads; it refuses names with its prefix that are no settings."""
     prefix = f"SPECINFER_{word.upper()}_"
     with monkeypatch.context() as context:
         for name, value in environment.items():

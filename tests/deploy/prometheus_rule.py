@@ -23,7 +23,7 @@ def prometheus_rule() -> str:
 
 
 def _groups(path: Path) -> str:
-    """What follows `groups:`, as deep as the object wants it."""
+    """Return what follows `groups:`, as deep as the object wants it."""
     _, _, groups = path.read_text().partition("\ngroups:\n")
     return "".join(f"  {line}\n" if line else "\n" for line in groups.rstrip("\n").split("\n"))
 

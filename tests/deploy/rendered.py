@@ -22,7 +22,7 @@ class Workload:
 
     source: Object
     replicas: int
-    """How many pods there are at least: what its HorizontalPodAutoscaler says, else its own number."""
+    """Least number of pods: what its HorizontalPodAutoscaler says, else its own number."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Those of its pods."""
+        """Return the labels of its pods."""
         return dict(self.template["metadata"]["labels"])
 
     @property
@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Those of its containers, by name."""
+        """Return the ports of its containers, by name."""
         rows = [port for container in self.containers for port in container.get("ports", [])]
         return {port["name"]: port["containerPort"] for port in rows}
 
@@ -137,7 +137,7 @@ class Rendered:
         return encoded | secret.get("stringData", {})
 
     def _service_links(self) -> dict[str, str]:
-        """What the kubelet adds for each Service with an address of its own, unless a pod declines it."""
+        """Return the variables that the kubelet adds for Services with an address, unless a pod declines them."""
         found = {}
         for service in self.of_kind("Service"):
             if service["spec"].get("clusterIP") != "None":
@@ -157,7 +157,7 @@ def leaders(group: Object) -> Object:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector takes these labels; an empty one takes all."""
+    """Return True if a LabelSelector takes these labels; an empty one takes all."""
     wanted = selector.get("matchLabels", {}).items() <= labels.items()
     return wanted and all(_fits(rule, labels) for rule in selector.get("matchExpressions", []))
 

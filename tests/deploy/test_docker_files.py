@@ -41,7 +41,7 @@ def program(name: str) -> str:
 
 @cache
 def composed(*files: str) -> dict[str, Any]:
-    """What Docker Compose makes of these files; nothing is started, and no Docker is needed."""
+    """Return what Docker Compose makes of these files; nothing is started, and no Docker is needed."""
     command = [program("docker-compose"), *(part for file in files for part in ("-f", str(DOCKER / file)))]
     environment = {"PATH": os.environ["PATH"], "SPECINFER_KEYS": str(ROOT / "LICENSE")}
     done = subprocess.run(

@@ -20,7 +20,7 @@ PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 UNITS = {"short", "s", "reqps", "cps", "bytes", "Bps", "percentunit", PER_SECOND}
 """Ids of Grafana's units that are used; each was looked up in its list."""
 OPEN = re.compile(r"\.annotations\.list\[\d+]\.(titleFormat|textFormat|step):")
-"""What the source of annotations reads: Grafana's types leave that to the source."""
+"""Fields that only the source of annotations knows: Grafana's types leave them to it."""
 
 
 def test_committed_dashboards_are_what_the_generator_writes() -> None:
@@ -73,7 +73,7 @@ def test_every_panel_says_what_it_shows_and_what_a_bad_value_looks_like() -> Non
 
 
 def test_the_guide_names_panels_that_exist() -> None:
-    """What is in italics in the sections on dashboards and alerts."""
+    """The guide writes panels in italics in its sections on dashboards and alerts."""
     text = (ROOT / "docs" / "operations.md").read_text()
     guide = "".join(
         re.findall(r"^## (?:Reading the dashboards|Alerts)$.*?(?=^## )", text, re.MULTILINE | re.DOTALL)

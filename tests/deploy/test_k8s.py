@@ -16,7 +16,7 @@ from tests.deploy.rendered import Rendered
 
 OLDEST, NEWEST = "1.30", "1.37"
 API_VERSIONS = {"v1", "apps/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1"}
-"""Those of the newest Kubernetes that nothing is going to remove."""
+"""API versions of the newest Kubernetes that nothing is going to remove."""
 OPERATOR = "monitoring.coreos.com/v1"
 GROUPS = "leaderworkerset.x-k8s.io/v1"
 

@@ -1,4 +1,4 @@
-"""Who reaches whom in deploy/k8s, and what pods may do."""
+"""Network policies and permissions of pods in deploy/k8s."""
 
 from tests.deploy.rendered import Object, Rendered, Workload, selects
 
@@ -8,7 +8,7 @@ GATEWAY, VERIFIER, SPECULATOR, REDIS = (
 
 
 def test_network_policies_let_in_whom_they_should(objects: Rendered) -> None:
-    """Who may open a connection to which port: (labels of the pod, its namespace)."""
+    """Peers that may open a connection to a port: (labels of the pod, its namespace)."""
     client, prometheus = ({"app": "x"}, "default"), ({"app": "prometheus"}, "monitoring")
     gateway, verifier = (GATEWAY, "specinfer"), (VERIFIER, "specinfer")
     foreign = (GATEWAY, "default")
@@ -65,7 +65,7 @@ def _is_peer(peer: Object, labels: dict[str, str], namespace: str) -> bool:
 
 
 def test_pods_may_do_little(objects: Rendered) -> None:
-    """What Pod Security's `restricted` asks, a read-only root and no token besides."""
+    """Pods keep to Pod Security's `restricted`, with a read-only root and no token besides."""
     accounts = {row["metadata"]["name"]: row for row in objects.of_kind("ServiceAccount")}
     for workload in objects.workloads:
         pod, context = workload.pod, workload.pod["securityContext"]

@@ -109,7 +109,7 @@ def test_a_service_has_time_to_start_and_to_end(objects: Rendered, monkeypatch: 
 
 
 def processes(command: list[str]) -> int:
-    """That torchrun starts in a pod; else one."""
+    """Return the number of ranks that torchrun starts in a pod; else one."""
     found = [re.fullmatch(r"--nproc-per-node=(\d+)", part) for part in command]
     return next((int(match[1]) for match in found if match), 1)
 

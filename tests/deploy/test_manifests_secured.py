@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(300)]
 
 
 class Secrets:
-    """What an operator would put in the place of the placeholders."""
+    """Secrets that an operator would put in the place of the placeholders."""
 
     def __init__(self, directory: Path) -> None:
         self.public, self._inner = Authority(directory, "public"), Authority(directory, "inner")

@@ -38,7 +38,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def promtool(*arguments: str | Path) -> str:
-    """What promtool prints; fails if promtool does."""
+    """Return what promtool prints; fail if promtool does."""
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -145,7 +145,7 @@ def test_comparisons_are_taken_away_and_matchers_are_not() -> None:
 
 @dataclass
 class Evaluation:
-    """What the running system's Prometheus said."""
+    """Answers of the running system's Prometheus."""
 
     without_data: list[Expression] = field(default_factory=list)
     rules: list[dict[str, Any]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The default model, float32: speculation changes nothing; plain decoding is `transformers`' own.
 
-22 prompts (all sources), different rows in every batch, through the real engines. What takes long has every
-third of them, each time others.
+15 prompts, three of every source, in different rows of every batch, through the real engines. Tests that take long
+have half of them, each time another half or another way of decoding.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def prompts(default_model: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(default_model)
-    turns = read_prompts(PROMPTS)[::2]
+    turns = read_prompts(PROMPTS)[::3]
     return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
@@ -126,7 +126,7 @@ def test_plain_decoding_is_transformers_generate(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
-    for prompt, ours in list(zip(prompts, plain, strict=True))[::3]:
+    for prompt, ours in list(zip(prompts, plain, strict=True))[::2]:
         with torch.inference_mode():
             out = model.generate(
                 torch.tensor([prompt]),
@@ -150,7 +150,7 @@ def test_speculation_changes_nothing(
     batch: int,
 ) -> None:
     pool, width = (drafters[1:], 1) if mode == "sequence" else (drafters, None)
-    some = slice(1 if mode == "sequence" else 2, None, 3) if batch == 1 else slice(None)
+    some = slice(1 if mode == "sequence" else 0, None, 2) if batch == 1 else slice(None)
     assert decode(engine, prompts[some], batch, pool, width) == plain[some]
 
 
@@ -159,7 +159,7 @@ def test_speculation_changes_nothing(
     [
         (1, GREEDY, "converted", 0),
         (8, GREEDY, "native", 1),
-        (8, Sampling(temperature=0.8, seed=5), "converted", 2),
+        (8, Sampling(temperature=0.8, seed=5), "converted", 1),
     ],
 )
 def test_speculation_changes_nothing_in_bfloat16_either(
@@ -178,7 +178,7 @@ def test_speculation_changes_nothing_in_bfloat16_either(
         runner = ModelRunner.load(default_model, options)
     except SettingError as error:
         pytest.skip(str(error))
-    engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[first::3]
+    engine, some = VerifierEngine(runner, limits=EngineLimits(max_step_tokens=8192)), prompts[first::2]
     expected = decode(engine, some, 1, sampling=sampling)
     assert decode(engine, some, batch, drafters, sampling=sampling) == expected
 
@@ -193,7 +193,7 @@ def test_eight_thousand_tokens_of_context(default_model: Path, prompts: list[lis
     """Read in chunks of two sizes; behind them a chain scored in one pass says what single steps say. Six
     layers, to be quick."""
     runner = ModelRunner.load(default_model, RunnerOptions(kv_tokens=2 * 8192, layers=6))
-    context = [token for prompt in prompts for token in prompt] * 6
+    context = [token for prompt in prompts for token in prompt] * 9
     context, chain = context[:8000], context[8000:8006]
     sequence = runner.open()
     for start, stop, chunk in ((0, 4096, 512), (4096, 8000, 1000)):

@@ -47,7 +47,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, Child]]:
 
 
 def vllm(task: Mapping[str, Any], **environment: str) -> list[dict[str, Any]]:
-    """What vLLM answered, one item for each time of asking."""
+    """Return vLLM's answers, one item for each time of asking."""
     done = subprocess.run(
         [str(PYTHON), str(ROOT / "tests" / "vllm_session.py")],
         input=json.dumps(task),

@@ -18,7 +18,7 @@ from tests.fuzz.door import Door, Episode
 from tests.fuzz.doors import make_door
 
 _SAMPLES = 20
-"""Of memory, over a campaign; not more often than every 2,000 messages, since a collection takes time."""
+"""Samples of memory over a campaign; not more often than every 2,000 messages, since a collection takes time."""
 
 
 @dataclass(frozen=True, slots=True)

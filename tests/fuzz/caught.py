@@ -1,4 +1,4 @@
-"""What the code under test caught and logged instead of raising it: for the fuzzer that is a finding, too."""
+"""Collect what the code under test caught and logged instead of raising it: for the fuzzer a finding, too."""
 
 import logging
 import warnings
@@ -16,7 +16,7 @@ class CaughtFaults(logging.Handler):
         self._warnings = warnings.catch_warnings()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
+        """Implement `logging.Handler.emit`."""
         record.getMessage().encode()
         if record.exc_info and record.exc_info[1] is not None:
             self._faults.append(record.exc_info[1])

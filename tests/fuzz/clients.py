@@ -55,7 +55,7 @@ class VerifierClient:
         return self._context.name
 
     def forget(self) -> None:
-        """What the service holds is not known any more."""
+        """Forget what the service was known to hold."""
         self._context.held = 0
 
     def entry(self) -> verifier_pb2.VerifyEntry:
@@ -119,7 +119,7 @@ class SpeculatorClient:
         return self._context.name
 
     def forget(self) -> None:
-        """What the service holds is not known any more."""
+        """Forget what the service was known to hold."""
         self._context.held = 0
 
     def entry(self) -> speculator_pb2.DraftEntry:

@@ -35,7 +35,7 @@ class DescriptionDoor:
         self._services = Services(self._target)
 
     async def run(self, episode: Episode) -> None:
-        """See `Door.run`."""
+        """Implement `Door.run`."""
         self._services.reseed(Random(episode.rng.random()))
         mutator = Mutator(episode.rng)
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: a door is a place where messages of others come in."""
+"""Targets of the fuzzer: a door is a place where messages of others come in."""
 
 from dataclasses import dataclass
 from random import Random
@@ -13,7 +13,7 @@ class Episode:
     messages: int = 0
     """Spoilt messages so far."""
     refused: int = 0
-    """Of them: those that were answered with a typed error, wholly or in part."""
+    """Messages that were answered with a typed error, wholly or in part."""
     last: Any = None
     """The latest spoilt message."""
 

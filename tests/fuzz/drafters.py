@@ -28,11 +28,11 @@ class RandomDrafter:
         return DrafterDescription(vocab_size=VOCABULARY, draws=self._draws)
 
     def draft(self, jobs: Sequence[DraftJob]) -> list[TokenTree | SpecInferError]:
-        """See `Drafter.draft`; an error now and then."""
+        """Implement `Drafter.draft`, with an error now and then."""
         return [SpecInferError("no idea") if self.rng.random() < 0.01 else self._tree(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
-        """See `Drafter.release`."""
+        """Implement `Drafter.release`."""
 
     def _tree(self, job: DraftJob) -> TokenTree:
         builder, context = TreeBuilder(job.context[-1]), list(job.context)

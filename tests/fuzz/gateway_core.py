@@ -29,7 +29,7 @@ _BUDGET = NodeBudget(8, 32, 1 << 12)
 
 
 def untouched(message: Any) -> Any:
-    """What arrives is what was sent."""
+    """Return a message as it was sent."""
     return message
 
 

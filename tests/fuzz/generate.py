@@ -33,7 +33,7 @@ _MOST_STEPS = 400
 
 
 def make_decoder() -> RequestDecoder:
-    """What the gateway makes of a message."""
+    """Return the gateway's decoder of requests."""
     return RequestDecoder(ascii_tokenizer(), VOCABULARY, _LONGEST_CONTEXT, (EOS,))
 
 
@@ -45,7 +45,7 @@ class GenerateDoor:
         self._services = Services(self._target)
 
     async def run(self, episode: Episode) -> None:
-        """See `Door.run`."""
+        """Implement `Door.run`."""
         self._services.reseed(Random(episode.rng.random()))
         core = GatewayCore(self._services, (0,), untouched, untouched, adaptive=False)
         await core.open()

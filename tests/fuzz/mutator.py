@@ -16,14 +16,14 @@ from tests.fuzz.values import boundary_value, near_value
 M = TypeVar("M", bound=Message)
 
 _SERIALISED_SHARE = 0.15
-"""Of mutated messages: those that are spoilt in their serialised form."""
+"""Share of mutated messages that are spoilt in their serialised form."""
 _MOST_MUTATIONS = 6
 _MANY = (2, 3, 17, 200)
-"""How often an element is repeated."""
+"""Number of times that an element is repeated."""
 _DESCEND = 0.8
 """Probability of going on into a message instead of spoiling it as a whole."""
 _RARE_SHARE = 0.02
-"""Of the mutations that would hit a rare field: those that do."""
+"""Share of the mutations that would hit a rare field and may."""
 
 
 class Mutator:

@@ -19,7 +19,7 @@ _REQUESTS = 4
 _MOST_STEPS = 400
 """After the last spoilt message: by then every request must have ended."""
 _ADAPTIVE_SHARE = 0.2
-"""Of episodes: those with a planner that chooses by the clock. All others are the same whenever they run."""
+"""Share of episodes with a planner that chooses by the clock. All others are the same whenever they run."""
 _RARE = frozenset({"instance_id", "model_fingerprint", "fenced", "step_id"})
 """Fields that end or renew the connection."""
 
@@ -32,7 +32,7 @@ class ReplyDoor:
         self._services = Services(self._target)
 
     async def run(self, episode: Episode) -> None:
-        """See `Door.run`."""
+        """Implement `Door.run`."""
         self._services.reseed(Random(episode.rng.random()))
         await _Run(self._services, self._target, self._spoils, episode).run()
         self._services.check_empty()
@@ -47,7 +47,7 @@ class _Run:
         self._under_way: dict[str, Expectation] = {}
         self._submitted, self._services = 0, services
         self._lost = False
-        """Whether an answer seemed another process's: what was not released then has a time-to-live."""
+        """True if an answer seemed another process's: what was not released then has a time-to-live."""
         speculators = self._rng.choice(((0,), (0, 1), (0, 1)))
         drafts, verdicts = (self._drafts, untouched) if spoils == "drafts" else (untouched, self._verdicts)
         self._core = GatewayCore(

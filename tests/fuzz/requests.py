@@ -43,7 +43,7 @@ class RequestDoor:
         self._services = Services(self._target)
 
     async def run(self, episode: Episode) -> None:
-        """See `Door.run`."""
+        """Implement `Door.run`."""
         self._services.reseed(Random(episode.rng.random()))
         if self._service == "verifier":
             drafter = RandomDrafter(self._target, episode.rng)
@@ -145,7 +145,7 @@ class _Run:
             self._disturbed.add(name)
 
     async def _forget_strangers(self, message: Any) -> None:
-        """What spoilt entries opened is released, under the names that they had."""
+        """Release what spoilt entries opened, under the names that they had."""
         client = getattr(message, "client", "")
         ours = set() if client else set(self._clients)
         strangers = {entry.request_id for entry in message.entries} - ours

@@ -27,7 +27,7 @@ from verifier_svc.metrics import VerifierMetrics
 from verifier_svc.servicer import VerifierServicer
 
 FINGERPRINT = "fuzz"
-"""Of the tokenizer that all of them say they have."""
+"""Fingerprint of the tokenizer that all of them say they have."""
 _LIMITS = EngineLimits(max_requests=512, max_nodes=64, max_step_tokens=1 << 14, max_context_len=512)
 
 

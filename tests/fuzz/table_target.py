@@ -35,7 +35,7 @@ class TableTarget:
         self._weights = rng.integers(1, _ROWS, _LONGEST)
 
     def terms(self, tokens: Int64, first: int = 0) -> Int64:
-        """What each token adds to the hash where it is the `first` of those seen, the next, ..."""
+        """Return the numbers that each token adds to the hash where it is the `first` of those seen, the next, ..."""
         return (tokens + 1) * self._weights[first : first + len(tokens)]
 
     def row(self, tokens: Sequence[int]) -> int:
@@ -43,14 +43,14 @@ class TableTarget:
         return int(self.terms(np.array(tokens, np.int64)).sum() % _ROWS)
 
     def next_token(self, tokens: Sequence[int], sampling: Sampling) -> int:
-        """What plain decoding adds to a context."""
+        """Return what plain decoding adds to a context."""
         row = self.row(tokens)
         if sampling.greedy:
             return int(self._likeliest[row])
         return Noise(sampling.seed, len(tokens)).choose_by_logits(self.logits[row], sampling)
 
     def continued(self, prompt: Sequence[int], sampling: Sampling, count: int) -> list[int]:
-        """What plain decoding makes of a prompt."""
+        """Return what plain decoding makes of a prompt."""
         tokens = list(prompt)
         for _ in range(count):
             tokens.append(self.next_token(tokens, sampling))
@@ -66,17 +66,17 @@ class TableExecutor:
         self.target, self._held = target, np.full(num_blocks * BLOCK_TOKENS, -1, np.int64)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Executor.run`."""
+        """Implement `Executor.run`."""
         self._held[batch.write_slots] = batch.token_ids
         rows = np.concatenate([self._rows(part) for part in batch.rows])
         return self.target.logits[torch.from_numpy(rows[batch.logit_rows])]
 
     def move(self, source: Slots, target: Slots) -> None:
-        """See `KVStorage.move`."""
+        """Implement `KVStorage.move`."""
         self._held[list(target)] = self._held[list(source)]
 
     def rotate(self, slots: Slots, delta: int) -> None:
-        """See `KVStorage.rotate`."""
+        """Implement `KVStorage.rotate`."""
         raise NotImplementedError("this cache has no window")
 
     def _rows(self, part: AttentionRows) -> Int64:

@@ -1,4 +1,4 @@
-"""What the fuzzer found, message by message; verdicts are in tests/unit/gateway/test_verdicts.py."""
+"""Findings of the fuzzer, message by message; verdicts are in tests/unit/gateway/test_verdicts.py."""
 
 from random import Random
 from typing import Any

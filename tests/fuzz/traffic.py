@@ -17,7 +17,7 @@ class Expectation:
     right: list[int] | None
     """All tokens of its answer; None where draws or a rule that is not lossless decide."""
     tainted: bool = False
-    """Whether its own part of a message was spoilt by somebody who is believed: then only invariants hold."""
+    """True if its own part of a message was spoilt by somebody who is believed: then only invariants hold."""
 
     def check(self) -> None:
         """Asserts what must hold after every step."""
@@ -59,7 +59,7 @@ def new_request(name: str, rng: Random) -> GenerationRequest:
 
 
 def expectation(state: RequestState, target: TableTarget) -> Expectation:
-    """What must come of a request that was just submitted."""
+    """Return what must come of a request that was just submitted."""
     if state.drawn_for or not state.sampling.lossless:
         return Expectation(state, None)
     right = target.continued(state.request.prompt, state.sampling, state.request.max_new_tokens)

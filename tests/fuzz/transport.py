@@ -23,7 +23,7 @@ class InlineThread:
 
 
 class AbortedError(Exception):
-    """What a servicer's `abort` raises."""
+    """Error that a servicer's `abort` raises."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(code, details)
@@ -49,12 +49,12 @@ class InlineChannel:
         self._servicer, self._tamper, self._described = servicer, tamper, described
 
     def stream_stream(self, path: str, **codec: Any) -> Callable[..., "_Stream"]:
-        """See `grpc.aio.Channel`."""
+        """Implement `grpc.aio.Channel`."""
         method = getattr(self._servicer, path.rsplit("/", 1)[1])
         return lambda **_: _Stream(method, self._tamper)
 
     def unary_unary(self, path: str, **codec: Any) -> Callable[..., Any]:
-        """See `grpc.aio.Channel`."""
+        """Implement `grpc.aio.Channel`."""
         name = path.rsplit("/", 1)[1]
         method = getattr(self._servicer, name)
 
@@ -65,7 +65,7 @@ class InlineChannel:
         return call
 
     async def close(self, grace: float | None = None) -> None:
-        """See `grpc.aio.Channel`."""
+        """Implement `grpc.aio.Channel`."""
 
 
 class _Stream:

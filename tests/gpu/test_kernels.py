@@ -14,7 +14,7 @@ from tests.unit.model.device.test_choice import CASES, task
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
-"""Of one element: values are normally distributed, and a share of them is rounded to the type."""
+"""Largest error of one element: values are normally distributed, and a share of them is rounded to the type."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

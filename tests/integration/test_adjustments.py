@@ -62,7 +62,7 @@ def adjusted_greedy(wishes: Sequence[Wish] = WISHES, counted: int = 0) -> list[l
 
 @cache
 def expected() -> list[list[int]]:
-    """What each prompt with its wanted is answered."""
+    """Return the answer to each prompt with its adjustments."""
     return adjusted_greedy()
 
 

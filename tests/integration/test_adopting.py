@@ -1,4 +1,4 @@
-"""Who is adopted first, and that a gateway looks at no more requests than it may take."""
+"""Adoption goes by priority, and a gateway looks at no more requests than it may take."""
 
 import random
 import secrets
@@ -16,7 +16,7 @@ MODELS = ("m1", "m2", "m3")
 
 
 class Waiting:
-    """What waits, as a plain list; and what the rule says of it."""
+    """The waiting requests as a plain list, and what the rule says of them."""
 
     def __init__(self) -> None:
         self.requests: dict[str, tuple[float, str, str]] = {}

@@ -53,7 +53,7 @@ def drawing(seed: int, kind: ProposalKind) -> ScriptedDrafter:
 
 
 def p_value(target: Any, texts: Sequence[str]) -> float:
-    """Of the transitions of texts that the masked Markov chain should have written: chi-square, 6 degrees of
+    """Return the p-value of texts' transitions if the masked Markov chain wrote them: chi-square, 6 degrees of
     freedom."""
     counts = Counter(pair for text in texts for pair in pairwise(text))
     statistic = 0.0

@@ -25,7 +25,7 @@ CONSTRAINTS = (
     common_pb2.Constraint(regex="(abcdefghijklmnop){9}"),
     common_pb2.Constraint(regex="([ab]cde){40}"),
 )
-"""Of the second everything is forced, of the third most."""
+"""Everything of the second is forced, and most of the third."""
 
 
 def wide(job: DraftJob) -> TokenTree:
@@ -63,7 +63,7 @@ async def answer(
 async def test_the_end_of_the_context_is_like_plain_decoding(
     redis_url: str, family: str, context: int
 ) -> None:
-    """Of rotary positions and of learnt ones; with an SSM that has fewer positions than the target."""
+    """Rotary and learnt positions; with an SSM that has fewer positions than the target."""
     draw = random.Random(f"{family} {context}")
     drafters: dict[str, Drafter] = {
         "wide": ScriptedDrafter(wide),

@@ -119,7 +119,7 @@ def _one_client(request: Request) -> None:
 
 
 def _reads_on(request: Request) -> None:
-    """What starts over is appended to what is held."""
+    """Append an entry that starts over to what is held."""
     for entry in request.entries:
         if entry.request_id == "again" and entry.base_len == 0 and len(entry.delta_token_ids) == 6:
             entry.base_len = 10
@@ -278,7 +278,7 @@ async def test_a_service_that_never_drafts_fails_the_check(monkeypatch: pytest.M
 
 
 def node_modules() -> Path:
-    """What the example needs, installed once below the cache directory; skips where that cannot be."""
+    """Return packages that the example needs, installed once below the cache directory; skip where that cannot be."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")

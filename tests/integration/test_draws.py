@@ -97,7 +97,7 @@ async def test_draws_of_a_speculator_that_says_it_does_not_draw_are_dropped(redi
 
 
 async def test_a_step_with_draws_waits_for_late_services(redis_url: str) -> None:
-    """How long a draft takes depends on what was drawn: dropping late ones would select by token."""
+    """The time of a draft depends on what was drawn: dropping late ones would select by token."""
 
     def slow(job: DraftJob) -> TokenTree:
         threading.Event().wait(0.05)

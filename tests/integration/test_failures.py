@@ -21,7 +21,7 @@ PROMPT = [5, 17, 3, 88, 41]
 
 
 async def test_a_verifier_that_forgets_everything_is_brought_up_to_date(redis_url: str) -> None:
-    """What a restart of the verifier looks like: RESYNC, then the whole prefix again."""
+    """A restart of the verifier, as the gateway sees it: RESYNC, then the whole prefix again."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         task = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=200))
         for _ in range(5):

@@ -36,7 +36,7 @@ class Reader(ScriptedDrafter):
         self.description = DrafterDescription(feature_layers=tuple(layers), feature_size=HIDDEN)
 
     def stretches(self, request: str = "") -> list[tuple[int, torch.Tensor]]:
-        """What came, as (start, states) of stretches without a gap."""
+        """Return what came, as (start, states) of stretches without a gap."""
         found: list[tuple[int, torch.Tensor]] = []
         for job in self.jobs:
             if job.features is None or not len(job.features.states) or request not in job.request_id:
@@ -49,7 +49,7 @@ class Reader(ScriptedDrafter):
         return found
 
     def last_context(self, request: str = "") -> list[int]:
-        """Of the latest job."""
+        """Return the context of the latest job."""
         return [list(job.context) for job in self.jobs if request in job.request_id][-1]
 
 

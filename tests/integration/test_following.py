@@ -34,11 +34,11 @@ LOGGERS = {
     "verifier_svc": ("verifier_svc.", "specinfer.verification."),
     "speculator_svc": ("speculator_svc.", "specinfer.drafters."),
 }
-"""Of the code that only the process of a service runs."""
+"""Loggers of the code that only the process of a service runs."""
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, house: str) -> list[dict[str, Any]]:
-    """What the process of a service would have written."""
+    """Return what the process of a service would have written."""
     formatter = make_formatter(SERVICES[house], "json")
     return [json.loads(formatter.format(r)) for r in caplog.records if r.name.startswith(LOGGERS[house])]
 

@@ -52,7 +52,7 @@ async def two_gateways(
 
 
 async def rest(stub: Stub, request_id: str, from_token: int) -> list[generation_pb2.GenerateReply]:
-    """What a client gets that comes back."""
+    """Return the replies that a client gets that comes back."""
     request = generation_pb2.AttachRequest(request_id=request_id, from_token=from_token)
     return [reply async for reply in stub.Attach(request)]
 
@@ -244,7 +244,7 @@ async def test_a_gateway_that_wakes_up_late_changes_nothing_and_its_streams_go_o
 
 
 async def test_a_drained_gateway_hands_over_to_another_one(redis_url: str) -> None:
-    """Which had no verifier until then; the streams of the first follow their requests there."""
+    """The other one had no verifier until then; the streams of the first follow their requests there."""
     async with two_gateways(redis_url, drain_seconds=20.0) as (system, other, stub):
         reader = await begin(system.stub, request_for(PROMPT, max_new_tokens=400))
         draining = asyncio.create_task(system.gateway.drain())

@@ -48,7 +48,7 @@ async def over_grpc(system: System, **options: Any) -> str:
 
 
 def data_of(lines: str) -> list[Any]:
-    """What a stream of events says, without its end."""
+    """Return the events of a stream, without its end."""
     events = [line.removeprefix("data: ") for line in lines.splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     return [json.loads(event) for event in events[:-1]]

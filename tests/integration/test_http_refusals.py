@@ -1,4 +1,4 @@
-"""What the HTTP service refuses, and how: status, shape, name of the field.
+"""Refusals of the HTTP service: status, shape, name of the field.
 
 Gateways are real servers that follow a script, so that no model runs.
 """
@@ -265,7 +265,7 @@ STATUSES = [
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_statuses_of_gateways(stream: bool) -> None:
-    """Whether a stream was asked for or not: it has not begun."""
+    """Streams that were asked for have not begun: they are refused alike."""
     async with served(*(turn_of(case[0]) for case in STATUSES), Turn(skip=3, replies=0)) as (gateway, http):
         for case, status, param, retry_after in STATUSES:
             reply = await http.plain.post(CHAT, json={**ASKED, "stream": stream})

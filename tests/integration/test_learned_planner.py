@@ -33,7 +33,7 @@ async def test_greedy_output_is_that_of_transformers(redis_url: str) -> None:
 async def test_recorded_steps_train_weights_that_a_gateway_takes(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is recorded has no token of the text in it."""
+    """Records have no token of the text in them."""
     steps, weights = tmp_path / "steps.jsonl", tmp_path / "weights.json"
     async with running_system(redis_url, drafters(), record_steps=str(steps)) as system:
         for length in range(20, 26):

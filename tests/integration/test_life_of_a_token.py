@@ -11,12 +11,15 @@ from tests.support.system import request_for, running_system
 
 ROOT = str(Path(__file__).resolve().parents[2]) + "/"
 PACKAGES = ("gateway/", "verifier_svc/", "specinfer/")
-MOST = 80
+MOST = 78
 TOKENS = 40
 
 
 async def test_a_plain_token_passes_through_few_files(redis_url: str) -> None:
-    """All threads are watched; files that run for few of the tokens (leases, gauges) are no part of its life."""
+    """All threads are watched; files that run for few of the tokens (gauges) are no part of its life.
+
+    Leases are long, so that they are not renewed for many of the tokens on a slow machine.
+    """
     seen, watching = Counter[str](), False
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
@@ -28,7 +31,7 @@ async def test_a_plain_token_passes_through_few_files(redis_url: str) -> None:
     threading.setprofile(watch)  # of the verifier's thread, which starts with the system
     sys.setprofile(watch)
     try:
-        async with running_system(redis_url) as system:
+        async with running_system(redis_url, lease_s=60.0) as system:
             tokens = 0
             async for reply in system.stub.Generate(request_for([5, 6, 7], max_new_tokens=2 * TOKENS)):
                 tokens += len(reply.token_ids)

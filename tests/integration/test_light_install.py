@@ -1,4 +1,4 @@
-"""What an installation without extras runs: the gateway and the command line, without torch and transformers.
+"""An installation without extras runs the gateway and the command line, without torch and transformers.
 
 Everything that the base dependencies of pyproject.toml do not bring is hidden from a fresh interpreter, so a
 missing dependency fails here as an import of torch would.

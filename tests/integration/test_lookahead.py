@@ -44,7 +44,7 @@ async def test_windows_come_back_and_change_nothing(redis_url: str, monkeypatch:
 
 
 async def test_a_target_that_depends_on_one_token_is_foreseen_from_the_window_alone(redis_url: str) -> None:
-    """Of a greedy chain every n-gram is found by a few iterations: then each step brings N tokens."""
+    """A few iterations find every n-gram of a greedy chain: then each step brings N tokens."""
     async with serving(redis_url, {"lookahead": lookahead(4, 3)}, markov(1), 24) as system:
         replies = await system.generate([1], max_new_tokens=40)
         tokens = [t for reply in replies for t in reply.token_ids]

@@ -1,4 +1,4 @@
-"""Which Python `make` takes: the first of 3.11 or newer that runs and can make virtual environments."""
+"""`make` takes the first Python of 3.11 or newer that runs and can make virtual environments."""
 
 import os
 import shutil

@@ -241,7 +241,7 @@ class BusyWithTwo(ScriptedDrafter):
 
 
 async def test_late_and_stale_drafts_are_told_apart(redis_url: str) -> None:
-    """Of two requests one ends while the speculator is busy with both: one draft is late, the other stale."""
+    """One of two requests ends while the speculator is busy with both: one draft is late, the other stale."""
     drafter = BusyWithTwo()
     async with running_system(redis_url, {"busy": drafter}, deadline_s=0.3, tree_depth=1) as system:
         long = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400))
@@ -335,7 +335,7 @@ async def test_what_answers_is_shown(redis_url: str) -> None:
 
 
 async def test_every_metric_is_there_from_the_start_and_none_was_created(redis_url: str) -> None:
-    """Those by position and by reason come with the first step."""
+    """Only series by position and by reason come later, with the first step."""
     async with running_system(redis_url, {"two": ScriptedDrafter(first(2))}) as system:
         await system.tokens(PROMPT, max_new_tokens=6)
         await idle(system)

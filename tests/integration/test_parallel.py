@@ -45,12 +45,12 @@ CLOSE_BFLOAT16: dict[str, Any] = {"atol": 2e-2, "rtol": 2e-2}
 
 
 class Said(NamedTuple):
-    """What one model said."""
+    """The answers of one model."""
 
     plain: list[list[int]]
     trees: list[list[int]]
     steps: int
-    """That the trees took."""
+    """Number of steps that the trees took."""
     logits: NDArray[np.float32]
     """[tokens of the longest prompt, V]"""
     features: NDArray[np.float32]
@@ -177,7 +177,7 @@ def test_several_ranks_say_what_one_says(
 
 
 def test_memory_falls_with_the_ranks(group: tuple[Layout, dict[str, Said]]) -> None:
-    """What each rank said it holds is what the arithmetic says, and together no more than repeated parts."""
+    """Each rank holds what the arithmetic says, and together they repeat no more than the repeated parts."""
     layout, said = group
     for family, heard in said.items():
         config, memory = from_transformers(model_of(family).config), heard.memory
@@ -214,7 +214,7 @@ def test_a_rank_that_hangs_ends_all(who: int) -> None:
 
 
 def exit_of_others(layout: Layout, hung: int) -> int:
-    """Of two ranks the code of the one that works."""
+    """Return the exit code of the rank of two that does not hang."""
     with ranks_of(layout, 5.0, lose, (Model.of("llama"), "hangs", hung)) as (processes, _):
         other = processes[1 - hung]
         other.join(240)

@@ -38,7 +38,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of the verifier."""
+    """Flags of the verifier."""
     model = write_model(tmp_path_factory.mktemp("parallel") / "model", **SHAPE)
     return {
         "model": str(model),
@@ -125,7 +125,7 @@ def ranks(launcher: int) -> dict[int, int]:
 
 
 def wait_for_the_end(system: LocalSystem, pids: dict[int, int]) -> str:
-    """Of a verifier, with an error and without leaving a process; what it logged."""
+    """Wait until a verifier has ended with an error and left no process; return its log."""
     child = system.children.pop("verifier")
     until(lambda: child._process.poll() is not None)
     assert child._process.returncode == 1

@@ -1,4 +1,4 @@
-"""What requests say is in no log line, whatever happens to them."""
+"""The content of requests is in no log line, whatever happens to them."""
 
 import logging
 import secrets
@@ -31,7 +31,7 @@ def everything_logged(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def leaks(logged: str, tokens: Sequence[int], text: str) -> list[str]:
-    """What of a text or a sequence of tokens stands in the log, however tokens are separated."""
+    """Return what of a text or a sequence of tokens stands in the log, however tokens are separated."""
     windows = [tokens[i : i + WINDOW] for i in range(len(tokens) - WINDOW + 1)]
     found = [text] if text in logged else []
     for separator in (", ", ",", " "):

@@ -41,7 +41,7 @@ class Reader(ScriptedDrafter):
 
 
 async def test_two_services_read_what_the_target_predicted_at_all_nodes(redis_url: str) -> None:
-    """Of the step before: also at nodes that were not accepted. Each gets as many as it reads."""
+    """Predictions are of the step before, also at nodes that were not accepted. Each gets as many as it reads."""
     few, many, blind = Reader(2), Reader(5), ScriptedDrafter(first(2))
     async with running_system(redis_url, {"few": few, "many": many, "blind": blind}) as system:
         prompts = {"one": PROMPT, "two": PROMPT[::-1][:6]}

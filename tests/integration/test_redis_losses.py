@@ -1,4 +1,4 @@
-"""What Redis forgets, answers late or not at all: nothing is lost or comes twice, no gateway dies of it."""
+"""Redis forgets, or answers late or not at all: nothing is lost or comes twice, no gateway dies of it."""
 
 import asyncio
 import math
@@ -219,7 +219,7 @@ async def test_a_deadline_ends_a_request_that_nobody_owns(redis_url: str) -> Non
 
 
 async def test_a_slow_redis_does_not_keep_the_cache_of_what_has_ended(redis_url: str) -> None:
-    """Who comes next needs the room, and fails after fifty steps without any."""
+    """The next request needs the room, and fails after fifty steps without any."""
     async with running_system(redis_url, kv_tokens=96, linger_seconds=5.0) as system:
         append = system.store.append
 

@@ -86,7 +86,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def steps(system: System, expected: list[int], **fields: object) -> int:
-    """How many steps an answer takes, which must be the expected one."""
+    """Return the number of steps of an answer, which must be the expected one."""
     replies = await system.generate(PROMPT, max_new_tokens=TOKENS, **fields)
     assert [token for reply in replies for token in reply.token_ids] == expected
     return replies[-1].summary.stats.steps

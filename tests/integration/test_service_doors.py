@@ -1,4 +1,4 @@
-"""What a message may hold at the doors of verifier and speculator service: a bad entry costs itself, a fault
+"""Messages to verifier and speculator service: a bad entry costs itself, a fault
 of ours its step; neither costs the stream."""
 
 import asyncio

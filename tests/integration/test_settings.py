@@ -150,7 +150,7 @@ def test_models_list() -> None:
 
 
 def help_of(*command: str) -> str:
-    """What `--help` says, on a terminal wide enough not to break it, without frames."""
+    """Return what `--help` prints, on a terminal wide enough not to break it, without frames."""
     done = run(*command, "--help", COLUMNS="400", NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.replace("│", " ").split())

@@ -46,7 +46,7 @@ async def one_lane_each(
 
 
 def offers(gateway: Gateway) -> int:
-    """How many gateways it knows to have room."""
+    """Return the number of gateways that it knows to have room."""
     return sum(report.room > 0 for report in gateway.lease_manager.renewal.alive)
 
 

@@ -109,7 +109,7 @@ class Described:
 
 
 async def status_of_call(address: str, tls: ClientTls | None) -> grpc.StatusCode:
-    """How one call ends that does not wait for a connection."""
+    """Return the status of one call that does not wait for a connection."""
     async with open_channel(address, tls) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)

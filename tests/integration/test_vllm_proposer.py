@@ -26,7 +26,7 @@ WIDTH = 4
 
 
 def follows(token: int) -> int:
-    """What the target of these tests says after a token."""
+    """Return what the target of these tests says after a token."""
     return (5 * token + 3) % VOCABULARY
 
 
@@ -55,7 +55,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def vllm_config(tokenizer: Path, rank: int = 0) -> Any:
-    """What the proposer reads of vLLM's `VllmConfig`."""
+    """Return the fields of vLLM's `VllmConfig` that the proposer reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=WIDTH),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2, pipeline_parallel_size=1),
@@ -95,7 +95,7 @@ class Engine:
 
 
 def agreed(path: Sequence[int], last: int) -> int:
-    """How many tokens of a path are what the target says."""
+    """Return how many tokens of a path the target says."""
     hits = [a == b for a, b in zip(path, told(last, len(path)), strict=True)]
     return hits.index(False) if False in hits else len(hits)
 

@@ -21,7 +21,7 @@ COUNT = 12
 
 
 def two_children(job: DraftJob) -> TokenTree:
-    """What the target will say, and beside it what it will not, with scores of their own."""
+    """Draft what the target will say, and beside it what it will not, with scores of their own."""
     builder, (right,) = TreeBuilder(job.context[-1]), greedy(job.context, 1)
     builder.propose_points(0, [right, (right + 1) % 97], [0.75, 0.25])
     return builder.build()

@@ -47,7 +47,7 @@ async def visit(
 
 
 async def barriers(page: Page) -> list[tuple[str, list[str]]]:
-    """What axe-core says keeps people out: its rule and the elements."""
+    """Return what keeps people out by axe-core: its rules and the elements."""
     found = await Axe().run(page)
     return [
         (rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found.response["violations"]

@@ -32,7 +32,7 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """What others trust."""
+        """The certificate that others trust."""
         return self.pair.certificate
 
     def sign(self, name: str, use: str, days: int = 2, names: str = NAMES) -> Pair:

@@ -50,7 +50,7 @@ class Branches:
         return index
 
     def next_script(self) -> list[int] | None:
-        """That of the next run; None after the last."""
+        """Return the script of the next run; None after the last."""
         trail = list(self.trail)
         while trail and trail[-1][0] + 1 == trail[-1][1]:
             trail.pop()
@@ -174,7 +174,7 @@ def joint(
 
 
 def exact(targets: Sequence[Tables], length: int) -> Float64:
-    """What `joint` must be: every request's tokens follow its target, independently."""
+    """Return what `joint` must be: every request's tokens follow its target, independently."""
     together: Any = 1.0
     for tables in targets:
         together = np.multiply.outer(together, _completed({(): 1.0}, tables, length))

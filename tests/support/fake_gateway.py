@@ -20,7 +20,7 @@ TEXT = "".join(f"<{token - 100}>" for token in TOKENS)
 
 @dataclass(frozen=True)
 class Turn:
-    """How one call goes. Without anything: the whole answer."""
+    """The course of one call. Without anything: the whole answer."""
 
     replies: int | None = None
     """So many of them, then what follows; None: all."""
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def fails(self) -> bool:
-        """Whether the answer is not completed."""
+        """True if the answer is not completed."""
         return bool(self.code or self.dies or self.ends or self.raises or self.hangs)
 
 

@@ -12,7 +12,7 @@ _CALL = 4
 
 
 def forget_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the entry that the gateway encodes as its fourth, the service holds one token less."""
+    """Let the service hold one token less of the entry that the gateway encodes as its fourth."""
     encode, calls = SpeculatorService.encode, 0
 
     def believing(service: SpeculatorService, asked: DraftQuery, *more: Any) -> speculator_pb2.DraftEntry:

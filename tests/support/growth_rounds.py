@@ -16,7 +16,7 @@ TasksFor = Callable[[list[KVSequence], int], Sequence[GrowthTask]]
 
 
 def contexts(round_: int) -> list[list[int]]:
-    """What is new in each of five requests, of 97 tokens; the second round continues the first."""
+    """Return what is new in each of five requests, of 97 tokens; the second round continues the first."""
     rng = np.random.default_rng(round_)
     return [rng.integers(0, 97, n).tolist() for n in (1, 7, 33, 64, 16)]
 

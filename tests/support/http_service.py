@@ -17,7 +17,7 @@ from specinfer.v1 import generation_pb2
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = generation_pb2.StatusReply(model="tiny", max_context_len=512)
-"""What a gateway that is played says of itself."""
+"""Status of a gateway that is played."""
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 

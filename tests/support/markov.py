@@ -54,7 +54,7 @@ async def sampled(system: System, seeds: Iterable[int], tokens: int = TOKENS) ->
 
 
 def p_value(target: Any, texts: list[list[int]]) -> float:
-    """Of the transitions of texts that a Markov chain should have written: chi-square, 12 degrees of freedom.
+    """Return the p-value of texts' transitions if a Markov chain wrote them: chi-square, 12 degrees of freedom.
 
     Power at 1e-4: of n = 6,400 tokens a total variation of .04 in every row is found with probability .99
     (noncentrality n * .04^2 * (1/.25 + 1/.25) = 82 at least); of 1,280 tokens .09.

@@ -1,4 +1,4 @@
-"""What plain greedy decoding of a `transformers` model says, and drafters that know it."""
+"""Plain greedy decoding of a `transformers` model, and drafters that know its text."""
 
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -29,7 +29,7 @@ _STREAMS = ("stdin", "stdout", "stderr")
 def run_preloaded(
     module: str, *arguments: str | bytes, timeout_s: float = 60.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run([sys.executable, "-m", module, *arguments])` returns, with captured output, empty
+    """Return what `subprocess.run([sys.executable, "-m", module, *arguments])` returns, with captured output, empty
     input and these variables beside ours.
 
     Raises:

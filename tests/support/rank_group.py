@@ -30,7 +30,7 @@ def run_ranks(layout: Layout, work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def exit_codes(layout: Layout, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> list[int]:
-    """Those of the ranks, which wait for each other no longer than `timeout_s`."""
+    """Return the exit codes of ranks that wait for each other no longer than `timeout_s`."""
     with ranks_of(layout, timeout_s, work, arguments) as (processes, _):
         return _exit_codes(processes)
 
@@ -72,7 +72,7 @@ def _rank(
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """What torchrun sets, and the work."""
+    """Set what torchrun sets, and do the work."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(layout.ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What a scrape of a registry, or of a metrics endpoint, says."""
+"""Read a scrape of a registry or of a metrics endpoint."""
 
 from collections.abc import Mapping
 from urllib.request import urlopen
@@ -21,12 +21,12 @@ class Scrape:
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> "Scrape":
-        """Of a registry in this process."""
+        """Scrape a registry in this process."""
         return cls(generate_latest(registry).decode())
 
     @classmethod
     def at(cls, address: str) -> "Scrape":
-        """Of the endpoint at host:port."""
+        """Scrape the endpoint at host:port."""
         with urlopen(f"http://{address}/metrics") as answer:
             return cls(answer.read().decode())
 
@@ -44,5 +44,5 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        """Of all samples."""
+        """Return the names of all samples."""
         return {name for name, _ in self._samples}

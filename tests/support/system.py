@@ -87,12 +87,12 @@ def ascii_tokenizer(swap: bool = False) -> Tokenizer:
 
 
 def _as_byte(character: str) -> str:
-    """How byte-level tokenizers write it; the others are written as they are."""
+    """Return a character as byte-level tokenizers write it: only blanks differ."""
     return "\u0120" if character == " " else character
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """What the tokenizer makes of tokens."""
+    """Return the text that the tokenizer makes of tokens."""
     return "".join(chr(32 + t - FIRST_CHARACTER) for t in tokens if t >= FIRST_CHARACTER)
 
 
@@ -338,7 +338,7 @@ async def another_gateway(
 
 
 async def crash(gateway: Gateway) -> None:
-    """What a gateway leaves behind that is killed: nobody is told, its leases end by themselves."""
+    """End a gateway as if it were killed: it says nothing to anybody, and its leases end by themselves."""
     gateway.running.cancel()
     await asyncio.gather(gateway.running, return_exceptions=True)
     for session in list(gateway.sessions):

@@ -110,7 +110,7 @@ def runner_of(model: Any, **options: Any) -> ModelRunner:
 
 
 def rounds_activations() -> bool:
-    """Whether the kernels round activations to bfloat16: where the processor multiplies it and may."""
+    """Return True if the kernels round activations to bfloat16: where the processor multiplies it and may."""
     if "avx512_bf16" not in processor_flags() or os.environ.get("CXXFLAGS"):
         return False
     directory = os.environ.get(KERNELS_VARIABLE)

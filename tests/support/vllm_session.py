@@ -46,7 +46,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(llm: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """What one batch of all prompts brought."""
+    """Return the answers and the counters of one batch of all prompts."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": prompt} for prompt in task["prompts"]]

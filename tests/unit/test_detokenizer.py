@@ -57,7 +57,7 @@ EXACT: dict[str, Callable[[], Tokenizer]] = {
         decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
     ),
 }
-"""Whose text as it grows is always that of all tokens."""
+"""Detokenizers whose text as it grows is always that of all tokens."""
 OTHERS: dict[str, Callable[[], Tokenizer]] = {
     "word_piece": lambda: made(WORDS, decoders.WordPiece()),
     "bpe_suffix": lambda: made(WORDS, decoders.BPEDecoder()),
@@ -126,7 +126,7 @@ def test_nothing_is_held_longer_than_a_character_can_be(
 
 
 def _may_become_one(data: bytes) -> bool:
-    """Whether these bytes are the beginning of a character, or of a surrogate, which decoders hold as well."""
+    """Return True if these bytes are the beginning of a character, or of a surrogate, which decoders hold as well."""
     if len(data) == 2 and data[0] == 0xED and 0xA0 <= data[1] <= 0xBF:
         return True
     try:

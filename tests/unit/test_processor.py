@@ -1,4 +1,4 @@
-"""What a report says of the processor."""
+"""The processor's name in reports."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def fresh_flags() -> Iterator[None]:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, **fields: str) -> str:
-    """What a processor of these fields is called."""
+    """Return the name of a processor of these fields."""
     found = {name.replace("_", " "): value for name, value in fields.items()}
     monkeypatch.setattr(processor, "_field", lambda name: found.get(name, ""))
     return processor.processor_name()

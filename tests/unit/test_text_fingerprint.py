@@ -1,4 +1,4 @@
-"""What turns text into tokens, and nothing else, decides a tokenizer's text fingerprint."""
+"""A tokenizer's text fingerprint depends on what turns text into tokens, and on nothing else."""
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers

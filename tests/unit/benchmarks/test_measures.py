@@ -1,4 +1,4 @@
-"""What the benchmarks compute from what they measure, on a tiny model where the answer is known."""
+"""Benchmarks compute the right figures from what they measure, on a tiny model where the answer is known."""
 
 import asyncio
 import math

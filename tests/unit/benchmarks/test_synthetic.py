@@ -55,7 +55,7 @@ def drawn_lengths(histogram: AcceptanceHistogram, seed: int) -> list[int]:
 
 
 def p_value(lengths: list[int], counts: tuple[int, ...]) -> float:
-    """Of Pearson's test that the lengths follow the counts; cells of no count must be empty."""
+    """Return the p-value of Pearson's test that the lengths follow the counts; cells of no count must be empty."""
     seen = Counter(lengths)
     assert not any(seen[i] for i, count in enumerate(counts) if not count)
     cells = [i for i, count in enumerate(counts) if count]

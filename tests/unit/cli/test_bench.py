@@ -1,4 +1,4 @@
-"""How modes take turns, and what is made of their times."""
+"""Modes take turns, and their times become figures with errors."""
 
 import math
 from typing import Any, cast

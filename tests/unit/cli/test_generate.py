@@ -1,4 +1,4 @@
-"""How `generate` ends when it is told to, wherever it is just then."""
+"""`generate` ends when a signal comes, wherever it is just then."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -31,7 +31,7 @@ async def word() -> AsyncGenerator[Item, None]:
 def test_the_request_is_cancelled_where_a_signal_comes_while_a_word_is_printed(
     ending: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the gateway no longer runs it changes nothing."""
+    """It changes nothing that the gateway no longer runs the request."""
 
     def interrupted(text: str) -> None:
         raise ending

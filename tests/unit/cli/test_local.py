@@ -1,4 +1,4 @@
-"""What a local system is told: speculators as text, flags as arguments, its environment."""
+"""Options of a local system: speculators as text, flags as arguments, its environment."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands."""
 
 import io
 from dataclasses import replace

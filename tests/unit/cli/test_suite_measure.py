@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.suite` reads of a system between batch sizes."""
+"""`python -m benchmarks.suite` reads counters of a system between batch sizes."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What `status --watch` makes of two looks at a gateway."""
+"""`status --watch` compares two looks at a gateway."""
 
 import io
 

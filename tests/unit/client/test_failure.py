@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt."""
+"""Failures that are worth another attempt, and those that are not."""
 
 import grpc
 import pytest

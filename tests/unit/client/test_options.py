@@ -19,7 +19,7 @@ NAMES = sorted(get_type_hints(RequestOptions))
 
 @pytest.fixture(name="clients")
 def clients_fixture() -> Any:
-    """Of both kinds; nothing listens where they point."""
+    """Clients of both kinds; nothing listens where they point."""
     with Client("127.0.0.1:1") as client:
         yield client, AsyncClient("127.0.0.1:1")
 
@@ -105,7 +105,7 @@ def test_every_prompt_is_sent_or_named(prompt: Any) -> None:
 
 
 def _refusal(make: Callable[[], object]) -> str:
-    """What is said of bad input; empty if it is none."""
+    """Return the message about bad input; empty if there is none."""
     try:
         make()
     except InvalidInputError as error:

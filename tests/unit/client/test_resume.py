@@ -33,7 +33,7 @@ class Story:
     ends: tuple[int, ...]
 
     def reply(self, start: int, count: int, last: bool = False) -> Reply:
-        """What a gateway sends for `count` tokens from `start`; the last reply flushes what is held back."""
+        """Return what a gateway sends for `count` tokens from `start`; the last reply flushes what is held back."""
         end = len(self.text) if last else self.ends[start + count]
         tokens = self.tokens[start : start + count]
         reply = Reply(token_ids=tokens, text=self.text[self.ends[start] : end], position=start)

@@ -1,4 +1,4 @@
-"""Which tokens may follow: by regular expressions that are easy to read."""
+"""Tokens that may follow, by regular expressions that are easy to read."""
 
 import numpy as np
 import pytest

@@ -89,7 +89,7 @@ def test_a_function_that_fails_costs_one_request_its_draft() -> None:
 
 
 def test_a_function_may_draw_only_if_the_service_says_so() -> None:
-    """What draws must be known before anybody sees the noise."""
+    """A function that draws must be known as one before anybody sees the noise."""
 
     def draws(context: Sequence[int], limits: TreeLimits) -> TokenTree:
         builder = TreeBuilder(context[-1])

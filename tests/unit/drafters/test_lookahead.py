@@ -28,7 +28,7 @@ def after(token: int) -> int:
 
 
 def told(tree: TokenTree) -> TargetTopK:
-    """What the target predicts at the nodes of a tree."""
+    """Return what the target predicts at the nodes of a tree."""
     tokens = tree.token_ids.astype(np.int64)
     return TargetTopK(tokens, tree.parents, np.array([[after(t)] for t in tokens.tolist()]))
 
@@ -52,7 +52,7 @@ def draft(
 
 
 def steps(drafter: LookaheadDrafter, count: int, name: str = "r") -> list[int]:
-    """How many tokens each step of a request brings until it has so many."""
+    """Return the number of tokens that each step of a request brings until it has so many."""
     context, found, brought = [1, 2, 3, 4], None, list[int]()
     while len(context) < 4 + count:
         tree = draft(drafter, context, found, name=name)

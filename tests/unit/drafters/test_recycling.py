@@ -14,7 +14,7 @@ from tests.support.trees import paths
 
 V, K = 12, 3
 ROWS = {1: [2, 3, 4], 2: [5, 1, 6], 3: [2, 7, 8], 5: [2, 9, 1]}
-"""What was predicted behind tokens; nothing is known behind the others."""
+"""Predictions behind tokens; nothing is known behind the others."""
 CHANCES = [0.5, 0.3, 0.1]
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_known_at_first_and_every_request_gains_from_all() -> None:
 
 
 def test_chances_are_the_measured_ones() -> None:
-    """What a row foretold is compared with what is predicted there the next time: here always its second."""
+    """A row's predictions are compared with what is predicted there the next time: here always its second."""
     it = matrix({1: [2, 3, 4]})
     prior = it.chances()
     for before, now in pairwise([[2, 3, 4], [3, 2, 4]] * 2000):

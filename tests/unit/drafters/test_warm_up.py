@@ -1,4 +1,4 @@
-"""What a speculator service does before it serves."""
+"""A speculator service drafts before it serves."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What may happen next in the model of ownership: what gateways and clients do, messages, faults."""
+"""Actions that may happen next in the model of ownership: what gateways and clients do, messages, faults."""
 
 from tests.unit.gateway.ownership_model import (
     NEW,

@@ -20,12 +20,12 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is modelled, and which rules are kept; the defaults are the protocol."""
+    """Scope of the model, and the rules that are kept; the defaults are the protocol."""
 
     gateways: int = 2
     requests: int = 1
     tokens: int = 2
-    """Of every request."""
+    """Number of tokens of every request."""
     expiries: int = 2
     """Leases of living gateways that end; those of dead ones always may."""
     crashes: int = 1
@@ -34,13 +34,13 @@ class Rules:
     drains: int = 0
     """Requests that a gateway gives away though it could run them; without a verifier it always does."""
     steps_travel: bool = True
-    """Whether messages to the verifier are sent and arrive at different times; else at once."""
+    """True if messages to the verifier are sent and arrive at different times; else at once."""
     writes_travel: bool = True
     """The same of messages to Redis."""
     late: int = 1
     """Messages under way that nobody waits for any more."""
     drawn: bool = False
-    """Whether each gateway would choose other tokens, as where drafts are drawn; else all choose the same."""
+    """True if each gateway would choose other tokens, as where drafts are drawn; else all choose the same."""
     writes_name_their_writer: bool = True
     writes_name_their_adoption: bool = True
     verifier_checks_fences: bool = True
@@ -54,12 +54,12 @@ class Run(NamedTuple):
     """A request in a gateway's memory."""
 
     number: int
-    """Of the adoption."""
+    """Number of the adoption."""
     tokens: Tokens
     stored: int
-    """Of the tokens, those whose write was acknowledged."""
+    """Number of the tokens whose write was acknowledged."""
     fresh: bool = True
-    """Whether the verifier is to be sent everything, not only what is new."""
+    """True if the verifier is to be sent everything, not only what is new."""
 
 
 class Step(NamedTuple):
@@ -112,7 +112,7 @@ class Redis(NamedTuple):
     leases: tuple[bool, ...]
     records: tuple[Record | None, ...]
     holder: int
-    """Of the verifier's lease."""
+    """Holder of the verifier's lease."""
     fence: int
     """The last one given away."""
 
@@ -127,7 +127,7 @@ class Verifier(NamedTuple):
 
 
 class Left(NamedTuple):
-    """How many faults may still come."""
+    """Number of faults that may still come."""
 
     expiries: int
     crashes: int
@@ -143,7 +143,7 @@ class State(NamedTuple):
     verifier: Verifier
     late: tuple[Message, ...]
     seen: tuple[Tokens, ...]
-    """What the client of each request was given."""
+    """Tokens that the client of each request was given."""
     truth: tuple[Tokens, ...]
     """For the invariants: the longest text that Redis has held of each request."""
     left: Left
@@ -162,7 +162,7 @@ def first(rules: Rules) -> State:
 
 
 def finished(state: State, rules: Rules) -> bool:
-    """Whether every client has everything."""
+    """Return True if every client has everything."""
     return all(len(seen) == rules.tokens for seen in state.seen)
 
 
@@ -237,7 +237,7 @@ def next_fence(state: State, rules: Rules) -> int:
 
 
 def gone(state: State, holder: int) -> bool:
-    """Whether what somebody holds may be taken."""
+    """Return True if what somebody holds may be taken."""
     return holder == NOBODY or not state.redis.leases[holder]
 
 

@@ -1,4 +1,4 @@
-"""What callers send becomes a request, or an error that names the field and its bound."""
+"""Messages of callers become requests, or an error that names the field and its bound."""
 
 import asyncio
 import threading

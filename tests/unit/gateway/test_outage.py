@@ -1,4 +1,4 @@
-"""What is logged and how long is waited while something is away."""
+"""Log lines and waits while something is away."""
 
 import pytest
 from hypothesis import given

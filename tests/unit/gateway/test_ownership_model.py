@@ -56,7 +56,7 @@ def explored(rules: Rules) -> Found[State]:
 
 
 def complaint(found: Found[State], index: int | None) -> str:
-    """What is wrong with a state and the shortest way to it; nothing if there is no state."""
+    """Return what is wrong with a state and the shortest way to it; nothing if there is no state."""
     if index is None:
         return ""
     why = found.states[index].broken or "some client can never get everything"

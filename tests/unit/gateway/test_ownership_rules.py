@@ -1,4 +1,4 @@
-"""What gateways take and give: every decision by hand."""
+"""Gateways take and give verifiers and requests: every decision by hand."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_who_is_drained_has_no_share() -> None:
     ],
 )
 def test_what_waits_goes_to_who_could_run_it(waiting: int, alive: list[GatewayReport], given: int) -> None:
-    """Of several busy gateways each gives an equal part."""
+    """Each of several busy gateways gives an equal part."""
     assert requests_to_share("g0", waiting, alive) == given
 
 

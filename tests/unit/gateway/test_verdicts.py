@@ -1,4 +1,4 @@
-"""What a gateway makes of a verifier's answer: a verdict that cannot be for its entry costs that entry."""
+"""A gateway checks a verifier's answer: a verdict that cannot be for its entry costs that entry."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What waits to be told to those who watch, what is dropped of it, and how fast it is told."""
+"""Events wait for those who watch; some are dropped, and their rate is limited."""
 
 import pytest
 

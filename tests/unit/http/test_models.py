@@ -27,7 +27,7 @@ class Gateway:
         return generation_pb2.StatusReply(model="tiny")
 
     async def checks(self, models: Models, *names: str) -> list[Any]:
-        """What comes of calls that name these models at the same moment."""
+        """Return the results of calls that name these models at the same moment."""
         calls = [asyncio.create_task(models.check(cast(AsyncClient, self), name)) for name in names]
         await asyncio.sleep(0)
         self.gate.set()

@@ -11,7 +11,7 @@ def row(*tokens: int, new: int = 1) -> BatchRow:
 
 
 def step(contexts: ContextTable, *rows: BatchRow) -> list[Context]:
-    """What the proposer does with a step's rows."""
+    """Do what the proposer does with a step's rows."""
     found = contexts.match(rows)
     for context, each in zip(found, rows, strict=True):
         context.grow(each.tokens)
@@ -35,7 +35,7 @@ def test_a_request_that_begins_like_another_keeps_its_own() -> None:
 
 
 def test_what_is_new_in_a_step_tells_requests_apart() -> None:
-    """What the shorter one gained is what the longer one had."""
+    """The shorter one gained what the longer one had."""
     contexts = ContextTable(patience=2)
     longer, shorter = step(contexts, row(1, 2, 3), row(1, 2))
     assert step(contexts, row(1, 2, 3, 4, new=2), row(1, 2, 3, 5)) == [shorter, longer]

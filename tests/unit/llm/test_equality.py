@@ -102,7 +102,7 @@ def within_context(prompt: Sequence[int], params: SamplingParams, fill: bool) ->
 
 
 def essence(output: CompletionOutput) -> dict[str, Any]:
-    """What must be equal."""
+    """Return what must be equal."""
     return {"tokens": output.token_ids, "text": output.text, "why": output.finish_reason}
 
 

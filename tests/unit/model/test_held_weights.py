@@ -1,4 +1,4 @@
-"""What `--weights auto` of a verifier means."""
+"""`--weights auto` of a verifier."""
 
 from pathlib import Path
 

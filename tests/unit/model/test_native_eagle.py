@@ -112,7 +112,7 @@ def tasks_for(
     sampling: Sampling,
     blind: float | None,
 ) -> list[EagleTask]:
-    """What is new in each request, with hidden states of the target."""
+    """Return what is new in each request, with hidden states of the target."""
     generator = torch.Generator().manual_seed(round_)
     tasks = []
     for sequence, delta, own in zip(sequences, contexts(round_), limits, strict=True):
@@ -198,7 +198,7 @@ def test_a_whole_draft_is_what_its_passes_say(dtype: str, kind: ProposalKind, sa
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "w8a8"])
 def test_few_bits_say_nearly_the_same(dtype: str) -> None:
-    """Of first guesses: how much probability lies elsewhere, on average."""
+    """Little probability of first guesses lies elsewhere, on average."""
     apart = []
     for found, expected in grow_both(
         weights_of(), GrowthShape(), [TreeLimits(40, 1)] * 5, GREEDY, dtype=dtype

@@ -25,7 +25,7 @@ WITHOUT = {
     "avx512": "-mno-avx512bf16 -mno-avx512vnni",
     "avx2": "-mno-avx512f",
 }
-"""What keeps the machine's compiler from using more than a variant does."""
+"""Flags that keep the machine's compiler from using more than a variant does."""
 
 pytestmark = [
     pytest.mark.native,
@@ -38,7 +38,7 @@ pytestmark = [
 
 
 def digest() -> str:
-    """Of the logits of a prompt, a chain and a tree, with weights of every kind."""
+    """Return a hash of the logits of a prompt, a chain and a tree, with weights of every kind."""
     found = hashlib.sha256()
     model = tiny_transformers("llama", head_dim=32, hidden_size=96, intermediate_size=160)
     for dtype, weights in (

@@ -312,7 +312,7 @@ def test_a_device_buffer_is_not_overwritten_before_the_work_on_it_is_over() -> N
 
 
 def test_host_memory_and_device_buffers_give_the_same_bits() -> None:
-    """What runs on a GPU, but for its streams: layers in host memory, copied into buffers on the device."""
+    """The way of a GPU, but for its streams: layers in host memory, copied into buffers on the device."""
     model = tiny_transformers("qwen2", **SHAPE)
     config = from_transformers(model.config)
     whole = runner_of(model, kv_tokens=8192)

@@ -1,4 +1,4 @@
-"""How a model is divided: layouts, weights in parts, micro-batches, memory, plans. No processes."""
+"""Division of a model: layouts, weights in parts, micro-batches, memory, plans. No processes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -91,7 +91,7 @@ def test_gguf_equals_transformers(family: str, architecture: str, tmp_path: Path
 
 
 def as_stored(weights: Any) -> dict[str, torch.Tensor]:
-    """What a bfloat16 model with blocks means: matrices as the blocks say, all the rest in bfloat16."""
+    """Return weights as a bfloat16 model with blocks means them: matrices by the blocks, the rest in bfloat16."""
     exact = {}
     for name in weights:
         blocks = weights.blocks(name) if name != "model.embed_tokens.weight" else None

@@ -1,4 +1,4 @@
-"""What is expected to be accepted, from known outcomes."""
+"""Expected acceptance, from known outcomes."""
 
 import pytest
 

@@ -16,7 +16,7 @@ ROOT = 1
 
 
 def tree_of(allowed: Allowed, nodes: int, forced: int = 0, **fields: Any) -> TokenTree:
-    """What is verified where four children of the root are drafted; paths begin behind the root."""
+    """Return what is verified where four children of the root are drafted; paths begin behind the root."""
     constraint = Constraint(ConstraintKind.REGEX, "a")
     request = GenerationRequest(
         "r",

@@ -1,4 +1,4 @@
-"""What services say of themselves is checked before anything is built on it."""
+"""Descriptions of services are checked before anything is built on them."""
 
 from typing import Any
 

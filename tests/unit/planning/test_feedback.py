@@ -1,4 +1,4 @@
-"""What steps teach: costs to the planner, outcomes to planner and calibration."""
+"""Steps teach: costs go to the planner, outcomes to planner and calibration."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What steps are believed to cost, from what they took."""
+"""Costs of steps are estimated from what they took."""
 
 import random
 
@@ -25,7 +25,7 @@ def warm(*services: frozenset[int]) -> LatencyModel:
 
 
 def step_seconds(latency: LatencyModel, batch: int, asked: frozenset[int], nodes: int) -> float:
-    """What the planner expects of a step."""
+    """Return what the planner expects of a step."""
     (before_s,) = latency.seconds_before_pass(batch, asked, APART, [nodes])
     return before_s + latency.passes.seconds(batch + nodes)
 

@@ -32,7 +32,7 @@ ROOT = 7
 ALONE = frozenset({0})
 NAME = "copies"
 DRAFT_S, NODE_S, PLAIN_S = 0.003, 0.0004, 0.005
-"""What a step takes: drafts that are only worth it if they are right."""
+"""Seconds of drafts, of a node and of plain steps: drafts are only worth it if they are right."""
 
 
 class Copying:

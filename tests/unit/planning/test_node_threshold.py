@@ -1,4 +1,4 @@
-"""Which nodes pay: those that bring tokens as fast as the step does."""
+"""Nodes pay that bring tokens as fast as the step does."""
 
 from collections.abc import Sequence
 from math import log2

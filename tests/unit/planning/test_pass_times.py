@@ -1,4 +1,4 @@
-"""What passes are believed to take, from what the verifier said and what they took."""
+"""Times of passes are estimated from what the verifier said and what they took."""
 
 import random
 from itertools import accumulate
@@ -13,7 +13,7 @@ from specinfer.v1 import verifier_pb2
 
 CURVE = PassCurve([(1, 0.008), (9, 0.010), (17, 0.012)])
 DISTURBED = [(1, 0.0524), (2, 0.0523), (4, 0.0538), (8, 0.0547), (16, 0.0613), (32, 0.0427), (64, 0.0633)]
-"""What a verifier measured while a neighbour was busy."""
+"""Times of passes that a verifier measured while a neighbour was busy."""
 
 
 def test_the_curve_of_passes_interpolates_and_always_rises() -> None:

@@ -97,7 +97,7 @@ def _draft(choice: Choice, accepts: dict[int, int]) -> TokenTree:
 
 
 def _time(draft_ms: dict[int, float], choice: Choice) -> DraftTime:
-    """Of the service of these speculators."""
+    """Return the draft times of the service of these speculators."""
     return DraftTime(
         frozenset(draft_ms), {s: draft_ms[s] / 1000 for s in draft_ms if s in choice.speculators}, 0
     )
@@ -108,7 +108,7 @@ def _accepted(tree: TokenTree) -> list[int]:
 
 
 def usual(choices: list[Choice]) -> Choice:
-    """What is chosen most often once it has learnt."""
+    """Return what is chosen most often once it has learnt."""
     late = choices[len(choices) // 2 :]
     sets = [choice.speculators for choice in late]
     most = max(set(sets), key=sets.count)

@@ -1,4 +1,4 @@
-"""What reading contexts costs speculators: what they missed since they were last asked."""
+"""Speculators pay for reading contexts: what they missed since they were last asked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a step did by speculator, on the small tree of the docs."""
+"""Counts of a step by speculator, on the small tree of the docs."""
 
 from specinfer.outcomes import EntryStatus
 from specinfer.planning.feedback import FinishedStep, StepTimes

@@ -1,4 +1,4 @@
-"""What a caller is told that finds the queue full."""
+"""A caller that finds the queue full learns when to come again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is an address, for servers that listen and for channels to services."""
+"""Addresses, of servers that listen and of channels to services."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a service's server refuses before it serves, and what it bears."""
+"""A service's server refuses bad settings before it serves, and bears faults while it does."""
 
 import asyncio
 import socket

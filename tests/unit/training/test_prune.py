@@ -30,7 +30,7 @@ from tests.support.tiny_models import reference_logits, tiny_transformers
 
 ROWS = ([5, 17, 3, 88, 41], [2, 71, 9])
 DEAD_HEAD, DEAD_NEURONS = 1, [0, 3, *range(20, 34)]
-"""Of the tiny models' two key-value heads and 56 neurons."""
+"""Parts of the tiny models' two key-value heads and 56 neurons."""
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ def test_labels_of_a_corpus_lose_what_the_drafter_does_not_know() -> None:
 
 
 def test_a_draft_that_is_too_small_for_everything_prefers_what_is_accepted() -> None:
-    """Of P = (0.6, 0.3, 0.1) one draft covers 0.9 and gives up the rest, the other 0.8 and all of it."""
+    """Where P = (0.6, 0.3, 0.1), one draft covers 0.9 and gives up the rest, the other 0.8 and all of it."""
     labels = Labels(np.array([[0, 1, 2]], np.int32), np.array([[0.6, 0.3, 0.1]], np.float16))
     batch = Examples([Continuation((1,), (0,))], [labels]).batch([0])
     covers = torch.tensor([[0.65, 0.348, 0.002]]).log()

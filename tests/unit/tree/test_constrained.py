@@ -1,4 +1,4 @@
-"""What a constraint takes out of trees and adds to them."""
+"""A constraint takes nodes out of trees and adds forced ones."""
 
 import numpy as np
 import pytest

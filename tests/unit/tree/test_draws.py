@@ -1,4 +1,4 @@
-"""What is expected of draws before they are drawn."""
+"""Expected acceptance of draws before they are drawn."""
 
 import pytest
 from hypothesis import given

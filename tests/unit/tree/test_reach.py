@@ -64,7 +64,7 @@ def test_the_verifier_takes_a_tree_if_its_deepest_node_has_a_position(
 def test_the_verifier_takes_whatever_is_planned(
     prompt: int, new: int, spare: int, generated: int, held: int, speculation: Speculation, constrained: bool
 ) -> None:
-    """Of drafts and of what a constraint forces; also where a request is longer than the context."""
+    """Depths of drafts and of what a constraint forces; also where a request is longer than the context."""
     generated = min(generated, new - 1)
     request = GenerationRequest(
         "r",

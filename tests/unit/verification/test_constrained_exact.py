@@ -16,7 +16,7 @@ from tests.unit.verification.test_exact import Pool, draws, merged, options, poi
 
 WITH, WITHOUT = ProposalKind.WITH_REPLACEMENT, ProposalKind.WITHOUT_REPLACEMENT
 ROUNDED = 1e-6
-"""What is left of q is normalised in float32, as it is sent."""
+"""Largest error: what is left of q is normalised in float32, as it is sent."""
 Prune = Callable[[TokenTree, TableMatcher], TokenTree]
 
 
@@ -37,7 +37,7 @@ def random_constraint(rng: np.random.Generator, tables: Tables) -> tuple[TableMa
 def step(
     pool: Pool, matcher: TableMatcher, prune: Prune, **cut: object
 ) -> Callable[[Branches], Sequence[TokenTree]]:
-    """What the gateway makes of a pool's drafts."""
+    """Return a program that makes trees of a pool's drafts as the gateway does."""
 
     def program(branches: Branches) -> Sequence[TokenTree]:
         tree = prune(merged(pool.drafts, branches), matcher)

@@ -348,7 +348,7 @@ def beside_the_noise(lead: float, seen: bool) -> np.ndarray:  # type: ignore[typ
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_negative_control_points_that_look_at_the_noise_beside_draws(seen: bool) -> None:
-    """Whether the draw is kept depends on the noise that chooses where it fails.
+    """The noise that decides if a draw is kept also chooses where it fails.
 
     Of two tokens only the difference of their Gumbel noise counts, a logistic number: integrated over its
     quantiles. The cure is that nobody sees the noise of requests for which anybody draws: then the same pool

@@ -1,4 +1,4 @@
-"""What the verifier measures before serving."""
+"""The verifier measures its passes before serving."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ TRUE = {1: 2.3, 4: 2.4, 8: 3.6, 16: 6.1, 32: 11.0}
 
 
 def measured(*runs: dict[int, float]) -> tuple[dict[int, float], int]:
-    """What comes of measurements that find this, the last one for ever, and how many there were."""
+    """Return the result of measurements that find this, the last one for ever, and how many there were."""
     count = 0
 
     def measure() -> dict[int, float]:

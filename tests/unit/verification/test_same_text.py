@@ -22,7 +22,7 @@ from specinfer.verification.acceptance import Float64, RequestRandomness, find_r
 V, LENGTH, SEEDS = 6, 12, 300
 Context = tuple[int, ...]
 Draft = Callable[[Context, int], TokenTree]
-"""Of a context, for a request with this seed."""
+"""Makes the tree of a context, for a request with this seed."""
 
 
 def table(seed: int) -> Float64:
@@ -114,7 +114,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(name: str) -> None:
 
 
 def test_points_that_look_at_the_noise_are_accepted_more_often() -> None:
-    """What looking is for: the same draft model without it takes more steps."""
+    """Looking at the noise pays: the same draft model without it takes more steps."""
     looking, blind = (grown(TARGET, ProposalKind.POINT, blind=blind) for blind in (False, True))
     taken = [sum(decode("multi_step", [draft], seed)[1] for seed in range(60)) for draft in (looking, blind)]
     assert taken[0] < 0.9 * taken[1]

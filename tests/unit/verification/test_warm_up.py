@@ -1,4 +1,4 @@
-"""What a verifier does before it serves."""
+"""A verifier runs passes before it serves."""
 
 import pytest
 

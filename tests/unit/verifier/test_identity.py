@@ -1,4 +1,4 @@
-"""What a verifier tells of itself changes with everything that decides the text."""
+"""A verifier's description of itself changes with everything that decides the text."""
 
 import json
 from pathlib import Path

@@ -76,7 +76,7 @@ def test_a_window_hides_what_lies_behind_it() -> None:
 
 
 def test_a_larger_bucket_changes_nothing() -> None:
-    """What a bucket has more of than the pass does nothing: rows stay poisoned, the cache as it is."""
+    """Rows of a bucket beyond those of the pass do nothing: they stay poisoned, the cache as it is."""
     batch = ragged_pass(5, longest=60)
     new, cache = numbers(batch, 2, 1, 16, torch.float32)
     expected = exact_attention(batch, new, cache)

@@ -8,7 +8,7 @@ import sys
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 """Most shared memory of a block, by architecture (CUDA C++ Programming Guide, compute capabilities)."""
 SPILLED_BYTES = {80: 160, 90: 0}
-"""Of a thread's registers, on its stack. Triton 3.6 spills nothing, 3.7 does on sm_80 in large tiles."""
+"""Most bytes of a thread's registers on its stack. Triton 3.6 spills nothing, 3.7 does on sm_80 in large tiles."""
 
 
 def test_every_kernel_compiles_within_shared_memory_and_hardly_spills() -> None:

@@ -1,4 +1,4 @@
-"""What the device is told of a pass."""
+"""Description of a pass for the device."""
 
 import numpy as np
 import torch

@@ -38,7 +38,7 @@ def tasks_for(
     samplings: list[Sampling],
     blind: float | None = None,
 ) -> list[GrowthTask]:
-    """What is new in each request; the second round continues the first."""
+    """Return what is new in each request; the second round continues the first."""
     rng = np.random.default_rng(round_)
     return [
         GrowthTask(sequence, rng.integers(0, 97, n).tolist(), x, sampling, blind)
@@ -80,7 +80,7 @@ def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_reference")
 @pytest.mark.parametrize("beam", [1, 3])
 def test_greedy_trees_are_those_of_the_reference(beam: int) -> None:
-    """Of different sizes side by side, one of them empty; the second round goes on with the cache."""
+    """Trees of different sizes grow side by side, one of them empty; the second round goes on with the cache."""
     pairs = grow_both(GrowthShape(beam=beam), LIMITS, [GREEDY] * 4, rounds=1 if beam == 1 else 2)
     for found, expected in pairs:
         assert_same(found, expected)

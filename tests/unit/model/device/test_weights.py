@@ -1,4 +1,4 @@
-"""How the device executor holds weights."""
+"""Weights of the device executor."""
 
 import sys
 from typing import Any
