@@ -1,4 +1,4 @@
-"""Gauges of the system's parts, and the counts of this gateway's steps, updated a few times a second."""
+"""Gauges of the system's parts, and the counts of this gateway's steps, updated twice a second."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from specinfer.log_lines import LogPace
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
-_EVERY_S = 0.2
+_EVERY_S = 0.5
 
 
 class Gauges:

@@ -95,7 +95,7 @@ class Observer:
         self._steps.append((step, pool))
 
     def count(self) -> None:
-        """Count what was noted since the last call; it is called a few times a second, and when a request ends."""
+        """Count what was noted since the last call; it is called twice a second, and when a request ends."""
         steps, self._steps = self._steps, []
         progress, self._progress = self._progress, []
         pools = {id(pool): pool for _, pool in steps}

@@ -29,9 +29,9 @@ from specinfer.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 _MOST_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
-_APART_S = 0.008
-"""Between the beginnings of two deliveries: half a picture of a screen. Fast steps share a write, and a message
-and a wake-up of each client, for which a pass leaves no core."""
+_APART_S = 0.016
+"""Between the beginnings of two deliveries: a picture of a screen. Fast steps share a write, and a message and a
+wake-up of each client, for which a pass leaves no core."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to write while Redis is away."""
 
@@ -126,11 +126,14 @@ class Persistence:
             self._add(_Batch(progress, step))
 
     def _add(self, batch: _Batch) -> None:
+        loop = asyncio.get_running_loop()
+        if batch.step is not None:  # learnt from after the drafts of the next step are requested
+            loop.call_soon(loop.call_soon, self._learn_from, batch.step)
         self._waiting.append(batch)
-        if batch.urgent:
+        if batch.urgent or len(self._waiting) >= _MOST_WAITING:
             self._due.set()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(self._began + _APART_S, self._due.set)
+            self._timer = loop.call_at(self._began + _APART_S, self._due.set)
 
     async def run(self) -> None:
         """Deliver until cancelled; what has gathered meanwhile is stored at once."""
@@ -144,8 +147,6 @@ class Persistence:
             self._timer, self._began = None, loop.time()
             waiting, self._waiting = self._waiting, []
             self._room.set()
-            for step in [step for _, step in waiting if step is not None]:
-                self._learn_from(step)
             progress = [item for items, _ in waiting for item in items]
             if progress:
                 await self._store_and_publish(progress)
