@@ -98,7 +98,7 @@ def rows(columns: Mapping[str, Turns]) -> dict[str, Figure]:
         "CPU, ms a step: pass": per_step("pass_cpu", 1000),
         "CPU: `LLM` beside the pass": own_process_beside_pass,
         **{f"CPU: {name}": per_step(f"cpu.{name}", 1000) for name in services},
-        "CPU: verifier beside the pass": verifier_beside_pass(of_pass),
+        "CPU: verifier beside the pass of one process": verifier_beside_pass(of_pass),
         **{f"sleeps a step: {name}": per_step(f"sleeps.{name}") for name in services},
         "messages a step: verifier": per_step("messages.verifier"),
         "messages a step: speculators": per_step("messages.speculators"),

@@ -54,7 +54,10 @@ def test_the_report_has_a_line_for_every_part_that_a_system_has() -> None:
         row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in text.split("\n") if row[:1] == "|"
     }
     assert [cell.strip(" |") for cell in cells["CPU: gateway"]] == ["", "0.800"]
-    assert [cell.strip(" |") for cell in cells["CPU: verifier beside the pass"]] == ["", "0.700"]
+    assert [cell.strip(" |") for cell in cells["CPU: verifier beside the pass of one process"]] == [
+        "",
+        "0.700",
+    ]
     assert [cell.strip(" |") for cell in cells["CPU: `LLM` beside the pass"]] == ["0.500", ""]
     assert [cell.strip(" |") for cell in cells["phase verify"]] == ["", "3.00"]
     assert [cell.strip(" |") for cell in cells["Redis commands a step: evalsha"]] == ["", "1.00"]
