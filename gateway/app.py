@@ -125,13 +125,14 @@ async def build_gateway(
         target = sessions.target
         context, longest = target.max_context_len, longest_request(target)
         constraints.prepare(target.vocab_size, target.eos_token_ids)
+        _ = tokenizer.byte_decoder  # read now: it would hold up the first stream, and all steps beside it
         decoder = RequestDecoder(
             *(tokenizer, target.vocab_size, context, target.eos_token_ids),
             longest=longest,
             check_constraint=constraints.check,
             reads_references=lambda: sessions.read_references,
         )
-        status = StatusReporter(gateway_id, sessions, lease_manager, target, observer.totals)
+        status = StatusReporter(gateway_id, sessions, lease_manager, target, lambda: observer.totals)
         replies = WatchReplies(watches, tokenizer)
         servicer = GenerationServicer(
             requests, decoder, tokenizer, callers, status, replies, observer.metrics.requests.refused
@@ -139,7 +140,7 @@ async def build_gateway(
         async with _running(
             lease_manager,
             Follower(token_streams, store, observer),
-            Gauges(observer.metrics, sessions, lease_manager),
+            Gauges(observer, sessions, lease_manager),
         ) as task:
             log.info("gateway %s", gateway_id)
             yield Gateway(

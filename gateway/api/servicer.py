@@ -12,10 +12,11 @@ from gateway.api.encode import encode_finish, encode_logprobs
 from gateway.api.request_service import RequestService
 from gateway.api.status import StatusReporter
 from gateway.api.watch.replies import WatchReplies
-from gateway.session.token_stream import TokenStream
+from gateway.session.token_stream import StreamChunk, TokenStream
 from specinfer.errors import SpecInferError
 from specinfer.log_lines import REQUEST_ID
 from specinfer.scheduling.ending import Ending
+from specinfer.scheduling.request import GenerationRequest
 from specinfer.scheduling.text import TextStream
 from specinfer.service.tracing import HEADER
 from specinfer.tokenizer import Tokenizer
@@ -43,9 +44,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._callers, self._status, self._refused = callers, status, refused
         self._watches = watches
 
-    async def Generate(
-        self, message: generation_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[generation_pb2.GenerateReply]:
+    async def Generate(self, message: generation_pb2.GenerateRequest, context: Context) -> None:
         """Stream tokens; the last message carries the summary."""
         try:
             with self._counting_refusals():
@@ -57,12 +56,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 )
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in self._stream(token_stream, 0, context):
-            yield reply
+        await self._stream(token_stream, 0, context)
 
-    async def Attach(
-        self, message: generation_pb2.AttachRequest, context: Context
-    ) -> AsyncIterator[generation_pb2.GenerateReply]:
+    async def Attach(self, message: generation_pb2.AttachRequest, context: Context) -> None:
         """Continue a stream."""
         try:
             with self._counting_refusals():
@@ -72,8 +68,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 token_stream = await self._requests.attach(message.request_id, message.from_token, caller)
         except SpecInferError as error:
             await abort(context, error)
-        async for reply in self._stream(token_stream, message.from_token, context):
-            yield reply
+        await self._stream(token_stream, message.from_token, context)
 
     async def Cancel(
         self, message: generation_pb2.CancelRequest, context: Context
@@ -122,29 +117,36 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             self._refused(grpc.StatusCode.INTERNAL)
             raise
 
-    async def _stream(
-        self, token_stream: TokenStream, position: int, context: Context
-    ) -> AsyncIterator[generation_pb2.GenerateReply]:
-        """Yield a token stream from a position on: its content at once, then new tokens."""
+    async def _stream(self, token_stream: TokenStream, position: int, context: Context) -> None:
+        """Write a token stream from a position on: its content at once, then new tokens."""
         text = TextStream(self._tokenizer, token_stream.request.stop_strings)
         with self._requests.reading(token_stream) as token_stream:
             try:
                 if position:
                     await token_stream.reach(position)
                     text.skip(token_stream.tokens[:position])
-                async for piece in token_stream.pieces(position):
-                    if piece.ending is not None and piece.ending.failure is not None:
-                        raise piece.ending.failure
-                    yield generation_pb2.GenerateReply(
-                        request_id=token_stream.request.request_id,
-                        position=piece.position,
-                        token_ids=piece.tokens,
-                        text=text.push(piece.tokens, last=piece.ending is not None).text,
-                        **(encode_logprobs(piece, self._tokenizer) if token_stream.request.logprobs else {}),
-                        summary=_summary(piece.ending) if piece.ending is not None else None,
-                    )
+                ending = None
+                while ending is None:
+                    await token_stream.reach(position + 1)
+                    chunk = token_stream.since(position)
+                    position, ending = position + len(chunk.tokens), chunk.ending
+                    if ending is not None and ending.failure is not None:
+                        raise ending.failure
+                    await context.write(self._reply(token_stream.request, chunk, text))
             except SpecInferError as error:
                 await abort(context, error)
+
+    def _reply(
+        self, request: GenerationRequest, chunk: StreamChunk, text: TextStream
+    ) -> generation_pb2.GenerateReply:
+        return generation_pb2.GenerateReply(
+            request_id=request.request_id,
+            position=chunk.position,
+            token_ids=chunk.tokens,
+            text=text.push(chunk.tokens, last=chunk.ending is not None).text,
+            **(encode_logprobs(chunk, self._tokenizer) if request.logprobs else {}),
+            summary=_summary(chunk.ending) if chunk.ending is not None else None,
+        )
 
 
 def _traceparent(context: Context) -> str:

@@ -1,5 +1,7 @@
 """The reply of `Generation.Status`."""
 
+from collections.abc import Callable
+
 from gateway.api.planner_state import planner_state
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
@@ -23,7 +25,7 @@ class StatusReporter:
         sessions: VerifierSessions,
         lease_manager: LeaseManager,
         target: verifier_pb2.DescribeVerifierReply,
-        totals: GatewayTotals,
+        totals: Callable[[], GatewayTotals],
     ) -> None:
         """Create a reporter; `target` describes the model as it was found at start."""
         self._gateway_id, self._sessions, self._lease_manager, self._target = (
@@ -39,7 +41,7 @@ class StatusReporter:
 
         Planner and speculators are those of the first session.
         """
-        sessions, lease_manager = list(self._sessions), self._lease_manager
+        sessions, lease_manager, totals = list(self._sessions), self._lease_manager, self._totals()
         target = sessions[0].description if sessions else self._target
         reply = generation_pb2.StatusReply(
             model=target.model,
@@ -47,15 +49,15 @@ class StatusReporter:
             waiting=sum(session.loop.scheduler.waiting for session in sessions),
             running=sum(session.loop.scheduler.running for session in sessions),
             verifier_ready=any(session.loop.verifier_ready for session in sessions),
-            steps=self._totals.steps,
-            new_tokens=self._totals.tokens,
-            finished=self._totals.finished,
-            trees=self._totals.trees,
-            drafted=self._totals.drafted,
-            accepted=self._totals.accepted,
+            steps=totals.steps,
+            new_tokens=totals.tokens,
+            finished=totals.finished,
+            trees=totals.trees,
+            drafted=totals.drafted,
+            accepted=totals.accepted,
             phases=[
                 generation_pb2.PhaseState(name=name, seconds=seconds)
-                for name, seconds in zip(PHASES, self._totals.phases, strict=True)
+                for name, seconds in zip(PHASES, totals.phases, strict=True)
             ],
             gateway_states=map(_gateway_state, lease_manager.renewal.alive),
             lossy=target.kv_window_tokens > 0,
@@ -94,7 +96,7 @@ class StatusReporter:
         numbers = service.members or [-1]
         described = service.description.speculators if service.description else ()
         drafters = [speculator.drafter for speculator in described] or [""] * len(names)
-        totals = [self._totals.speculators.get(Named(service.service, name)) or _NOTHING for name in names]
+        totals = [self._totals().speculators.get(Named(service.service, name)) or _NOTHING for name in names]
         return [
             generation_pb2.SpeculatorState(
                 name=name,

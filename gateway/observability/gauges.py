@@ -1,4 +1,4 @@
-"""Gauges of the system's parts and of this gateway's share of them, updated a few times a second."""
+"""Gauges of the system's parts, and the counts of this gateway's steps, updated twice a second."""
 
 import asyncio
 import logging
@@ -6,22 +6,21 @@ import time
 
 from gateway.cluster.lease_manager import LeaseManager
 from gateway.cluster.sessions import VerifierSessions
-from gateway.observability.metrics import GatewayMetrics, SystemView
-from gateway.observability.observer import named
+from gateway.observability.metrics import SystemView
+from gateway.observability.observer import Observer, named
 from specinfer.log_lines import LogPace
 from specinfer.v1 import verifier_pb2
 
 log = logging.getLogger(__name__)
-_EVERY_S = 0.2
+_EVERY_S = 0.5
 
 
 class Gauges:
     """Reads the parts of a gateway; a scrape, which is on another thread, must not."""
 
-    def __init__(
-        self, metrics: GatewayMetrics, sessions: VerifierSessions, lease_manager: LeaseManager
-    ) -> None:
-        self._metrics, self._sessions, self._lease_manager = metrics, sessions, lease_manager
+    def __init__(self, observer: Observer, sessions: VerifierSessions, lease_manager: LeaseManager) -> None:
+        self._observer, self._metrics = observer, observer.metrics
+        self._sessions, self._lease_manager = sessions, lease_manager
         self._pace = LogPace()
 
     async def run(self) -> None:
@@ -36,7 +35,8 @@ class Gauges:
             await asyncio.sleep(_EVERY_S)
 
     def look(self) -> None:
-        """Show the present state."""
+        """Count what has happened, and show the present state."""
+        self._observer.count()
         for session in self._sessions:
             self._metrics.steps.announce(named(session.loop.pool))
         self._metrics.system.show(self._view())

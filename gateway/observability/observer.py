@@ -5,7 +5,7 @@ It implements `gateway.events.Events`; nothing that serves depends on it.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gateway.events import Peer
@@ -31,8 +31,17 @@ class Observer:
 
     def __init__(self, metrics: GatewayMetrics, traces: RequestTraces | None = None) -> None:
         """Create a listener; `traces` is None without tracing."""
-        self.metrics, self.totals, self._traces = metrics, GatewayTotals(), traces
+        self.metrics, self._totals, self._traces = metrics, GatewayTotals(), traces
         self._acceptance = AcceptanceWatch(metrics.steps.speculation)
+        self._steps: list[tuple[FinishedStep, SpeculatorPool]] = []
+        self._progress: list[Progress] = []
+        """Noted but not counted: a step costs less among others than alone, with cold caches."""
+
+    @property
+    def totals(self) -> GatewayTotals:
+        """All that has happened until now."""
+        self.count()
+        return self._totals
 
     def arrived(self, request: GenerationRequest, traceparent: str = "") -> None:
         """Note a request that has come and is recorded."""
@@ -76,22 +85,52 @@ class Observer:
 
     def progress(self, item: Progress) -> None:
         """Note that new tokens of a request, or its end, are stored."""
-        self.totals.tokens += len(item.tokens)
-        self.metrics.requests.progress(item)
+        self._progress.append(item)
         if item.final and item.state.finish is not None:
+            self.count()
             self._ended(item.state, item.state.finish)
 
     def step(self, step: FinishedStep, pool: SpeculatorPool) -> None:
-        """Count a finished step."""
-        counts, names = count_step(step), named(pool)
+        """Note a finished step."""
+        self._steps.append((step, pool))
+
+    def count(self) -> None:
+        """Count what was noted since the last call; it is called twice a second, and when a request ends."""
+        steps, self._steps = self._steps, []
+        progress, self._progress = self._progress, []
+        pools = {id(pool): pool for _, pool in steps}
+        names = {number: named(pool) for number, pool in pools.items()}
+        for item in progress:
+            self._guarded(self._count_progress, item)
+        for step, pool in steps:
+            self._guarded(self._count_step, step, names[id(pool)])
+        for pool in pools.values():
+            self._guarded(self._count_services, pool)
+
+    def _guarded(self, count: Callable[..., None], *arguments: object) -> None:
+        """Count; after a fault in it figures are missing, and nothing else is."""
+        try:
+            count(*arguments)
+        except Exception:
+            log.exception("what a step brought is not counted")
+            self.step_failed()
+
+    def _count_progress(self, item: Progress) -> None:
+        self._totals.tokens += len(item.tokens)
+        self.metrics.requests.progress(item)
+
+    def _count_step(self, step: FinishedStep, names: Sequence[Named]) -> None:
+        counts = count_step(step)
         self.metrics.steps.count(step, counts, names)
-        self.totals.add(step, counts, names)
+        self._totals.add(step, counts, names)
         self._acceptance.count(counts, names)
+
+    def _count_services(self, pool: SpeculatorPool) -> None:
+        speculation = self.metrics.steps.speculation
         for service in pool.services:
             if statistics := service.statistics:
                 taken = statistics.take()
                 left_out = {pool.names[number]: count for number, count in taken.quarantines.items()}
-                speculation = self.metrics.steps.speculation
                 speculation.service(service.address, taken.outcomes, taken.resyncs, left_out)
 
     @contextmanager
@@ -139,7 +178,7 @@ class Observer:
 
     def _ended(self, state: RequestState, finish: FinishReason) -> None:
         name = state.request.request_id
-        self.totals.finished += 1
+        self._totals.finished += 1
         log.info(
             "request %s ends: %s, %d tokens in %.3f s",
             *(name, finish.name.lower(), state.new_tokens),

@@ -29,6 +29,9 @@ from specinfer.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 _MOST_WAITING = 64
 """Steps that may wait for the store before the loop waits too."""
+_APART_S = 0.016
+"""Between the beginnings of two deliveries: a picture of a screen. Fast steps share a write, and a message and a
+wake-up of each client, for which a pass leaves no core."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """Between two attempts to write while Redis is away."""
 
@@ -37,6 +40,11 @@ class _Batch(NamedTuple):
     progress: Sequence[Progress]
     step: FinishedStep | None
     """Step to learn from; None if requests ended between steps."""
+
+    @property
+    def urgent(self) -> bool:
+        """True if it has first tokens or an end, which do not wait for the next delivery."""
+        return any(item.final or item.start == 0 for item in self.progress)
 
 
 class Persistence:
@@ -73,7 +81,12 @@ class Persistence:
         self._stops = StopStrings(tokenizer)
         self.unfinished: dict[str, int] = {}
         """Requests that this session has, or whose end is not stored yet, and the number of their adoption."""
-        self._waiting: asyncio.Queue[_Batch] = asyncio.Queue(_MOST_WAITING)
+        self._waiting: list[_Batch] = []
+        self._due, self._room = asyncio.Event(), asyncio.Event()
+        """Set when the next delivery is to begin, and when it has taken what waits."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        """Time when the latest delivery began, by the loop's clock."""
         self._outage = Outage("Redis")
 
     def open(self, state: RequestState, adoption: int) -> None:
@@ -107,17 +120,33 @@ class Persistence:
         if ended:
             self._release(ended)  # not once it is stored: who comes next needs their room in the cache
         if progress or step:
-            await self._waiting.put(_Batch(progress, step))
+            while len(self._waiting) >= _MOST_WAITING:
+                self._room.clear()
+                await self._room.wait()
+            self._add(_Batch(progress, step))
+
+    def _add(self, batch: _Batch) -> None:
+        loop = asyncio.get_running_loop()
+        if batch.step is not None:  # learnt from after the drafts of the next step are requested
+            loop.call_soon(loop.call_soon, self._learn_from, batch.step)
+        self._waiting.append(batch)
+        if batch.urgent or len(self._waiting) >= _MOST_WAITING:
+            self._due.set()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._began + _APART_S, self._due.set)
 
     async def run(self) -> None:
         """Deliver until cancelled; what has gathered meanwhile is stored at once."""
+        loop = asyncio.get_running_loop()
         while True:
-            waiting = [await self._waiting.get()]
+            await self._due.wait()
             await asyncio.sleep(0)  # the drafts of the next step are requested first
-            while not self._waiting.empty():
-                waiting.append(self._waiting.get_nowait())
-            for step in [step for _, step in waiting if step is not None]:
-                self._learn_from(step)
+            self._due.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._began = None, loop.time()
+            waiting, self._waiting = self._waiting, []
+            self._room.set()
             progress = [item for items, _ in waiting for item in items]
             if progress:
                 await self._store_and_publish(progress)

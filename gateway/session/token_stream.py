@@ -8,7 +8,7 @@ Invariant: the tokens of a token stream are in Redis.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specinfer.outcomes import LogprobRow
@@ -40,7 +40,8 @@ class TokenStream:
     readers: int = 0
     failure: Exception | None = None
     """Reason why this gateway cannot go on with it."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    """Readers that have got all there is."""
 
     def extend(
         self, start: int, tokens: Sequence[int], logprobs: Sequence[LogprobRow], ending: Ending | None
@@ -66,25 +67,19 @@ class TokenStream:
         while len(self.tokens) < position and self.ending is None:
             if self.failure is not None:
                 raise self.failure
-            await self._changed.wait()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
 
-    async def pieces(self, position: int) -> AsyncIterator[StreamChunk]:
-        """Yield the request from a position on; the last piece has the ending.
-
-        Raises:
-            SpecInferError: if this gateway cannot go on with it.
-        """
-        while True:
-            await self.reach(position + 1)
-            piece = StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
-            yield piece
-            if piece.ending is not None:
-                return
-            position += len(piece.tokens)
+    def since(self, position: int) -> StreamChunk:
+        """Return what there is from a position on; the last chunk has the ending."""
+        return StreamChunk(position, self.tokens[position:], self.logprobs[position:], self.ending)
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():  # cancelled: its client has left
+                waiter.set_result(None)
 
 
 class TokenStreams:

@@ -6,15 +6,16 @@ reach the new one.
 """
 
 import asyncio
+import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, RedisError
 
 from gateway.store.keys import PREFIX
 from gateway.store.redis_reason import is_no_primary, redis_reason
@@ -23,6 +24,8 @@ from specinfer.errors import SettingError, UnavailableError
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 """Time that an answer may take: a Redis that writes to a slow disk pauses for a second or two."""
+_MOST_KEPT = 4
+"""Connections that are kept for scripts between two calls: a session writes by one, and a gateway has few."""
 _MOST_CONNECTIONS = 64
 """Connections of a gateway. A thousand requests that come at once wait for one; redis-py's usual pool refuses
 the 101st, which looks as if Redis were away, to everybody."""
@@ -37,7 +40,8 @@ class RedisConnection:
         self.redis = connect()
         """The client of the moment: another one after a failover, so nobody keeps it."""
         self._left: set[asyncio.Task[None]] = set()
-        self._scripts: dict[str, Any] = {}
+        self._kept: list[Any] = []
+        """Connections of this client that no script uses at the moment."""
 
     @classmethod
     def open(cls, url: str, **options: Any) -> "RedisConnection":
@@ -80,10 +84,34 @@ class RedisConnection:
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        if script not in self._scripts:
-            self._scripts[script] = self.redis.register_script(source(script))
-        run, given = self._scripts[script], [PREFIX, *arguments]
-        return await self.answer(lambda redis: run(args=given, client=redis))
+        given = (0, PREFIX, *arguments)
+        return await self.answer(lambda redis: self._evaluate(redis, script, given))
+
+    async def _evaluate(self, redis: Redis, script: str, given: Sequence[str | int | float]) -> Any:
+        try:
+            return await self._command(redis, "EVALSHA", _digest(script), *given)
+        except NoScriptError:  # the server is new, or began anew
+            return await self._command(redis, "EVAL", source(script), *given)
+
+    async def _command(self, redis: Redis, *words: str | int | float) -> Any:
+        """Send a command by a connection of its own, which stays out of the client's pool.
+
+        The client's own way finds one in the pool each time, which costs as much as the command itself.
+        """
+        pool = redis.connection_pool
+        kept = redis is self.redis and self._kept
+        connection = kept.pop() if kept else await pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                connection.socket_timeout = None  # one timer for all of it
+                await pool.ensure_connection(connection)
+                await connection.send_packed_command(connection.pack_command(*words), check_health=False)
+                return await connection.read_response()
+        finally:
+            if redis is self.redis and len(self._kept) < _MOST_KEPT:
+                self._kept.append(connection)
+            else:
+                await pool.release(connection)
 
     async def answer(self, ask: Callable[[Redis], Awaitable[Any]]) -> Any:
         """Return the answer to a command, which `ask` sends by a client.
@@ -114,7 +142,7 @@ class RedisConnection:
         if asked is not self.redis:
             return
         log.warning("Redis is no primary, connecting again: %s", redis_reason(error))
-        self.redis = self._connect()
+        self.redis, self._kept = self._connect(), []
         task = asyncio.get_running_loop().create_task(_close_later(asked))
         self._left.add(task)
         task.add_done_callback(self._left.discard)
@@ -141,6 +169,12 @@ async def _close_later(redis: Redis) -> None:
 async def _close(redis: Redis) -> None:
     await redis.aclose()
     await redis.connection_pool.disconnect()  # those of calls that were cancelled, too
+
+
+@cache
+def _digest(script: str) -> str:
+    """Return the name of a script for Redis, which is not a matter of security."""
+    return hashlib.sha1(source(script).encode(), usedforsecurity=False).hexdigest()
 
 
 @cache

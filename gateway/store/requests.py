@@ -19,7 +19,7 @@ from gateway.store.records import Record, encode_content, encode_logprobs, encod
 from specinfer.errors import AlreadyExistsError, ExhaustedError, FaultError, NotFoundError
 from specinfer.outcomes import FinishReason
 from specinfer.scheduling.ending import Ending
-from specinfer.scheduling.entries import Progress
+from specinfer.scheduling.entries import Progress, unite
 from specinfer.scheduling.request import GenerationRequest, RequestState
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class RequestStore(RequestReader):
         adopts it decides that anew.
 
         Args:
-            progress: new tokens and ends.
+            progress: new tokens and ends, in their order.
             names: names of speculators, by number.
             adoptions: number of the adoption by which this gateway owns each request.
             model: fingerprint of the one that made the tokens.
@@ -110,11 +110,12 @@ class RequestStore(RequestReader):
         Raises:
             UnavailableError: if Redis does not answer.
         """
-        items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in progress]
+        united = unite(progress)
+        items = [encode_progress(item, names, adoptions.get(item.request_id, 0)) for item in united]
         limits = (OPEN_TTL_S, self._retention_s)
         words = await self._connection.run("append", self.gateway_id, *limits, model, json.dumps(items))
         found: dict[str, Written] = {}
-        for item, word in zip(progress, words, strict=True):
+        for item, word in zip(united, words, strict=True):
             found[item.request_id] = Written(word)
         return found
 

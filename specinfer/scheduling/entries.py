@@ -96,6 +96,30 @@ class Progress:
             del self.tokens[keep:], self.logprobs[keep:]
 
 
+def unite(progress: Iterable[Progress]) -> list[Progress]:
+    """Return items in which those of a request are one, as far as each begins where the one before ends."""
+    runs: list[list[Progress]] = []
+    latest: dict[str, list[Progress]] = {}
+    for item in progress:
+        run = latest.get(item.request_id)
+        if run is None or not _follows(run[-1], item):
+            run = latest[item.request_id] = []
+            runs.append(run)
+        run.append(item)
+    return [run[0] if len(run) == 1 else _united(run) for run in runs]
+
+
+def _follows(before: Progress, item: Progress) -> bool:
+    """Return whether an item goes on where one ends; a request that came back begins anew somewhere."""
+    return before.state is item.state and before.start + len(before.tokens) == item.start
+
+
+def _united(run: Sequence[Progress]) -> Progress:
+    tokens = [token for item in run for token in item.tokens]
+    logprobs = [row for item in run for row in item.logprobs]
+    return Progress(run[0].state, tokens, logprobs, run[0].start, run[-1].final)
+
+
 def plan_entries(
     states: Sequence[RequestState], room: CacheRoom, most_nodes: int | None, min_path_probability: float
 ) -> list[StepEntry]:

@@ -3,6 +3,7 @@
 By itself, gRPC writes the whole exception into its log and into the status that the caller gets and may log.
 """
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -38,7 +39,9 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(_guarded(name, handler.unary_unary), *codecs)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_guarded_stream(name, handler.unary_stream), *codecs)
+            method = handler.unary_stream  # a generator of replies, or a coroutine that writes them
+            guard = _guarded_stream if inspect.isasyncgenfunction(method) else _guarded
+            return grpc.unary_stream_rpc_method_handler(guard(name, method), *codecs)
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
                 _guarded_stream(name, handler.stream_stream), *codecs

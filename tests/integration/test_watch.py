@@ -120,7 +120,7 @@ async def test_who_comes_late_is_told_the_rest(redis_url: str) -> None:
     """Positions and texts go on where the request is; a request that is cancelled ends the stream."""
     async with running_system(redis_url, {"a": ScriptedDrafter(first(1))}) as system:
         answer = asyncio.create_task(system.tokens(PROMPT, max_new_tokens=400, request_id="late"))
-        await until(lambda: system.loop.steps > 3)
+        await until(lambda: system.gateway.observer.totals.tokens > 3)
         call = await watch(system, "late")
         heard = await call.read()
         await system.stub.Cancel(generation_pb2.CancelRequest(request_id="late"))

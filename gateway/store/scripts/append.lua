@@ -6,22 +6,22 @@
 -- gateway by a later adoption: the write was on its way for long) or 'lost' (unknown, or tokens before these are
 -- missing). Writing the same again changes nothing.
 local prefix, me, ttl, retention = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local minute = math.floor(redis.call('TIME')[1] / 60)
 local words = {}
 for at, item in ipairs(cjson.decode(ARGV[6])) do
   local id, adoption, place, tokens, logprobs_place, logprobs, count, drawn, ending = unpack(item)
   local key = prefix .. 'request:' .. id
   local owner, now, caller, cancel = unpack(redis.call('HMGET', key, 'owner', 'adoption', 'caller', 'cancel'))
+  local held = redis.call('STRLEN', prefix .. 'tokens:' .. id)
   if not owner then
     words[at] = 'lost'
   elseif owner ~= me or tonumber(now) ~= adoption then
     words[at] = 'fenced'
-  elseif redis.call('STRLEN', prefix .. 'tokens:' .. id) < place
+  elseif held < place
     or logprobs ~= '' and redis.call('STRLEN', prefix .. 'logprobs:' .. id) < logprobs_place then
     words[at] = 'lost'
   else
     if count > 0 then
-      local missing = place + #tokens - redis.call('STRLEN', prefix .. 'tokens:' .. id)
+      local missing = place + #tokens - held
       redis.call('SETRANGE', prefix .. 'tokens:' .. id, place, tokens)
       if logprobs ~= '' then
         redis.call('SETRANGE', prefix .. 'logprobs:' .. id, logprobs_place, logprobs)
@@ -33,6 +33,7 @@ for at, item in ipairs(cjson.decode(ARGV[6])) do
         redis.call('EXPIRE', prefix .. 'logprobs:' .. id, ttl)
       end
       if caller ~= '' and missing > 0 then
+        local minute = math.floor(redis.call('TIME')[1] / 60)
         local rate = prefix .. 'rate:' .. caller .. ':' .. minute
         redis.call('INCRBY', rate, missing * count / #tokens)
         redis.call('EXPIRE', rate, 120)

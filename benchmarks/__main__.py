@@ -1,0 +1,24 @@
+"""Runs a benchmark by name: `python -m benchmarks step` is `python -m benchmarks.step`."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+from pkgutil import iter_modules
+
+import benchmarks
+
+
+def main() -> None:
+    """Run the benchmark that the first argument names, with the others."""
+    found = {
+        module.name: module.ispkg for module in iter_modules(benchmarks.__path__) if module.name[0] != "_"
+    }
+    names = sorted(n for n, package in found.items() if not package or find_spec(f"benchmarks.{n}.__main__"))
+    if len(sys.argv) < 2 or sys.argv[1] not in names:
+        sys.exit(f"python -m benchmarks NAME [OPTIONS]; NAME is one of {', '.join(names)}")
+    name = sys.argv.pop(1)
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

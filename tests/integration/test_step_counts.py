@@ -1,0 +1,143 @@
+"""What a plain step costs in messages and commands: one exchange with the verifier, at most one write, at most one
+message to each client; steps that follow fast share the last two."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.session import persist
+from gateway.session.persist import Persistence
+from specinfer.service.stream import WireMeter
+from tests.support.oracle import greedy
+from tests.support.system import System, running_system, until
+
+PROMPTS = [[5, 6, 7], [9, 8, 7], [11, 5, 9], [6, 6, 30]]
+TOKENS = 60
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Messages that the gateway sends and receives, by type."""
+    seen = Counter[str]()
+    serializer, deserializer = WireMeter.serializer, WireMeter.deserializer
+
+    def counted_serializer(self: WireMeter, serialize: Any) -> Callable[[Any], Any]:
+        inner = serializer(self, serialize)
+        return lambda message: (seen.update([type(message).__name__]), inner(message))[1]
+
+    def counted_deserializer(self: WireMeter, parse: Any) -> Callable[[Any], Any]:
+        inner = deserializer(self, parse)
+
+        def counted(data: Any) -> Any:
+            message = inner(data)
+            seen.update([type(message).__name__])
+            return message
+
+        return counted
+
+    monkeypatch.setattr(WireMeter, "serializer", counted_serializer)
+    monkeypatch.setattr(WireMeter, "deserializer", counted_deserializer)
+    return seen
+
+
+async def commands(redis_url: str) -> Counter[str]:
+    """Commands that Redis has run, by name."""
+    async with Redis.from_url(redis_url) as redis:
+        stats = await redis.info("commandstats")
+    return Counter({name.removeprefix("cmdstat_"): value["calls"] for name, value in stats.items()})
+
+
+@contextmanager
+def counted_writes(system: System) -> Iterator[list[int]]:
+    """Items of each write, and a check that no two are under way at once."""
+    append, rows, under_way = system.store.append, list[int](), [0]
+
+    async def counted(progress: Any, *arguments: Any) -> Any:
+        assert not under_way[0], "a second write while one is under way"
+        rows.append(len(progress))
+        under_way[0] += 1
+        try:
+            return await append(progress, *arguments)
+        finally:
+            under_way[0] -= 1
+
+    system.store.append = counted  # type: ignore[method-assign]
+    yield rows
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_a_plain_step_is_one_exchange_and_at_most_one_write(
+    redis_url: str, messages: Counter[str], batch: int
+) -> None:
+    async with running_system(redis_url) as system:
+        with counted_writes(system) as rows:
+            before = await commands(redis_url)
+            prompts = PROMPTS[:batch]
+            found = await asyncio.gather(*(system.generate(p, max_new_tokens=TOKENS) for p in prompts))
+            used = await commands(redis_url) - before
+        steps = system.gateway.observer.totals.steps
+    assert [[t for r in each for t in r.token_ids] for each in found] == [greedy(p, TOKENS) for p in prompts]
+    assert TOKENS <= steps <= batch * TOKENS
+    assert messages["VerifyRequest"] == messages["VerifyReply"] == steps
+    assert messages["DraftRequest"] == 0
+    replies = [len(each) for each in found]
+    assert messages["GenerateReply"] == sum(replies)
+    assert len(rows) <= steps + batch, "a write beside those of the steps only where a request ends between"
+    assert sum(rows) <= batch * TOKENS + batch
+    assert max(replies) <= len(rows), "a client gets at most one message for a write"
+    assert used["setrange"] <= min(sum(rows), batch * len(rows)), "one a request, however many steps it has"
+    assert used["strlen"] == used["setrange"]
+
+
+async def test_fast_steps_share_a_delivery_but_first_tokens_and_ends_do_not_wait(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an hour between deliveries, what does not wait is all that comes."""
+    monkeypatch.setattr(persist, "_APART_S", 3600.0)
+    async with running_system(redis_url) as system:
+        with counted_writes(system) as rows:
+            replies = await system.generate(PROMPTS[0], max_new_tokens=TOKENS)
+    assert [len(reply.token_ids) for reply in replies] == [1, TOKENS - 1]
+    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
+    assert len(rows) == 2
+
+
+async def test_more_steps_than_may_wait_are_delivered_before_their_time(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist, "_APART_S", 3600.0)
+    monkeypatch.setattr(persist, "_MOST_WAITING", 8)
+    async with running_system(redis_url) as system:
+        replies = await asyncio.wait_for(system.generate(PROMPTS[0], max_new_tokens=TOKENS), 30)
+    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)
+    assert len(replies) > TOKENS // 16
+
+
+async def test_what_comes_while_a_write_is_under_way_is_in_the_next_one(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not answer: the loop goes on until its bound, and one write has all of it."""
+    monkeypatch.setattr(persist, "_MOST_WAITING", 16)
+    async with running_system(redis_url) as system:
+        append, going_on, rows = system.store.append, asyncio.Event(), list[list[int]]()
+
+        async def held(progress: Any, *arguments: Any) -> Any:
+            rows.append([len(item.tokens) for item in progress])
+            if len(rows) == 2:
+                await going_on.wait()
+            return await append(progress, *arguments)
+
+        monkeypatch.setattr(system.store, "append", held)
+        reading = asyncio.create_task(system.generate(PROMPTS[0], max_new_tokens=TOKENS))
+        persistence: Persistence = system.loop.persistence
+        await until(lambda: len(persistence._waiting) >= 16)
+        assert len(rows) == 2, "nothing is written beside the write that is under way"
+        going_on.set()
+        replies = await reading
+    assert rows[2] == [1] * 16
+    assert [token for reply in replies for token in reply.token_ids] == greedy(PROMPTS[0], TOKENS)

@@ -1,0 +1,47 @@
+"""What several steps brought is written as one item a request."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specinfer.outcomes import LogprobRow
+from specinfer.scheduling.entries import Progress, unite
+from specinfer.scheduling.request import GenerationRequest, RequestState
+
+
+def state_of(name: str) -> RequestState:
+    return RequestState.new(GenerationRequest(name, (5, 6), 100, frozenset()), 0.0, 0, False)
+
+
+def rows_of(tokens: list[int]) -> list[LogprobRow]:
+    return [LogprobRow(-float(token)) for token in tokens]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 9), max_size=3)), max_size=20))
+def test_every_request_has_one_item_with_all_its_tokens(steps: list[tuple[str, list[int]]]) -> None:
+    states, written = {name: state_of(name) for name in "abc"}, {name: list[int]() for name in "abc"}
+    progress = []
+    for number, (name, tokens) in enumerate(steps):
+        last = name not in [other for other, _ in steps[number + 1 :]]
+        progress.append(Progress(states[name], tokens, rows_of(tokens), len(written[name]), last))
+        written[name] += tokens
+    copies = [(list(item.tokens), list(item.logprobs)) for item in progress]
+    united = unite(progress)
+    assert [item.request_id for item in united] == list(dict.fromkeys(name for name, _ in steps))
+    for item in united:
+        assert (item.start, item.tokens, item.final) == (0, written[item.request_id], True)
+        assert item.logprobs == rows_of(item.tokens)
+    assert [(item.tokens, item.logprobs) for item in progress] == copies, "clients get each step's own"
+
+
+def test_a_request_that_came_back_begins_an_item_of_its_own() -> None:
+    """Redis had fewer tokens than were about to be written: places overlap, and each is written at its own."""
+    before, after = state_of("a"), state_of("a")
+    progress = [
+        *(Progress(before, [7], [], 10, False), Progress(before, [8], [], 11, False)),
+        *(Progress(after, [7], [], 10, False), Progress(after, [9], [], 11, False)),
+        Progress(after, [4], [], 20, True),
+    ]
+    assert [(item.start, item.tokens, item.final) for item in unite(progress)] == [
+        *((10, [7, 8], False), (10, [7, 9], False)),
+        (20, [4], True),
+    ]
