@@ -160,9 +160,12 @@ def test_status_shows_the_system(system: LocalSystem) -> None:
 
 
 def test_generate_local_leaves_nothing_behind(default_model: Path, tmp_path: Path) -> None:
-    flags = ["--local", "--weights", "native", "--max-new-tokens", "4"]
-    done = specinfer("generate", "Hello!", *flags, TMPDIR=str(tmp_path))
+    flags = ["--local", "--weights", "native", "--json", "--max-new-tokens", "24"]
+    done = specinfer("generate", "Count from one to ten.", *flags, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["new_tokens"] > 0
+    assert answer["speculators"]["ssm"]["drafted"] > 0
     assert _services(tmp_path) == set()
 
 

@@ -114,16 +114,9 @@ def test_services_run_from_the_wheel(environment: Path, tmp_path: Path) -> None:
 def test_the_library_runs_from_the_wheel(environment: Path) -> None:
     code = """
 from specinfer import LLM, SamplingParams
-with LLM("smollm2-135m") as llm:
+with LLM("smollm2-135m", adaptive=False) as llm:
     out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=16))
-print(len(out[0].outputs[0].token_ids), out[0].outputs[0].finish_reason)
+did = out[0].metrics.speculative_decoding
+print(len(out[0].outputs[0].token_ids), out[0].outputs[0].finish_reason, did.drafted > 0)
 """
-    assert run(environment, "python", "-c", code).stdout.split()[-2:] == ["16", "length"]
-
-
-@pytest.mark.usefixtures("default_model")
-def test_one_process_answers_from_the_wheel(environment: Path) -> None:
-    arguments = ["generate", "Count from one to ten.", "--local", "--json", "--max-new-tokens", "24"]
-    answer = json.loads(run(environment, "specinfer", *arguments).stdout)
-    assert answer["new_tokens"] > 0
-    assert answer["speculators"]["ssm"]["drafted"] > 0
+    assert run(environment, "python", "-c", code).stdout.split()[-3:] == ["16", "length", "True"]
