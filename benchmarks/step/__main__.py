@@ -30,7 +30,7 @@ Columns = dict[str, list[Reading]]
 
 
 async def take_turns(systems: Mapping[str, System], parts: Sequence[Prompts], new_tokens: int) -> Columns:
-    """What each system used in each turn; every second time in reverse order."""
+    """Use of each system in each turn, every second time in reverse order."""
     found: Columns = {name: [] for name in systems}
     for number, prompts in enumerate(parts):
         for system in systems.values():

@@ -42,7 +42,7 @@ def ratios(own: Turns, other: Turns) -> list[float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; 0 for a single value."""
+    """Standard error of the mean; 0 for a single value."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 

@@ -40,7 +40,7 @@ def process_counters(name: str, pid: int | str) -> dict[str, float]:
 
 
 def metric_values(port: int) -> dict[str, float]:
-    """What a service counts, by sample; labels follow the name with points between."""
+    """Counts of a service by sample; labels follow the name with points between."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     return {

@@ -1,4 +1,4 @@
-"""What takes turns: `LLM` in this process, and systems of services, of this checkout or of another one."""
+"""Systems that take turns: `LLM` in this process, and systems of services, of this checkout or of another one."""
 
 import asyncio
 import sys

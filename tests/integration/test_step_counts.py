@@ -1,4 +1,4 @@
-"""What a plain step costs in messages and commands: one exchange with the verifier, at most one write, at most one
+"""Messages and commands of a plain step: one exchange with the verifier, at most one write, at most one
 message to each client; steps that follow fast share the last two."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What several steps brought is written as one item a request."""
+"""Progress of several steps is written as one item a request."""
 
 from hypothesis import given
 from hypothesis import strategies as st
