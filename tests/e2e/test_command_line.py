@@ -68,7 +68,7 @@ def test_generate_json_is_the_same_with_and_without_speculation(system: LocalSys
     assert off["token_ids"] == sequence["token_ids"] == tree["token_ids"]
     assert (off["steps"], off["drafted"]) == (off["new_tokens"], 0)
     assert tree["steps"] < off["steps"]  # type: ignore[operator]
-    assert set(tree["speculators"]) == {"ngram", "ssm"}  # type: ignore[call-overload]
+    assert {"ngram", "ssm"} <= set(tree["speculators"]) <= {"ngram", "ssm", "suffix"}  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("temperature", ["0.4", "1.0"])

@@ -119,7 +119,7 @@ def test_it_says_what_is_ready_and_ends_on_the_interrupt_that_a_background_job_i
             assert found, line
             logs = Path(found[2])
             assert process.stderr.readline().startswith("weights: converted to --dtype: ")
-            names = {"verifier.log", "ngram.log", "gateway.log", "http.log"}
+            names = {"verifier.log", "suffix.log", "gateway.log", "http.log"}
             assert {path.name for path in logs.iterdir()} == names
             with OpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=0) as client:
                 assert [each.id for each in client.models.list().data] == [str(model)]
