@@ -23,7 +23,7 @@ _OWN_COMMANDS = ("info",)
 
 def used(before: Reading, after: Reading) -> dict[str, float]:
     """The difference of two readings."""
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return {name: round(value - before.get(name, 0.0), 6) for name, value in after.items()}
 
 
 def process_counters(name: str, pid: int | str) -> dict[str, float]:

@@ -76,7 +76,8 @@ def learn(step: FinishedStep, planner: Planner, calibration: Calibration) -> Non
     report = report_of(step)
     if report is not None:
         planner.observe(report)
-        log.debug("%s", _line(step, report))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", _line(step, report))
     for entry in step.entries:
         after = entry.state.tokens[entry.base_len + len(entry.delta) :]
         for index, draft in step.drafts.get(entry.request_id, ()):
