@@ -40,7 +40,7 @@ def told(section: str) -> dict[str, frozenset[str]]:
 def test_the_tables_are_what_services_declare() -> None:
     gateway, verifier, speculator, http = (CollectorRegistry() for _ in range(4))
     GatewayMetrics(gateway)
-    VerifierMetrics(verifier)
+    VerifierMetrics(verifier, ["ngram"])
     SpeculatorMetrics(speculator, ["ngram"])
     HttpMetrics(http)
     assert told("Metrics of the gateway") == declared(gateway)

@@ -80,9 +80,12 @@ def test_readme_commands(tmp_path: Path) -> None:
                 background.append(subprocess.Popen(words, cwd=ROOT, env=environment))
                 _wait_for_status(background[0])
                 continue
+            is_demo = command == "make demo"
+            if is_demo:  # with the environment as it is: worktrees may share one
+                command = "make --old-file .venv/.installed demo"
             done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-            if command == "make demo":
+            if is_demo:
                 for word in (
                     "plain decoding",
                     "trees by a service",

@@ -1,6 +1,6 @@
 """Plain decoding beside trees by resident speculators, by an independent service, and by the default of `up`.
 
-    python -m benchmarks residents --prompts prompts.jsonl
+    python -m benchmarks drafts --prompts prompts.jsonl
 
 Writes `benchmarks/results/residents.json` and `.md`: tokens per second while the batch is full, the gain over plain
 decoding as the median over turns, and tokens per step; by batch size, greedy and at temperature 0.8. Each way of
@@ -31,7 +31,7 @@ from specinfer.drafters.pools import default_resident, default_speculators
 from specinfer.hub import DEFAULT_MODEL
 from specinfer.v1 import generation_pb2
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = {"greedy": 0.0, "temperature 0.8": 0.8}
 PLAIN = "plain"
 
