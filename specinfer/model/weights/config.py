@@ -188,6 +188,25 @@ def max_positions(hf: Any) -> int:
     return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
 
 
+def generic_positions(text: Any) -> int:
+    """Return the positions that a model of `transformers` is right for, whatever else is in the pass.
+
+    LongRoPE turns all keys of a text otherwise as soon as it is longer than the original length, those in
+    the cache too: such models are served up to there.
+
+    Raises:
+        IncompatibleError: if the configuration names none.
+    """
+    longest = getattr(text, "max_position_embeddings", None)
+    if not longest:
+        raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in [ropes, *(value for value in ropes.values() if isinstance(value, dict))]:
+        if rope.get("rope_type") == "longrope":
+            longest = min(longest, rope["original_max_position_embeddings"])
+    return int(longest)
+
+
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:
     """Return the ids that end a sequence; those of the generation configuration come first."""
     value = getattr(generation, "eos_token_id", None)

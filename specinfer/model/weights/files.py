@@ -4,16 +4,18 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.model.weights.quantise import Blocks
+
+_WHOLE = "model.safetensors"
 
 
 class TensorSlice(NamedTuple):
@@ -37,6 +39,19 @@ class Divisible(Protocol):
         """Return this part of the tensor."""
 
 
+@runtime_checkable
+class Shaped(Protocol):
+    """Weights whose shapes are known without reading them."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+
+
+def shape_of(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    """Return the shape of a tensor, without reading it where the weights can do that."""
+    return weights.shape(name) if isinstance(weights, Shaped) else tuple(weights[name].shape)
+
+
 def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice) -> torch.Tensor:
     """Return a part of a tensor: read alone where the weights can do that, else cut out of the whole."""
     if isinstance(weights, Divisible):
@@ -55,6 +70,11 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        with safe_open(self._files[name], framework="pt") as file:
+            return tuple(file.get_slice(name).get_shape())
+
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Read a part of a tensor."""
         with safe_open(self._files[name], framework="pt") as file:
@@ -70,18 +90,52 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
 
 
 def _index(directory: Path) -> dict[str, Path]:
+    """Return the file of every tensor, by the headers of the files that are there.
+
+    Raises:
+        SettingError: if there are none.
+        IncompatibleError: if `model.safetensors.index.json` says something else than they.
+    """
+    index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise SettingError("model", str(directory), "no *.safetensors there")
-    index_file = directory / "model.safetensors.index.json"
-    if index_file.is_file():
-        names = json.loads(index_file.read_text())["weight_map"]
-        return {name: directory / file for name, file in names.items()}
+    if not index_file.is_file():
+        return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
+    try:
+        listed = {
+            name: directory / file for name, file in json.loads(index_file.read_text())["weight_map"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IncompatibleError(f"{index_file}: no index of tensors: {error!r}") from error
+    named = set(listed.values())
+    if absent := sorted(path.name for path in named if not path.is_file()):
+        raise IncompatibleError(f"{index_file} lists {absent[0]}, which is not there")
+    if directory / _WHOLE in files and directory / _WHOLE not in named:
+        raise IncompatibleError(f"{index_file} does not list {_WHOLE}: two checkpoints in one directory")
+    found = _names_in(sorted(named))
+    if found != listed:
+        name = min(name for name in found.keys() | listed.keys() if found.get(name) != listed.get(name))
+        raise IncompatibleError(f"{index_file} is not that of the files beside it: they differ in {name}")
+    return found
+
+
+def _names_in(files: Sequence[Path]) -> dict[str, Path]:
     index: dict[str, Path] = {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            index.update(dict.fromkeys(file.keys(), path))
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118  # it is no dictionary
+                if name in index:
+                    raise IncompatibleError(f"{name} is in {index[name].name} and in {path.name}")
+                index[name] = path
     return index
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise IncompatibleError(f"{path}: not a safetensors file: {error}") from error
 
 
 _GGUF_TOP = {
@@ -147,6 +201,10 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         stored = self._tensors[self._names[name]]
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
         return self._in_order(name, torch.from_numpy(array))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return tuple(int(size) for size in reversed(self._tensors[self._names[name]].shape))
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a matrix in its stored format; None for other types.
