@@ -13,7 +13,7 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
-from specinfer.model.weights.account import check_tensors, load_whole
+from specinfer.model.weights.account import check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 from specinfer.model.weights.families import in_llama_names
@@ -52,7 +52,7 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            weights = open_weights(directory, options)
+            weights = _open_weights(directory, options)
             check_tensors(hf, config, in_llama_names(config, weights))
             return build_model(config, weights, options, ranks)
     if ranks is not None:
@@ -81,6 +81,8 @@ def build_model(
     if options.layers is not None:
         config = config.first_layers(options.layers)
     window = _window(config, options)
+    if isinstance(weights, GgufWeights):
+        check_rope(config, weights)
     if ranks is not None:
         _check_shared(options)
     weights = in_llama_names(config, weights)
@@ -109,8 +111,7 @@ def _load_generic(directory: Path, hf: Any, generation: Any | None, options: Run
     return wrap_model(load_whole(directory, hf.model_type, DTYPES[options.dtype]), hf, options, generation)
 
 
-def open_weights(directory: Path, options: RunnerOptions) -> Weights:
-    """Return the tensors of a model directory in the form in which the options hold them."""
+def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
     if options.weights not in NATIVE:
         # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
         return open_checkpoint(directory, options.device if options.executor == "device" else "cpu")

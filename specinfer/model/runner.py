@@ -53,7 +53,7 @@ class ModelRunner:
 
         loaded = load_model(directory, options, ranks)
         if ranks is None or ranks.place.rank == 0:
-            require_right(directory, options, loaded)
+            require_right(directory, loaded)
         return cls(*loaded)
 
     @classmethod

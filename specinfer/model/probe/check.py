@@ -9,7 +9,7 @@ import torch
 
 from specinfer.errors import IncompatibleError, SpecInferError
 from specinfer.model.cache.sequence import blocks_for
-from specinfer.model.loading import LoadedModel, load_model, open_weights
+from specinfer.model.loading import LoadedModel, load_model
 from specinfer.model.options import RunnerOptions
 from specinfer.model.probe.records import record_path, write_record
 from specinfer.model.probe.reference import (
@@ -23,7 +23,11 @@ from specinfer.model.probe.reference import (
 from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch.generic import GenericExecutor, generic_config
+from specinfer.model.weights.account import check_kept
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.packed import open_checkpoint
 
 log = logging.getLogger(__name__)
 _ROUNDING = {torch.float32: 1e-3}
@@ -70,8 +74,10 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
         return probe_generic(loaded.executor.model)
     hf, generation = load_transformers_config(directory)
     config = from_transformers(hf, generation)
+    if (directory / KEPT_GGUF).is_file():
+        check_kept(config, GgufWeights(directory / KEPT_GGUF), open_checkpoint(directory))
     count = min(FEWEST_LAYERS, config.layers)
-    weights = open_weights(directory, RunnerOptions())
+    weights = open_checkpoint(directory)
     used = "native" if loaded.executor.name == "native" else "torch"
     small = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=used, layers=count)
     with quiet():
@@ -90,23 +96,27 @@ def check_directory(directory: Path) -> Probe:
     """
     with quiet():
         loaded = load_model(directory, RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS))
-    return probe_loaded(directory, loaded)
+    return _recorded(directory, loaded)
 
 
-def require_right(directory: Path, options: RunnerOptions, loaded: LoadedModel) -> None:
+def require_right(directory: Path, loaded: LoadedModel) -> None:
     """Probe a checkpoint, unless that was found right before.
 
     Raises:
         IncompatibleError: naming what differs.
     """
-    executor = loaded.executor.name
-    path = record_path(directory, options.weights, executor)
-    if path.is_file():
-        return
+    if not record_path(directory, loaded.executor.name).is_file():
+        _recorded(directory, loaded)
+
+
+def _recorded(directory: Path, loaded: LoadedModel) -> Probe:
+    """Probe a checkpoint, and keep the result for later starts."""
     probe = probe_loaded(directory, loaded)
     distances = {difference.way: difference.distance for difference in probe.differences}
-    write_record(path, {"model": str(directory), "executor": executor, "distances": distances})
+    content = {"model": str(directory), "executor": probe.executor, "distances": distances}
+    write_record(record_path(directory, loaded.executor.name), content)
     log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
+    return probe
 
 
 def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:

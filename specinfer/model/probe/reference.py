@@ -13,7 +13,7 @@ import torch
 from specinfer.errors import IncompatibleError
 from specinfer.model.weights.packed import open_checkpoint, quant_method
 
-WHOLE_BYTES = 1 << 30
+WHOLE_BYTES = 1 << 28
 """Size in float32 up to which all layers are compared."""
 WIDE_BYTES = 8 << 30
 """Size in float32 from which the copy keeps the type that the model is held in."""

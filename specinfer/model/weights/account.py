@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from specinfer.errors import IncompatibleError
-from specinfer.model.weights.config import ModelConfig
+from specinfer.model.weights.config import ModelConfig, rotary
+from specinfer.model.weights.convert import KEPT_GGUF
 from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
-from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.files import GgufWeights, shape_of
 
 HEAD = "lm_head.weight"
 _FIRST_LAYER = "model.layers.0."
@@ -83,6 +84,41 @@ def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
         for layer in range(config.layers)
         for name, tensor in of_layer.items()
     }
+
+
+def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
+    """Check that a configuration turns positions as its GGUF file says, as far as that says it.
+
+    Raises:
+        IncompatibleError: if it was made by something that did not read the file's scaling.
+    """
+    meta = weights.metadata
+    if not (weights.rope_factors or meta.has("rope.freq_base")):
+        return
+    inv_freq, scale = rotary(weights.config())
+    same = len(inv_freq) == len(config.inv_freq) and torch.allclose(
+        torch.tensor(inv_freq), torch.tensor(config.inv_freq), rtol=1e-4, atol=0.0
+    )
+    if not same or abs(scale - config.rotary_scale) > 1e-4:
+        raise IncompatibleError(
+            "the GGUF file scales positions otherwise than config.json (rope_freqs.weight, rope.scaling): pull it again"
+        )
+
+
+def check_kept(config: ModelConfig, kept: GgufWeights, converted: Mapping[str, torch.Tensor]) -> None:
+    """Check that the file beside a converted model is the one that it was made of, by a few of its tensors.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    check_rope(config, kept)
+    for name in kept:
+        if not (name.startswith(_FIRST_LAYER) or name == "model.norm.weight"):
+            continue
+        if name not in converted or not torch.equal(kept[name].to(torch.bfloat16), converted[name]):
+            raise IncompatibleError(
+                f"{KEPT_GGUF} is not what the weights beside it were made of: {name} differs"
+            )
 
 
 def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:

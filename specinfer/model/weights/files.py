@@ -13,6 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config
+from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
+from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.quantise import Blocks
 
 _WHOLE = "model.safetensors"
@@ -138,69 +141,67 @@ def _opened(path: Path) -> Any:
         raise IncompatibleError(f"{path}: not a safetensors file: {error}") from error
 
 
-_GGUF_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_GGUF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
-
-
 class GgufWeights(Mapping[str, torch.Tensor]):
-    """All tensors of a GGUF file, dequantised to float32, under Hugging Face names."""
+    """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names."""
 
     def __init__(self, path: Path, byte_activations: bool = False) -> None:
-        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits."""
+        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits.
+
+        Raises:
+            IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
+        """
+        self._suffix = "_A8" if byte_activations else ""
+        readers = read_parts(path)
+        self.parts = len(readers)
+        """Number of files."""
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self.metadata = Metadata(read_fields(readers[0]))
+        family = self.metadata.architecture
+        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
+        self._permuted, self._raised = family == "llama", family == "gemma3"
+        self._heads = int(self.metadata.get("attention.head_count"))
+        self._kv_heads = int(self.metadata.get("attention.head_count_kv"))
+        layers = int(self.metadata.get("block_count"))
+        self._names = {hf: name for hf, name in hf_names(family, layers) if name in self._tensors}
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        """Check that each tensor of the file is used, and can be read."""
         import gguf
 
-        self._suffix = "_A8" if byte_activations else ""
-        self._reader = gguf.GGUFReader(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        family = str(self._field("general.architecture"))
-        if family not in _GGUF_FAMILIES:
+        if unused := sorted(self._tensors.keys() - self._names.values() - {ROPE_FACTORS}):
             raise IncompatibleError(
-                f"GGUF architecture = {family!r}: supported are {', '.join(_GGUF_FAMILIES)}"
+                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
             )
-        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
-        self._permuted = family == "llama"
-        self._heads = int(self._field(f"{family}.attention.head_count"))
-        self._kv_heads = int(self._field(f"{family}.attention.head_count_kv"))
-        self._names = dict(self._hf_names(int(self._field(f"{family}.block_count"))))
+        plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
+        for name, tensor in self._tensors.items():
+            if tensor.tensor_type.name not in plain:
+                raise IncompatibleError(
+                    f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
+                )
 
-    def _field(self, name: str) -> int | str:
-        field = self._reader.fields.get(name)
-        if field is None:
-            raise IncompatibleError(f"the GGUF file has no field {name}")
-        value: int | str = field.contents()
-        return value
+    @property
+    def rope_factors(self) -> list[float] | None:
+        """Divisors of the rotary frequencies, if the file has them."""
+        stored = self._tensors.get(ROPE_FACTORS)
+        return None if stored is None else [float(factor) for factor in stored.data]
 
-    def _hf_names(self, layers: int) -> Iterator[tuple[str, str]]:
-        names = dict(_GGUF_TOP)
-        for layer in range(layers):
-            for hf, short in _GGUF_LAYER.items():
-                for kind in ("weight", "bias"):
-                    names[f"model.layers.{layer}.{hf}.{kind}"] = f"blk.{layer}.{short}.{kind}"
-        return ((hf, name) for hf, name in names.items() if name in self._tensors)
+    def config(self) -> Any:
+        """Return the configuration of `transformers` that the metadata describes.
+
+        Raises:
+            IncompatibleError: naming keys that are missing or not understood.
+        """
+        shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
+        return gguf_config(self.metadata, shapes, self.rope_factors)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import gguf
 
         stored = self._tensors[self._names[name]]
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
-        return self._in_order(name, torch.from_numpy(array))
+        tensor = self._in_order(name, torch.from_numpy(array))
+        return tensor - 1 if self._raised and name.endswith("norm.weight") else tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
