@@ -113,7 +113,7 @@ def _recorded(directory: Path, loaded: LoadedModel) -> Probe:
     """Probe a checkpoint, and keep the result for later starts."""
     probe = probe_loaded(directory, loaded)
     distances = {difference.way: difference.distance for difference in probe.differences}
-    content = {"model": str(directory), "executor": probe.executor, "distances": distances}
+    content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
     write_record(record_path(directory, loaded.executor.name), content)
     log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
     return probe

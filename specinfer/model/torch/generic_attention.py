@@ -9,6 +9,7 @@ Arguments of the interface that change the result are applied; those that are no
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,8 @@ _WITHOUT_EFFECT = frozenset(
 """Arguments that models hand through, or that repeat the mask (windows), and that `eager` ignores too."""
 
 
-class _Mask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Mask:
     """Mask of a model, as the rule that it is made by."""
 
     function: MaskFunction

@@ -19,6 +19,7 @@ from specinfer.model.probe.reference import few_layers
 from specinfer.model.runner import ModelRunner
 from specinfer.model.torch import generic_attention
 from tests.support.families import FAMILIES, SHAPE, random_model, save_random
+from tests.support.models_table import row, stored_rows
 
 OPTIONS = RunnerOptions(dtype="float32", kv_tokens=512)
 RIGHT = (
@@ -35,7 +36,6 @@ RIGHT = (
 REFUSED = {
     "lfm2": r"token by token .* 0 \(Lfm2MLP, Lfm2ShortConv\)",
     "granitemoehybrid": "token by token",
-    "falcon_h1": "token by token",
     "mamba": "takes no positions",
     "bloom": "attention interface",
 }
@@ -45,21 +45,6 @@ REFUSED = {
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(records, "cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "probes"
-
-
-def outcome(name: str, directory: Path) -> str:
-    """`right`, or why the checkpoint of this family is refused."""
-    save_random(name, directory)
-    try:
-        probe_loaded(directory, load_model(directory, OPTIONS))
-    except IncompatibleError as error:
-        return str(error)
-    return "right"
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_families_are_right(name: str, tmp_path: Path) -> None:
-    assert outcome(name, tmp_path / "model") == "right"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -150,4 +135,41 @@ def test_longrope_is_served_up_to_its_original_length(tmp_path: Path) -> None:
 
 
 def test_the_table_has_more_than_forty_families() -> None:
-    assert len({family for family, _ in FAMILIES.values()}) > 60
+    assert list(stored_rows()) == list(FAMILIES)
+    assert len({family for family, _ in FAMILIES.values()}) > 80
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *REFUSED])
+def test_the_table_says_what_the_probe_finds(name: str, tmp_path: Path) -> None:
+    assert row(name, tmp_path) == stored_rows()[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_whole_table_says_what_greedy_decoding_finds(name: str, tmp_path: Path) -> None:
+    """Prompts of two lengths, longer than windows, read in chunks; then token by token, side by side."""
+    assert row(name, tmp_path) == stored_rows()[name]
+    if "| right |" not in stored_rows()[name]:
+        return
+    model = random_model(name)
+    model.set_attn_implementation("eager")
+    runner = ModelRunner(*load_model(tmp_path, OPTIONS))
+    longest = min(40, runner.config.max_positions - 6)
+    draw = torch.Generator().manual_seed(5)
+    texts = [torch.randint(3, 97, (length,), generator=draw).tolist() for length in (longest, 7)]
+    wanted = [list(text) for text in texts]
+    sequences = [runner.open() for _ in texts]
+    runner.forward([Segment(sequences[0], texts[0][: longest // 2])])
+    logits = runner.forward(
+        [Segment(s, text[s.length :], want_last=True) for s, text in zip(sequences, texts, strict=True)]
+    )
+    for _ in range(4):
+        for text, right, found in zip(texts, wanted, logits, strict=True):
+            with torch.inference_mode():
+                expected = model(torch.tensor([right]), use_cache=False).logits[0, -1]
+            right.append(int(expected.argmax()))
+            text.append(int(found[0].argmax()))
+        logits = runner.forward(
+            [Segment(s, text[-1:], want_last=True) for s, text in zip(sequences, texts, strict=True)]
+        )
+    assert texts == wanted

@@ -166,12 +166,13 @@ def end_tokens(meta: Metadata) -> list[int]:
 
 
 Fields = dict[str, Any]
-_Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Callable[..., Any]]
+_Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Any]
+"""Adds a family's own fields, and returns its class of configurations."""
 
 
 def _llama(
     meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Callable[..., Any]:
+) -> Any:
     from transformers import LlamaConfig, MistralConfig
 
     common |= {"rope_parameters": rope}
@@ -184,7 +185,7 @@ def _llama(
 
 def _qwen(
     meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Callable[..., Any]:
+) -> Any:
     from transformers import Qwen2Config, Qwen3Config
 
     common |= {"rope_parameters": rope, "use_sliding_window": False}
@@ -196,7 +197,7 @@ def _qwen(
 
 def _gemma3(
     meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Callable[..., Any]:
+) -> Any:
     from transformers import Gemma3TextConfig
 
     pattern = int(meta.get("attention.sliding_window_pattern", 6))
