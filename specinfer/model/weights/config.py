@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.special_tokens import tokenizer_end
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
 ACTIVATIONS = ("silu", "gelu", "relu")
@@ -89,6 +90,11 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     generation = None
     if (directory / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(directory)
+    end = tokenizer_end(directory)
+    known = eos_token_ids(hf, generation)
+    if end is not None and end not in known:
+        generation = generation or GenerationConfig()
+        generation.eos_token_id = [*known, end]
     return hf, generation
 
 

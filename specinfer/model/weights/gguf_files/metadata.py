@@ -170,9 +170,7 @@ _Make = Callable[[Metadata, Mapping[str, Sequence[int]], Fields, Fields], Any]
 """Adds a family's own fields, and returns its class of configurations."""
 
 
-def _llama(
-    meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Any:
+def _llama(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
     from transformers import LlamaConfig, MistralConfig
 
     common |= {"rope_parameters": rope}
@@ -183,9 +181,7 @@ def _llama(
     return LlamaConfig
 
 
-def _qwen(
-    meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Any:
+def _qwen(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
     from transformers import Qwen2Config, Qwen3Config
 
     common |= {"rope_parameters": rope, "use_sliding_window": False}
@@ -195,9 +191,7 @@ def _qwen(
     return Qwen3Config
 
 
-def _gemma3(
-    meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields
-) -> Any:
+def _gemma3(meta: Metadata, shapes: Mapping[str, Sequence[int]], common: Fields, rope: Fields) -> Any:
     from transformers import Gemma3TextConfig
 
     pattern = int(meta.get("attention.sliding_window_pattern", 6))
