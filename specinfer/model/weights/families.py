@@ -70,6 +70,9 @@ class _Told(Mapping[str, torch.Tensor]):
             return read_part(self._weights, source, span)
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
 

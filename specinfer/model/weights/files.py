@@ -85,6 +85,9 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
             return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
@@ -225,6 +228,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         if self._permuted and ".k_proj." in name:
             return _unpermute(rows, self._kv_heads)
         return rows
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -258,3 +258,12 @@ def test_a_kept_file_is_that_of_the_weights(tmp_path: Path) -> None:
         IncompatibleError, match=r"source\.gguf is not what the weights beside it were made of"
     ):
         ModelRunner.load(tmp_path / "other", options)
+
+
+def test_a_question_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping's own answer would dequantise the tensor."""
+    weights = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf"))
+    monkeypatch.setattr(gguf, "dequantize", lambda *_: pytest.fail("read"))
+    assert "model.norm.weight" in weights
+    assert "model.norm.bias" not in weights
+    assert weights.shape("lm_head.weight") == (97, 64)

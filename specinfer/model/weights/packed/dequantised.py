@@ -31,7 +31,7 @@ class DequantisedWeights(Mapping[str, torch.Tensor]):
         used = {name for parts in self._parts.values() for name in parts.values()}
         if scheme.kind == "fp8":
             used |= {name for name in weights if name.endswith(_OF_ACTIVATIONS)}
-        self._names = [*(name for name in weights if name not in used), *self._parts]
+        self._names = dict.fromkeys([*(name for name in weights if name not in used), *self._parts])
 
     def _grouped(self) -> Iterator[tuple[str, dict[str, str]]]:
         for name in self._weights:
@@ -85,6 +85,9 @@ class DequantisedWeights(Mapping[str, torch.Tensor]):
         except (RuntimeError, IndexError) as error:  # shapes that do not go together
             shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
             raise IncompatibleError(f"{name}: cannot be dequantised from {shapes}: {error}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
