@@ -88,14 +88,21 @@ def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
 
 
 def check_directory(directory: Path) -> Probe:
-    """Load a model in float32 and probe it, whatever was found before.
+    """Load a model and probe it, whatever was found before; of our decoder's models a few layers.
 
     Raises:
         SettingError: if the directory holds no model.
         IncompatibleError: naming what is not understood, or what differs.
     """
+    hf, generation = load_transformers_config(directory)
+    try:
+        layers = min(FEWEST_LAYERS, from_transformers(hf, generation).layers)
+    except IncompatibleError:  # it is run by `transformers`, whole
+        options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
+    else:
+        options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, layers=layers)
     with quiet():
-        loaded = load_model(directory, RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS))
+        loaded = load_model(directory, options)
     return _recorded(directory, loaded)
 
 
