@@ -211,7 +211,7 @@ def generic_positions(text: Any) -> int:
     longest = getattr(text, "max_position_embeddings", None)
     if not longest:
         raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
-    ropes = getattr(text, "rope_parameters", None) or {}
+    ropes = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     for rope in [ropes, *(value for value in ropes.values() if isinstance(value, dict))]:
         if rope.get("rope_type") == "longrope" and not _same_for_all_lengths(rope):
             longest = min(longest, rope["original_max_position_embeddings"])

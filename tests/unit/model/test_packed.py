@@ -85,10 +85,24 @@ def as_fp8(name: str, weight: torch.Tensor, scale_name: str, block: bool) -> tup
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def as_fp8_whole(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale for a matrix."""
+    scale = weight.abs().max().reshape(1) / 448
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return {
+        name: stored,
+        f"{name}_scale": scale,
+        f"{name.removesuffix('weight')}input_scale": scale.clone(),
+    }, stored.float() * scale
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (lambda n, w: as_gptq(n, w, act_order=False), GPTQ),
     "gptq, order of activations": (lambda n, w: as_gptq(n, w, act_order=True), GPTQ),
     "awq": (as_awq, AWQ),
+    "fp8, matrices": (as_fp8_whole, FP8),
     "fp8, rows": (lambda n, w: as_fp8(n, w, "weight_scale", block=False), FP8),
     "fp8, blocks": (
         lambda n, w: as_fp8(n, w, "weight_scale_inv", block=True),
@@ -130,7 +144,11 @@ def test_a_quantised_checkpoint_is_what_its_numbers_say(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_that_is_missing_or_of_another_size_is_refused(kind: str, tmp_path: Path) -> None:
     _, tensors = quantised(kind, tmp_path)
-    parts = [name for name in tensors if "layers.1.mlp.up_proj" in name and "g_idx" not in name]
+    parts = [
+        name
+        for name in tensors
+        if "layers.1.mlp.up_proj" in name and "g_idx" not in name and "input_scale" not in name
+    ]
     for name in parts:
         for other in ({}, {name: tensors[name][:-1]}):
             rest = {key: tensor.contiguous() for key, tensor in tensors.items() if key != name}
