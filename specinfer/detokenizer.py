@@ -16,6 +16,8 @@ from specinfer.tokenizer import REPLACEMENT, Tokenizer
 
 _MOST_HELD = 4
 """Most tokens behind a window whose text may be the beginning of a character: each has a byte of it."""
+_READ_BEHIND = 8
+"""Tokens before a text that its beginning may depend on."""
 _EACH = "specinfer.each"
 
 
@@ -39,9 +41,18 @@ class _TokenReader(Protocol):
 class Detokenizer:
     """The text of one sequence as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, behind: Sequence[int] | None = ()) -> None:
+        """Begin a text, or go on behind tokens whose text is not given out.
+
+        Args:
+            behind: those tokens; None: there are some, nobody knows which.
+        """
         decoder = tokenizer.byte_decoder
-        self._reader: _TokenReader = _Window(tokenizer) if decoder is None else _Bytes(decoder)
+        tells = tokenizer.tells if decoder is None else decoder.tells
+        said = None if behind is None else [token for token in behind[-_READ_BEHIND:] if tells(token)]
+        if said == [] and behind:  # only special ones at the end: somewhere before there may be a text
+            said = [token for token in behind if tells(token)][-_READ_BEHIND:]
+        self._reader: _TokenReader = _Window(tokenizer, said) if decoder is None else _Bytes(decoder, said)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; incomplete characters are held back."""
@@ -55,13 +66,16 @@ class Detokenizer:
 class _Bytes:
     """Reader for decoders that put bytes together."""
 
-    def __init__(self, decoder: ByteDecoder) -> None:
+    def __init__(self, decoder: ByteDecoder, said: Sequence[int] | None) -> None:
         self._decoder = decoder
         errors = _EACH if decoder.rules.replaces_each else "replace"
         self._characters = codecs.getincrementaldecoder("utf-8")(errors)
-        self._begun = False
-        self._strip = decoder.rules.strip
+        self._begun = said is None or bool(said)
+        self._strip = 0 if self._begun else decoder.rules.strip
         """Blanks at the beginning of the text that are still to be left out."""
+        self._characters.decode(
+            b"".join(map(decoder.bytes_of, said or ()))
+        )  # a character may have begun there
 
     def push(self, token_ids: Sequence[int]) -> str:
         data = [self._decoder.bytes_of(token) for token in token_ids]
@@ -91,9 +105,9 @@ class _Bytes:
 class _Window:
     """Reader for all other decoders: decodes the newest tokens behind the one before them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, said: Sequence[int] | None) -> None:
         self._tokenizer = tokenizer
-        self._before: list[int] = []
+        self._before = list(said or ())
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:

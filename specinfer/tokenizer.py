@@ -6,20 +6,21 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from specinfer.byte_decoder import BYTES, ByteDecoder, read_decoder
-from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
-from specinfer.tool_words import told_in_words
+from specinfer.chat.template import ChatTemplate, Stored, stored_templates
+from specinfer.errors import SettingError
+from specinfer.special_tokens import add_tokens, special_tokens
 
+log = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 _LONG_TEXT = 2048
 """Characters from which a text is encoded as a batch of one: `encode` holds the interpreter's lock all the
@@ -33,9 +34,12 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 class Tokenizer:
     """Text <-> token ids, and chat messages -> text."""
 
-    def __init__(self, fast: FastTokenizer, chat_template: str | None, specials: Mapping[str, str]) -> None:
+    def __init__(self, fast: FastTokenizer, chat_template: Stored, specials: Mapping[str, Any]) -> None:
+        """Take a tokenizer, which cuts and pads nothing from now on, and a model's chat templates."""
+        fast.no_truncation()
+        fast.no_padding()
         self._fast, self._specials = fast, dict(specials)
-        self._chat_template = chat_template
+        self._chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -48,11 +52,17 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise SettingError("tokenizer", str(directory), "no tokenizer.json there")
-        config_path = directory / "tokenizer_config.json"
-        config = json.loads(config_path.read_text()) if config_path.is_file() else {}
-        template_path = directory / "chat_template.jinja"
-        template = template_path.read_text() if template_path.is_file() else config.get("chat_template")
-        return cls(FastTokenizer.from_file(str(path)), template, _special_tokens(config))
+        config, specials = (
+            _read(directory / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map")
+        )
+        fast = FastTokenizer.from_file(str(path))
+        add_tokens(fast, config, specials)
+        loaded = cls(fast, stored_templates(directory, config), special_tokens(specials | config))
+        if problem := loaded.chat_problem:
+            log.warning(
+                "the model's chat template cannot be read: conversations will be refused: %s", problem
+            )
+        return loaded
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +72,12 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """True if the model was taught conversations."""
-        return self._chat_template is not None
+        return bool(self._chat.texts)
+
+    @property
+    def chat_problem(self) -> str | None:
+        """Why conversations will be refused; None if the chat templates can be read."""
+        return self._chat.problem()
 
     def to_json(self) -> str:
         """Return the content of its `tokenizer.json`."""
@@ -79,7 +94,12 @@ class Tokenizer:
         It covers vocabulary, merges, normalisation and all other stages, special tokens and chat template.
         """
         stages = json.loads(self.to_json())
-        parts = json.dumps([stages, self._chat_template, self._specials], sort_keys=True)
+        chat = self._chat.texts
+        if chat.keys() <= {"default"}:  # a hash that does not depend on how one template is stored
+            stored: object = chat.get("default")
+        else:
+            stored = chat
+        parts = json.dumps([stages, stored, self._specials], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
@@ -103,26 +123,7 @@ class Tokenizer:
             InvalidInputError: if the template refuses the messages.
             IncompatibleError: if the model has no chat template.
         """
-        if self._chat_template is None:
-            raise IncompatibleError("the model has no chat template: send plain text or token ids")
-        knows = "tools" in self._chat_template
-        turns, tools = (messages, tools) if knows else (told_in_words(messages, tools), ())
-        try:
-            text = self._template.render(
-                messages=turns, tools=list(tools) or None, add_generation_prompt=True, **self._specials
-            )
-        except TemplateError as error:
-            raise InvalidInputError("chat", [m.get("role") for m in messages], str(error)) from error
-        return self._encode(text, add_special_tokens=False)
-
-    @cached_property
-    def _template(self) -> Template:
-        """Compiled chat template; compiling takes milliseconds."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        # as `transformers` has it: templates write JSON for models, not for pages
-        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-        return environment.from_string(self._chat_template or "")
+        return self._encode(self._chat.render(messages, tools), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG_TEXT:
@@ -167,6 +168,11 @@ class Tokenizer:
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token for token, what in added.items() if what.special)
 
+    def special_token(self, text: str) -> int | None:
+        """Return the id of the special token of this name, if there is one."""
+        token: int | None = self._fast.token_to_id(text)
+        return token if token in self._skipped else None
+
     def tells(self, token_id: int) -> bool:
         """Return whether a token is a part of the text: special ones and numbers without token are not."""
         return token_id not in self._skipped and self._fast.id_to_token(token_id) is not None
@@ -192,15 +198,6 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    values = {name: config.get(name) for name in names}
-    return {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in values.items()
-        if value
-    }
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found

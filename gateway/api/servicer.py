@@ -119,7 +119,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     async def _stream(self, token_stream: TokenStream, position: int, context: Context) -> None:
         """Write a token stream from a position on: its content at once, then new tokens."""
-        text = TextStream(self._tokenizer, token_stream.request.stop_strings)
+        request = token_stream.request
+        text = TextStream(self._tokenizer, request.stop_strings, request.prompt)
         with self._requests.reading(token_stream) as token_stream:
             try:
                 if position:

@@ -10,9 +10,9 @@ import typer
 from specinfer.cli.local.running import pull
 from specinfer.cli.options import Source
 from specinfer.cli.show import progress_bar
-from specinfer.errors import AlreadyExistsError, NotFoundError
+from specinfer.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from specinfer.hub.registry import known_models
-from specinfer.hub.resolve import model_directory
+from specinfer.hub.resolve import model_directory, resolve_model
 from specinfer.hub.widen import widen
 from specinfer.service.api_keys import ApiKey, limits_of, make_key, read_keys, revoke, write_keys
 
@@ -37,6 +37,26 @@ def models_pull(
 ) -> None:
     """Fetch a model, verify it, and convert it once into the cache."""
     typer.echo(str(pull(model, source.value, tokenizer_only)))
+
+
+@models_app.command("check")
+def models_check(
+    model: Annotated[str, typer.Argument(help="Registry name, hub id, or directory of a model.")],
+) -> None:
+    """Compare a model here with `transformers`; exit code 1 and the reason if it cannot be served right.
+
+    Its tensors and configuration are accounted for, and a short random prompt goes through a few layers in
+    every way that serving has: whole, token by token, in chunks, beside another request, as a tree.
+    """
+    directory = resolve_model(model)
+    try:
+        from specinfer.model.probe.check import check_directory
+    except ModuleNotFoundError as error:
+        raise UnavailableError(f"checking needs {error.name}: pip install 'specinfer[model]'") from error
+    probe = check_directory(directory)
+    for difference in probe.differences:
+        typer.echo(f"{difference.way}\t{difference.distance:.1e}")
+    typer.echo(f"right: {probe.executor} executor (greatest difference of a logit, in standard deviations)")
 
 
 @models_app.command("widen")

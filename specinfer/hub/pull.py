@@ -41,6 +41,7 @@ def pull_model(model: str, source: str, report: Report, tokenizer_only: bool = F
     Raises:
         NotFoundError: if the model is unknown or has no such source.
         UnavailableError: if it cannot be fetched or stored, or its checksum is wrong.
+        IncompatibleError: if a GGUF file is not understood, or would not be served right.
     """
     fetch = find_source(model, source, tokenizer_only)
     path = Path(model).expanduser()
@@ -158,6 +159,11 @@ def _convert(gguf: Path, work: Path, report: Report) -> None:
         convert(gguf, work, lambda done, total: report(done, total, "converting to bfloat16 safetensors"))
     except (ValueError, KeyError, IndexError) as error:  # raised by `gguf` for bytes that are no GGUF
         raise UnavailableError(f"cannot read {gguf} as a GGUF file: {error}") from error
+    report(0, 1, "comparing with transformers")
+    from specinfer.model.probe.check import check_directory
+
+    check_directory(work)
+    report(1, 1, "comparing with transformers")
 
 
 def _from_hub(hub_id: str, work: Path, report: Report, patterns: Sequence[str] = _MODEL) -> None:

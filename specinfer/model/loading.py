@@ -13,10 +13,12 @@ from specinfer.model.options import DTYPES, RunnerOptions, check_options
 from specinfer.model.parallel.executor import parallel_executor
 from specinfer.model.parallel.ranks import Ranks
 from specinfer.model.torch.parts import Weights
+from specinfer.model.weights.account import check_rope, check_tensors, load_whole
 from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
 from specinfer.model.weights.convert import KEPT_GGUF, NATIVE
 from specinfer.model.weights.families import in_llama_names
 from specinfer.model.weights.files import GgufWeights, SafetensorsWeights
+from specinfer.model.weights.packed import open_checkpoint, quant_method
 from specinfer.model.weights.quantise import BLOCK_TYPES, QuantisedWeights
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,9 @@ def load_model(directory: Path, options: RunnerOptions, ranks: Ranks | None = No
                 raise
             log.warning("%s; using the generic executor", error)
         else:
-            return build_model(config, _open_weights(directory, options), options, ranks)
+            weights = _open_weights(directory, options)
+            check_tensors(hf, config, in_llama_names(config, weights))
+            return build_model(config, weights, options, ranks)
     if ranks is not None:
         raise SettingError("executor", options.executor, "ranks can only share our own decoder's models")
     return _load_generic(directory, hf, generation, options)
@@ -61,7 +65,7 @@ def wrap_model(model: Any, hf: Any, options: RunnerOptions, generation: Any | No
     from specinfer.model.torch.generic import GenericExecutor, generic_config
 
     num_blocks = blocks_for(options.kv_tokens)
-    executor = GenericExecutor(model, num_blocks, options.device, options.attention)
+    executor = GenericExecutor(model, num_blocks, options.device)
     return LoadedModel(generic_config(hf, generation), executor, num_blocks)
 
 
@@ -77,6 +81,8 @@ def build_model(
     if options.layers is not None:
         config = config.first_layers(options.layers)
     window = _window(config, options)
+    if isinstance(weights, GgufWeights):
+        check_rope(config, weights)
     if ranks is not None:
         _check_shared(options)
     weights = in_llama_names(config, weights)
@@ -90,22 +96,25 @@ def build_model(
 
 
 def _load_generic(directory: Path, hf: Any, generation: Any | None, options: RunnerOptions) -> LoadedModel:
-    from transformers import AutoModelForCausalLM
-
     if options.kv_window:
         raise SettingError("kv_window", options.kv_window, "the generic executor has no windowed cache")
     if options.layers is not None:
         raise SettingError("layers", options.layers, "the generic executor runs whole models")
     if options.offload != "none":
         raise SettingError("offload", options.offload, "the generic executor holds whole models")
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[options.dtype])
-    return wrap_model(model, hf, options, generation)
+    if any(directory.glob("*.safetensors")):
+        SafetensorsWeights(directory)  # the index must be that of the files
+    if method := quant_method(hf):
+        raise IncompatibleError(
+            f"quant_method = {method!r}: not supported for model_type = {hf.model_type!r}"
+        )
+    return wrap_model(load_whole(directory, hf.model_type, DTYPES[options.dtype]), hf, options, generation)
 
 
 def _open_weights(directory: Path, options: RunnerOptions) -> Weights:
     if options.weights not in NATIVE:
         # each tensor is read where it will be used: on a GPU none lies in memory as a whole before
-        return SafetensorsWeights(directory, options.device if options.executor == "device" else "cpu")
+        return open_checkpoint(directory, options.device if options.executor == "device" else "cpu")
     path = directory / KEPT_GGUF
     if not path.is_file():
         raise SettingError(

@@ -44,8 +44,17 @@ class ModelRunner:
 
     @classmethod
     def load(cls, directory: Path, options: RunnerOptions, ranks: Ranks | None = None) -> "ModelRunner":
-        """Load a Hugging Face model directory; see `load_model`."""
-        return cls(*load_model(directory, options, ranks))
+        """Load a Hugging Face model directory; see `load_model`.
+
+        Raises:
+            IncompatibleError: if it does not compute what `transformers` does with it.
+        """
+        from specinfer.model.probe.check import require_right
+
+        loaded = load_model(directory, options, ranks)
+        if ranks is None or ranks.place.rank == 0:
+            require_right(directory, loaded)
+        return cls(*loaded)
 
     @classmethod
     def wrap(

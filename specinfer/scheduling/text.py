@@ -22,11 +22,18 @@ class TextPiece:
 
 
 class TextStream:
-    """The text of one request as it grows. The text never contains a stop string."""
+    """The text of one request as it grows. The text never contains a stop string.
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    A stop string that is a special token, which is no part of the text, ends it too.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str], prompt: Sequence[int] | None = None
+    ) -> None:
+        """Begin behind the tokens of a prompt; None: it is not known, and has a text."""
+        self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stops = tuple(stop_strings)
+        self._stop_tokens = {tokenizer.special_token(stop) for stop in self._stops} - {None}
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         """Possible beginning of a stop string, and nothing else between two calls."""
@@ -36,7 +43,9 @@ class TextStream:
     def skip(self, token_ids: Sequence[int]) -> bool:
         """Read a beginning that is not returned; return whether it has a stop string."""
         self._held += self._detokenizer.push(token_ids)
-        self._over = self._over or self._find_stop(0) is not None
+        self._over = (
+            self._over or self._find_stop(0) is not None or not self._stop_tokens.isdisjoint(token_ids)
+        )
         self._take(len(self._held) - self._possible_stop())
         return self._over
 
@@ -50,6 +59,13 @@ class TextStream:
         told = []
         for index, token in enumerate(token_ids):
             told.append(self._make_room())
+            if token in self._stop_tokens:
+                self._over = True
+                rest = self._detokenizer.flush()
+                end = self._add(rest)
+                return TextPiece(
+                    "".join(told) + self._take(len(self._held) if end is None else end), index + 1, True
+                )
             if (end := self._add(self._detokenizer.push([token]))) is not None:
                 self._over = True
                 return TextPiece("".join(told) + self._take(end), index + 1, True)
@@ -100,7 +116,9 @@ class StopStrings:
         """Search a request from now on; return whether its generated tokens end it already."""
         if not request.stop_strings:
             return False
-        self._texts[request.request_id] = text = TextStream(self._tokenizer, request.stop_strings)
+        self._texts[request.request_id] = text = TextStream(
+            self._tokenizer, request.stop_strings, request.prompt
+        )
         return text.skip(generated)
 
     def find(self, request_id: str, tokens: Sequence[int], last: bool) -> int | None:

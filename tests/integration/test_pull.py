@@ -14,8 +14,8 @@ from specinfer.hub import pull as pulling
 from specinfer.hub import resolve_model
 from specinfer.hub.registry import WheelSource, find_model
 from specinfer.hub.resolve import model_directory
+from tests.support.gguf_files import Gguf
 from tests.support.tiny_models import tiny_transformers
-from tests.unit.model.test_weights import write_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
 ) -> None:
     """No file may grow beyond a size: what is written first fails, or only the weights."""
     gguf = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(tiny_transformers("llama"), gguf, "llama")
+    Gguf.of(tiny_transformers("llama")).write(gguf)
     done = subprocess.run(
         [*LIMITED, str(bytes_allowed), "-m", "specinfer.cli", "models", "pull", str(gguf)],
         capture_output=True,

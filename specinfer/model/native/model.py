@@ -42,6 +42,7 @@ class NativeModel:
         """Create the model; an EAGLE model has `states`, `residual_normed` (`Shape` in `csrc/bindings.h`)."""
         check_supported(config, dtype, "cpu")
         self.config, self.dtype, self.library = config, dtype, load_library()
+        self._states = states
         shape = Shape(
             layers=config.layers,
             hidden=config.hidden_size,
@@ -71,7 +72,7 @@ class NativeModel:
 
     def packer(self, weights: Weights) -> WeightPacker:
         """Return a packer that fills the model with these weights."""
-        return WeightPacker(self.library, self.address, self.config, self.dtype, weights)
+        return WeightPacker(self.library, self.address, self.config, self.dtype, weights, self._states)
 
     def memory(self, num_blocks: int) -> CacheMemory:
         """Return empty keys and values of this many blocks."""

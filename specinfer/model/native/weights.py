@@ -9,17 +9,51 @@ from specinfer.errors import IncompatibleError, UnavailableError
 from specinfer.model.native.bindings import MatrixSlot, Storage, VectorSlot
 from specinfer.model.torch.parts import Weights
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.families import POSITIONS
+from specinfer.model.weights.families import EMBEDDING, POSITIONS
+from specinfer.model.weights.files import shape_of
 from specinfer.model.weights.quantise import BlockWeights
+
+
+def matrix_shape(which: MatrixSlot, config: ModelConfig, states: int) -> tuple[int, int]:
+    """Return (outputs, inputs) of a matrix of the kernels."""
+    hidden, heads = config.hidden_size, config.heads * config.head_dim
+    read = 2 * hidden if states else hidden  # embeddings beside hidden states
+    return {
+        MatrixSlot.QKV: (heads + 2 * config.kv_heads * config.head_dim, read),
+        MatrixSlot.OUT: (hidden, heads),
+        MatrixSlot.UP: (config.intermediate_size * (1 + config.gated), hidden),
+        MatrixSlot.DOWN: (hidden, config.intermediate_size),
+        MatrixSlot.HEAD: (config.vocab_size, hidden),
+        MatrixSlot.FC: (hidden, states * hidden),
+    }[which]
+
+
+def vector_shape(which: VectorSlot, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a vector of the kernels, or of the table of positions."""
+    shapes: dict[VectorSlot, tuple[int, ...]] = {
+        VectorSlot.QKV_BIAS: ((config.heads + 2 * config.kv_heads) * config.head_dim,),
+        VectorSlot.UP_BIAS: (config.intermediate_size * (1 + config.gated),),
+        VectorSlot.Q_NORM: (config.head_dim,),
+        VectorSlot.K_NORM: (config.head_dim,),
+        VectorSlot.POSITIONS: (config.max_positions, config.hidden_size),
+    }
+    return shapes.get(which, (config.hidden_size,))
 
 
 class WeightPacker:
     """Fills a model of the kernels, part by part."""
 
     def __init__(
-        self, library: ctypes.CDLL, model: int, config: ModelConfig, dtype: torch.dtype, weights: Weights
+        self,
+        library: ctypes.CDLL,
+        model: int,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        weights: Weights,
+        states: int = 0,
     ) -> None:
-        self._library, self._model = library, model
+        """Prepare; `states` is the number of the target's hidden states that an EAGLE model reads."""
+        self._library, self._model, self._states = library, model, states
         self._config, self._dtype, self._weights = config, dtype, weights
 
     def pack_layer(self, layer: int) -> None:
@@ -49,10 +83,14 @@ class WeightPacker:
 
     def pack_ends(self) -> torch.Tensor:
         """Pack the weights outside the layers; return the embeddings, which the kernels read in place."""
-        embedding = self._fetch("model.embed_tokens.weight")
+        embedding = self._fetch(EMBEDDING)
+        rows, hidden = embedding.shape
+        if rows < self._config.vocab_size or hidden != self._config.hidden_size:  # drafts have more rows
+            wanted = [self._config.vocab_size, self._config.hidden_size]
+            raise IncompatibleError(f"{EMBEDDING}: {[rows, hidden]} must be at least {wanted}")
         self._library.si_set_embedding(self._model, embedding.data_ptr())
         tied = self._config.tied_embeddings
-        self._matrix(0, MatrixSlot.HEAD, ["model.embed_tokens.weight" if tied else "lm_head.weight"])
+        self._matrix(0, MatrixSlot.HEAD, [EMBEDDING if tied else "lm_head.weight"])
         self._norm(0, VectorSlot.FINAL_NORM, VectorSlot.FINAL_NORM_BIAS, "model.norm")
         if not self._config.rotary_dim:
             self._vector(0, VectorSlot.POSITIONS, [POSITIONS])
@@ -69,6 +107,7 @@ class WeightPacker:
         Quantised blocks stay as they are, if all have the same kind; else they become numbers.
         """
         weights = self._weights
+        self._check_shapes(names, matrix_shape(which, self._config, self._states))
         found = [weights.blocks(name) for name in names] if isinstance(weights, BlockWeights) else [None]
         kinds = {blocks[0] for blocks in found if blocks is not None}
         if "W8A8" in kinds and not self._library.si_multiplies_bytes():
@@ -81,8 +120,16 @@ class WeightPacker:
         self._library.si_set_matrix(self._model, layer, which, weight.data_ptr())
 
     def _vector(self, layer: int, which: VectorSlot, names: Sequence[str]) -> None:
+        self._check_shapes(names, vector_shape(which, self._config))
         vector = torch.cat([self._fetch(name) for name in names]).float().contiguous()
         self._library.si_set_vector(self._model, layer, which, vector.data_ptr(), vector.numel())
+
+    def _check_shapes(self, names: Sequence[str], wanted: tuple[int, ...]) -> None:
+        """Check that some weights, one below the other, are what the kernels will read."""
+        shapes = [shape_of(self._weights, name) for name in names if name in self._weights]
+        rows = sum(shape[0] for shape in shapes)
+        if len(shapes) == len(names) and any((rows, *shape[1:]) != wanted for shape in shapes):
+            raise IncompatibleError(f"{', '.join(names)}: {[*map(list, shapes)]} must make {list(wanted)}")
 
     def _fetch(self, name: str) -> torch.Tensor:
         if name not in self._weights:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.special_tokens import tokenizer_end
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "gpt_neox")
 ACTIVATIONS = ("silu", "gelu", "relu")
@@ -89,6 +90,11 @@ def load_transformers_config(directory: Path) -> tuple[Any, Any | None]:
     generation = None
     if (directory / "generation_config.json").is_file():
         generation = GenerationConfig.from_pretrained(directory)
+    end = tokenizer_end(directory)
+    known = eos_token_ids(hf, generation)
+    if end is not None and end not in known:
+        generation = generation or GenerationConfig()
+        generation.eos_token_id = [*known, end]
     return hf, generation
 
 
@@ -124,7 +130,7 @@ def _llama(hf: Any) -> dict[str, Any]:
     """Return the configuration: grouped-query attention with rotary positions, RMS norm, gated MLP."""
     if getattr(hf, "mlp_bias", False):
         raise IncompatibleError("mlp_bias = True: not supported")
-    inv_freq, scale = _rotary(hf)
+    inv_freq, scale = rotary(hf)
     return {
         "intermediate_size": hf.intermediate_size,
         "kv_heads": getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads,
@@ -154,7 +160,7 @@ def _opt(hf: Any) -> dict[str, Any]:
 
 def _gpt_neox(hf: Any) -> dict[str, Any]:
     """Return the configuration: partly rotary positions, layer norm, parallel attention and MLP, biases."""
-    inv_freq, scale = _rotary(hf)
+    inv_freq, scale = rotary(hf)
     return {
         "intermediate_size": hf.intermediate_size,
         "norm_eps": hf.layer_norm_eps,
@@ -167,18 +173,23 @@ def _gpt_neox(hf: Any) -> dict[str, Any]:
     }
 
 
-def _rotary(hf: Any) -> tuple[tuple[float, ...], float]:
+def rotary(hf: Any) -> tuple[tuple[float, ...], float]:
     """Return frequencies as `transformers` computes them, for scalings that do not depend on the input."""
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     parameters = getattr(hf, "rope_parameters", None) or getattr(hf, "rope_scaling", None) or {}
     kind = parameters.get("rope_type", "default")
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    if kind not in ("default", "linear", "llama3", "yarn") and not _same_for_all_lengths(parameters):
         raise IncompatibleError(f"rope_type = {kind!r}: its frequencies depend on the input length")
     rotary = (GPTNeoXRotaryEmbedding if hf.model_type == "gpt_neox" else LlamaRotaryEmbedding)(config=hf)
     frequencies = rotary.inv_freq.to(torch.float32).tolist()
     return tuple(frequencies), float(rotary.attention_scaling)
+
+
+def _same_for_all_lengths(rope: Mapping[str, Any]) -> bool:
+    """Return whether LongRoPE has the same factors for short texts and for long ones."""
+    return rope.get("rope_type") == "longrope" and rope["short_factor"] == rope["long_factor"]
 
 
 def max_positions(hf: Any) -> int:
@@ -186,6 +197,25 @@ def max_positions(hf: Any) -> int:
     uses_window = getattr(hf, "use_sliding_window", True)
     window = getattr(hf, "sliding_window", None) if uses_window else None
     return min(hf.max_position_embeddings, window) if window else int(hf.max_position_embeddings)
+
+
+def generic_positions(text: Any) -> int:
+    """Return the positions that a model of `transformers` is right for, whatever else is in the pass.
+
+    LongRoPE turns all keys of a text otherwise as soon as it is longer than the original length, those in
+    the cache too: such models are served up to there.
+
+    Raises:
+        IncompatibleError: if the configuration names none.
+    """
+    longest = getattr(text, "max_position_embeddings", None)
+    if not longest:
+        raise IncompatibleError(f"model_type = {text.model_type!r}: no max_position_embeddings")
+    ropes = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for rope in [ropes, *(value for value in ropes.values() if isinstance(value, dict))]:
+        if rope.get("rope_type") == "longrope" and not _same_for_all_lengths(rope):
+            longest = min(longest, rope["original_max_position_embeddings"])
+    return int(longest)
 
 
 def eos_token_ids(hf: Any, generation: Any | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_files.metadata import end_tokens
 
 KEPT_GGUF = "source.gguf"
 """Name of the unchanged file beside the converted weights, for the `NATIVE` ways to hold a model."""
@@ -20,11 +21,13 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
     """Dequantise every tensor once; `report(done, total)` counts tensors.
 
     Raises:
+        IncompatibleError: if something in the file is not understood.
         OSError: if the result cannot be written.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer, GenerationConfig
 
     weights = GgufWeights(gguf)
+    config = weights.config()  # what is not understood is refused before anything is written
     tensors: dict[str, torch.Tensor] = {}
     for name in weights:
         tensors[name] = weights[name].to(torch.bfloat16)
@@ -33,8 +36,11 @@ def convert_gguf(gguf: Path, directory: Path, report: Callable[[int, int], None]
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     config.dtype = "bfloat16"
     config.save_pretrained(directory)
-    shutil.copyfile(gguf, directory / KEPT_GGUF)
+    ends = end_tokens(weights.metadata)
+    if len(ends) > 1:  # `config.json` has one
+        GenerationConfig(eos_token_id=ends).save_pretrained(directory)
+    if weights.parts == 1:
+        shutil.copyfile(gguf, directory / KEPT_GGUF)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from specinfer.errors import IncompatibleError
 from specinfer.model.weights.config import ModelConfig
-from specinfer.model.weights.files import SafetensorsWeights, TensorSlice, read_part
+from specinfer.model.weights.files import TensorSlice, read_part, shape_of
+from specinfer.model.weights.packed import open_checkpoint
 
 EMBEDDING, POSITIONS = "model.embed_tokens.weight", "model.embed_positions.weight"
 _OPT_UNUSED_POSITIONS = 2
@@ -50,11 +52,26 @@ class _Told(Mapping[str, torch.Tensor]):
         tensor = self._weights[source]
         return pick(tensor) if pick else tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        source, pick = self._sources[name]
+        shape = shape_of(self._weights, source)
+        try:
+            return tuple(pick(torch.empty(shape, device="meta")).shape) if pick else shape
+        except (RuntimeError, IndexError) as error:
+            raise IncompatibleError(f"{source} has shape {list(shape)}: not what its name says") from error
+
+    def origin(self, name: str) -> str:
+        """Return the name of a tensor in the checkpoint."""
+        return self._sources[name].name
+
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         source, pick = self._sources[name]
         if pick is None:
             return read_part(self._weights, source, span)
         return self[name].narrow(span.dim, span.start, span.stop - span.start).clone()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -65,7 +82,12 @@ class _Told(Mapping[str, torch.Tensor]):
 
 def open_weights(directory: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a model directory, in Llama's names."""
-    return in_llama_names(config, SafetensorsWeights(directory))
+    return in_llama_names(config, open_checkpoint(directory))
+
+
+def original_name(weights: Mapping[str, torch.Tensor], name: str) -> str:
+    """Return the name of a tensor in the checkpoint that some weights in Llama's names come from."""
+    return weights.origin(name) if isinstance(weights, _Told) else name
 
 
 def in_llama_names(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

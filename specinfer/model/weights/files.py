@@ -4,16 +4,21 @@ Tensors are read one at a time on request, so that a model never lies twice in m
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from specinfer.errors import IncompatibleError, SettingError
+from specinfer.model.weights.gguf_files.metadata import Metadata, gguf_config
+from specinfer.model.weights.gguf_files.names import ROPE_FACTORS, hf_names
+from specinfer.model.weights.gguf_files.parts import read_fields, read_parts
 from specinfer.model.weights.quantise import Blocks
+
+_WHOLE = "model.safetensors"
 
 
 class TensorSlice(NamedTuple):
@@ -37,6 +42,19 @@ class Divisible(Protocol):
         """Return this part of the tensor."""
 
 
+@runtime_checkable
+class Shaped(Protocol):
+    """Weights whose shapes are known without reading them."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+
+
+def shape_of(weights: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    """Return the shape of a tensor, without reading it where the weights can do that."""
+    return weights.shape(name) if isinstance(weights, Shaped) else tuple(weights[name].shape)
+
+
 def read_part(weights: Mapping[str, torch.Tensor], name: str, span: TensorSlice) -> torch.Tensor:
     """Return a part of a tensor: read alone where the weights can do that, else cut out of the whole."""
     if isinstance(weights, Divisible):
@@ -55,12 +73,20 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        with safe_open(self._files[name], framework="pt") as file:
+            return tuple(file.get_slice(name).get_shape())
+
     def part(self, name: str, span: TensorSlice) -> torch.Tensor:
         """Read a part of a tensor."""
         with safe_open(self._files[name], framework="pt") as file:
             stored = file.get_slice(name)
             tensor: torch.Tensor = stored[:, span.within] if span.dim else stored[span.within]
             return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -70,83 +96,119 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
 
 
 def _index(directory: Path) -> dict[str, Path]:
+    """Return the file of every tensor, by the headers of the files that are there.
+
+    Raises:
+        SettingError: if there are none.
+        IncompatibleError: if `model.safetensors.index.json` says something else than they.
+    """
+    index_file = directory / f"{_WHOLE}.index.json"
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise SettingError("model", str(directory), "no *.safetensors there")
-    index_file = directory / "model.safetensors.index.json"
-    if index_file.is_file():
-        names = json.loads(index_file.read_text())["weight_map"]
-        return {name: directory / file for name, file in names.items()}
+    if not index_file.is_file():
+        return _names_in([directory / _WHOLE] if (directory / _WHOLE).is_file() else files)
+    try:
+        listed = {
+            name: directory / file for name, file in json.loads(index_file.read_text())["weight_map"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IncompatibleError(f"{index_file}: no index of tensors: {error!r}") from error
+    named = set(listed.values())
+    if absent := sorted(path.name for path in named if not path.is_file()):
+        raise IncompatibleError(f"{index_file} lists {absent[0]}, which is not there")
+    if directory / _WHOLE in files and directory / _WHOLE not in named:
+        raise IncompatibleError(f"{index_file} does not list {_WHOLE}: two checkpoints in one directory")
+    found = _names_in(sorted(named))
+    if found != listed:
+        name = min(name for name in found.keys() | listed.keys() if found.get(name) != listed.get(name))
+        raise IncompatibleError(f"{index_file} is not that of the files beside it: they differ in {name}")
+    return found
+
+
+def _names_in(files: Sequence[Path]) -> dict[str, Path]:
     index: dict[str, Path] = {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            index.update(dict.fromkeys(file.keys(), path))
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118  # it is no dictionary
+                if name in index:
+                    raise IncompatibleError(f"{name} is in {index[name].name} and in {path.name}")
+                index[name] = path
     return index
 
 
-_GGUF_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_GGUF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise IncompatibleError(f"{path}: not a safetensors file: {error}") from error
 
 
 class GgufWeights(Mapping[str, torch.Tensor]):
-    """All tensors of a GGUF file, dequantised to float32, under Hugging Face names."""
+    """All tensors of a GGUF file and its further parts, dequantised to float32, under Hugging Face names."""
 
     def __init__(self, path: Path, byte_activations: bool = False) -> None:
-        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits."""
+        """Open the file; with `byte_activations` blocks are multiplied with activations of eight bits.
+
+        Raises:
+            IncompatibleError: if parts or metadata are missing, or if something in it is not understood.
+        """
+        self._suffix = "_A8" if byte_activations else ""
+        readers = read_parts(path)
+        self.parts = len(readers)
+        """Number of files."""
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self.metadata = Metadata(read_fields(readers[0]))
+        family = self.metadata.architecture
+        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
+        self._permuted, self._raised = family == "llama", family == "gemma3"
+        self._heads = int(self.metadata.get("attention.head_count"))
+        self._kv_heads = int(self.metadata.get("attention.head_count_kv"))
+        layers = int(self.metadata.get("block_count"))
+        self._names = {hf: name for hf, name in hf_names(family, layers) if name in self._tensors}
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        """Check that each tensor of the file is used, and can be read."""
         import gguf
 
-        self._suffix = "_A8" if byte_activations else ""
-        self._reader = gguf.GGUFReader(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        family = str(self._field("general.architecture"))
-        if family not in _GGUF_FAMILIES:
+        if unused := sorted(self._tensors.keys() - self._names.values() - {ROPE_FACTORS}):
             raise IncompatibleError(
-                f"GGUF architecture = {family!r}: supported are {', '.join(_GGUF_FAMILIES)}"
+                f"GGUF: tensor {unused[0]} is not understood ({len(unused)} such tensors)"
             )
-        # llama.cpp stores q and k of its "llama" architecture with interleaved rotary pairs.
-        self._permuted = family == "llama"
-        self._heads = int(self._field(f"{family}.attention.head_count"))
-        self._kv_heads = int(self._field(f"{family}.attention.head_count_kv"))
-        self._names = dict(self._hf_names(int(self._field(f"{family}.block_count"))))
+        plain = {kind.name for kind in gguf.quants._type_traits} | {"F32", "F16"}
+        for name, tensor in self._tensors.items():
+            if tensor.tensor_type.name not in plain:
+                raise IncompatibleError(
+                    f"GGUF: {name} has type {tensor.tensor_type.name}: cannot be dequantised"
+                )
 
-    def _field(self, name: str) -> int | str:
-        field = self._reader.fields.get(name)
-        if field is None:
-            raise IncompatibleError(f"the GGUF file has no field {name}")
-        value: int | str = field.contents()
-        return value
+    @property
+    def rope_factors(self) -> list[float] | None:
+        """Divisors of the rotary frequencies, if the file has them."""
+        stored = self._tensors.get(ROPE_FACTORS)
+        return None if stored is None else [float(factor) for factor in stored.data]
 
-    def _hf_names(self, layers: int) -> Iterator[tuple[str, str]]:
-        names = dict(_GGUF_TOP)
-        for layer in range(layers):
-            for hf, short in _GGUF_LAYER.items():
-                for kind in ("weight", "bias"):
-                    names[f"model.layers.{layer}.{hf}.{kind}"] = f"blk.{layer}.{short}.{kind}"
-        return ((hf, name) for hf, name in names.items() if name in self._tensors)
+    def config(self) -> Any:
+        """Return the configuration of `transformers` that the metadata describes.
+
+        Raises:
+            IncompatibleError: naming keys that are missing or not understood.
+        """
+        shapes = {name: tuple(map(int, reversed(tensor.shape))) for name, tensor in self._tensors.items()}
+        return gguf_config(self.metadata, shapes, self.rope_factors)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         import gguf
 
         stored = self._tensors[self._names[name]]
         array = np.array(gguf.dequantize(stored.data, stored.tensor_type), np.float32)
-        return self._in_order(name, torch.from_numpy(array))
+        tensor = self._in_order(name, torch.from_numpy(array))
+        return tensor - 1 if self._raised and name.endswith("norm.weight") else tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return tuple(int(size) for size in reversed(self._tensors[self._names[name]].shape))
 
     def blocks(self, name: str) -> Blocks | None:
         """Return a matrix in its stored format; None for other types.
@@ -166,6 +228,9 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         if self._permuted and ".k_proj." in name:
             return _unpermute(rows, self._kv_heads)
         return rows
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

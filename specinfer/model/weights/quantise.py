@@ -40,6 +40,9 @@ class QuantisedWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._weights[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 

@@ -1,0 +1,1 @@
+"""Conversations as text: chat templates, and tools in words for templates that know none."""

@@ -1,0 +1,187 @@
+"""The probe of one model: what runs it here, how far that is from `transformers`, and the refusal if too far."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specinfer.errors import IncompatibleError, SpecInferError
+from specinfer.model.cache.sequence import blocks_for
+from specinfer.model.loading import LoadedModel, load_model
+from specinfer.model.options import RunnerOptions
+from specinfer.model.probe.records import record_path, write_record
+from specinfer.model.probe.reference import (
+    FEWEST_LAYERS,
+    ReferenceModel,
+    few_layers,
+    first_layers_of,
+    layer_lists,
+    quiet,
+)
+from specinfer.model.probe.ways import WayDistance, compare_ways, prompt_tokens
+from specinfer.model.runner import ModelRunner
+from specinfer.model.torch.generic import GenericExecutor, generic_config
+from specinfer.model.weights.account import check_kept
+from specinfer.model.weights.config import ModelConfig, from_transformers, load_transformers_config
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.packed import open_checkpoint
+
+log = logging.getLogger(__name__)
+_ROUNDING = {torch.float32: 1e-3}
+"""Greatest distance that is rounding, in standard deviations of the logits."""
+_ROUNDING_OF_HALVES = 0.2
+"""The same for types of 16 bits."""
+_CACHE_TOKENS = 512
+_FEWEST_TOKENS = 6
+
+
+class Probe(NamedTuple):
+    """Result of a probe."""
+
+    executor: str
+    """Name of the executor in the probe."""
+    differences: list[WayDistance]
+    """Distances of the ways."""
+
+
+def probe_generic(model: Any) -> Probe:
+    """Compare a few layers of a `transformers` model under our attention with themselves.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    family = model.config.model_type
+    with quiet():
+        small = few_layers(model)
+        executor = GenericExecutor(small, blocks_for(_CACHE_TOKENS))
+        runner = ModelRunner(generic_config(small.config), executor, blocks_for(_CACHE_TOKENS))
+        differences = _compare(runner, small, small.config)
+        silent = _silent_layers(small, executor.attending)
+    _judge(family, differences, _ROUNDING.get(small.dtype, _ROUNDING_OF_HALVES), silent)
+    return Probe("generic", differences)
+
+
+def probe_loaded(directory: Path, loaded: LoadedModel) -> Probe:
+    """Compare a checkpoint that was loaded with `transformers`, on a few layers in float32.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    if isinstance(loaded.executor, GenericExecutor):
+        return probe_generic(loaded.executor.model)
+    hf, generation = load_transformers_config(directory)
+    config = from_transformers(hf, generation)
+    if (directory / KEPT_GGUF).is_file():
+        check_kept(config, GgufWeights(directory / KEPT_GGUF), open_checkpoint(directory))
+    count = min(FEWEST_LAYERS, config.layers)
+    weights = open_checkpoint(directory)
+    used = "native" if loaded.executor.name == "native" else "torch"
+    small = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, executor=used, layers=count)
+    with quiet():
+        runner = ModelRunner.build(config, weights, small)
+        differences = _compare(runner, first_layers_of(directory, hf, count), hf)
+    _judge(config.family, differences, _ROUNDING[torch.float32], [])
+    return Probe(used, differences)
+
+
+def check_directory(directory: Path) -> Probe:
+    """Load a model and probe it, whatever was found before; of our decoder's models a few layers.
+
+    Raises:
+        SettingError: if the directory holds no model.
+        IncompatibleError: naming what is not understood, or what differs.
+    """
+    hf, generation = load_transformers_config(directory)
+    try:
+        layers = min(FEWEST_LAYERS, from_transformers(hf, generation).layers)
+    except IncompatibleError:  # it is run by `transformers`, whole
+        options = RunnerOptions(kv_tokens=_CACHE_TOKENS)
+    else:
+        options = RunnerOptions(dtype="float32", kv_tokens=_CACHE_TOKENS, layers=layers)
+    with quiet():
+        loaded = load_model(directory, options)
+    return _recorded(directory, loaded)
+
+
+def require_right(directory: Path, loaded: LoadedModel) -> None:
+    """Probe a checkpoint, unless that was found right before.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    if not record_path(directory, loaded.executor.name).is_file():
+        _recorded(directory, loaded)
+
+
+def _recorded(directory: Path, loaded: LoadedModel) -> Probe:
+    """Probe a checkpoint, and keep the result for later starts."""
+    probe = probe_loaded(directory, loaded)
+    distances = {difference.way: difference.distance for difference in probe.differences}
+    content: dict[str, object] = {"model": str(directory), "executor": probe.executor, "distances": distances}
+    write_record(record_path(directory, loaded.executor.name), content)
+    log.info("%s computes what transformers does (farthest logit %.1e)", directory, max(distances.values()))
+    return probe
+
+
+def _compare(runner: ModelRunner, model: Any, hf: Any) -> list[WayDistance]:
+    config = runner.config
+    prompt = prompt_tokens(config.vocab_size, config.max_positions, _special_ids(hf))
+    if len(prompt) < _FEWEST_TOKENS:
+        raise IncompatibleError(
+            f"vocab_size = {config.vocab_size}, {config.max_positions} positions: too few to examine the model"
+        )
+    try:
+        return compare_ways(runner, ReferenceModel(model), prompt, _far_position(hf, config, len(prompt)))
+    except SpecInferError:
+        raise
+    except Exception as error:  # it is the code of a model, which may raise anything
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise IncompatibleError(
+            f"model_type = {hf.model_type!r}: its forward fails in our passes: {what}"
+        ) from error
+
+
+def _far_position(hf: Any, config: ModelConfig, length: int) -> int:
+    """Return the last position at which a prompt can begin; where attention is in chunks, one does there."""
+    unit = getattr(hf.get_text_config(), "attention_chunk_size", None) or 1
+    return (config.max_positions - length) // unit * unit
+
+
+def _special_ids(hf: Any) -> set[int]:
+    """Return ids that stand for more than a token of text: of images, of sounds."""
+    values = {**hf.to_dict(), **hf.get_text_config().to_dict()}
+    return {
+        value
+        for name, value in values.items()
+        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }
+
+
+def _silent_layers(model: Any, attending: Sequence[torch.nn.Module]) -> list[str]:
+    """Return numbers and parts of layers that do not attend."""
+    found = []
+    for layers in layer_lists(model):
+        for number, layer in enumerate(layers):
+            if not any(module is one for module in layer.modules() for one in attending):
+                parts = {
+                    type(part).__name__ for part in layer.children() if "Norm" not in type(part).__name__
+                }
+                found.append(f"{number} ({', '.join(sorted(parts))})")
+    return found
+
+
+def _judge(family: str, differences: Sequence[WayDistance], allowed: float, silent: Sequence[str]) -> None:
+    """Refuse a model whose passes differ by more than rounding."""
+    wrong = [difference for difference in differences if not difference.distance <= allowed]
+    if not wrong:
+        return
+    ways = ", ".join(f"{difference.way} {difference.distance:.2g}" for difference in wrong)
+    message = (
+        f"model_type = {family!r}: logits differ from those of transformers ({ways} standard deviations)"
+    )
+    if silent:
+        message += f"; layers without attention may keep memory beside the KV cache: {'; '.join(silent[:3])}"
+    raise IncompatibleError(message)

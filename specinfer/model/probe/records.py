@@ -1,0 +1,53 @@
+"""Files in the cache directory that say which checkpoints were found right, so that a start need not ask again.
+
+A record holds for the same weights, the same code of ours and the same versions of what computes.
+Only success is kept: what was refused is examined again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from specinfer.cache_directory import cache_directory
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.fingerprint import weights_fingerprint
+
+log = logging.getLogger(__name__)
+
+
+def record_path(directory: Path, executor: str) -> Path:
+    """Return the file that says that a checkpoint was found right for an executor."""
+    import transformers
+
+    parts = [weights_fingerprint(directory, "converted"), executor, _code_digest()]
+    if (directory / KEPT_GGUF).is_file():
+        parts.append(weights_fingerprint(directory, "native"))
+    parts += [transformers.__version__, torch.__version__]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return cache_directory() / "probes" / f"{name}.json"
+
+
+def write_record(path: Path, content: dict[str, object]) -> None:
+    """Write a record whole; a cache that cannot be written costs the next start some seconds."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(content) + "\n")
+        part.replace(path)
+    except OSError as error:
+        log.warning("the result of the probe is not kept: %s", error)
+
+
+@cache
+def _code_digest() -> str:
+    """Return a hash of all code that loads and runs models."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

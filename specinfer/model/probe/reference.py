@@ -1,0 +1,147 @@
+"""Models of `transformers` with a few layers in float32, to compare with: of every kind of layer at least one."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.packed import open_checkpoint, quant_method
+
+WHOLE_BYTES = 1 << 28
+"""Size in float32 up to which all layers are compared."""
+WIDE_BYTES = 8 << 30
+"""Size in float32 from which the copy keeps the type that the model is held in."""
+FEWEST_LAYERS = 2
+
+
+class ReferenceModel:
+    """A model's own forward, whatever attention it runs with otherwise."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, ids: Sequence[int], first: int) -> torch.Tensor:
+        """Return the logits [T, V] of a sequence of tokens that begins at position `first`."""
+        tokens = torch.tensor([list(ids)])
+        placed = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
+        other = self._model.config._attn_implementation
+        self._model.set_attn_implementation("eager")
+        try:
+            with torch.inference_mode():
+                out = self._model(input_ids=tokens, use_cache=False, **placed)
+        finally:
+            self._model.set_attn_implementation(other)
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the notices of `transformers` out of our log: what matters in them is checked."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    from transformers.utils import logging as of_transformers
+
+    bars = of_transformers.is_progress_bar_enabled()
+    logger.setLevel(logging.CRITICAL)
+    of_transformers.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            of_transformers.enable_progress_bar()
+
+
+def few_layers(model: Any) -> Any:
+    """Return a copy of a loaded model: its first layers until every kind has come, all of a small one."""
+    if 4 * sum(parameter.numel() for parameter in model.parameters()) <= WHOLE_BYTES:
+        return copy.deepcopy(model).to(device="cpu", dtype=torch.float32)
+    lists = layer_lists(model)
+    whole = [(part, list(part)) for part in lists]
+    kept = max((_kinds_end(layers) for _, layers in whole), default=0)
+    try:
+        for part in lists:
+            del part[kept:]
+        cut = copy.deepcopy(model)
+    finally:
+        for part, layers in whole:
+            part.extend(layers[len(part) :])
+    if lists:
+        cut.config.get_text_config().num_hidden_layers = kept
+    wide = 4 * sum(parameter.numel() for parameter in cut.parameters()) <= WIDE_BYTES
+    return cut.to(device="cpu", dtype=torch.float32 if wide else model.dtype)
+
+
+def layer_lists(model: Any) -> list[torch.nn.ModuleList]:
+    """Return the lists of a model's layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == count]
+    return [part for part in lists if not any(part in one.modules() for one in lists if one is not part)]
+
+
+def _kinds_end(layers: Sequence[torch.nn.Module]) -> int:
+    """Return the number of first layers among which every kind of layer is."""
+    kinds = [_kind(layer) for layer in layers]
+    return max(FEWEST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
+
+
+def _kind(layer: torch.nn.Module) -> tuple[object, ...]:
+    """Return what distinguishes a layer from others: classes, shapes, and plain attributes but its number."""
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
+    parts = tuple(
+        (name, type(part).__name__, tuple(sorted(_plain(part).items())))
+        for name, part in layer.named_modules()
+    )
+    return shapes, parts
+
+
+def _plain(part: torch.nn.Module) -> dict[str, str]:
+    return {
+        name: str(value)
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("layer_idx", "layer_id", "training")
+    }
+
+
+def first_layers_of(directory: Path, hf: Any, count: int) -> Any:
+    """Load the first layers of a checkpoint, in float32: as `transformers` reads it, unless it is quantised.
+
+    Raises:
+        IncompatibleError: if it lacks tensors that the model needs.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(hf)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    if quant_method(hf):
+        return _dequantised(directory, config)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        directory, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    if found["missing_keys"]:
+        raise IncompatibleError(f"the model's weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
+    return model.eval()
+
+
+def _dequantised(directory: Path, config: Any) -> Any:
+    """Return the model of a quantised checkpoint; what would dequantise it for `transformers` needs a GPU."""
+    from transformers import AutoModelForCausalLM
+
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    weights = open_checkpoint(directory)
+    wanted = model.state_dict()
+    model.load_state_dict({name: weights[name] for name in wanted if name in weights}, strict=False)
+    model.tie_weights()
+    return model.eval()

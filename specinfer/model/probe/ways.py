@@ -1,0 +1,147 @@
+"""The same prompt through an executor in every way that serving has, compared with a whole forward.
+
+whole            the prompt in one pass
+token by token   every token in a pass of its own: what lies outside the KV cache is lost
+in two chunks    as a long prompt is read
+beside another   two requests of different lengths in a pass, twice
+as a tree        the last tokens as nodes among others, one path committed and continued
+far from zero    at the last positions of the context, in two chunks, beside another at its first
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specinfer.model.batch import Segment
+from specinfer.model.cache.kv_cache import PagedKVCache
+from specinfer.model.cache.sequence import KVSequence
+
+Reference = Callable[[Sequence[int], int], torch.Tensor]
+"""Logits [T, V] of a sequence of tokens that begins at a position, as the model itself computes them."""
+LONGEST_PROMPT = 24
+"""More than a block of the cache."""
+_BEHIND = 3
+"""Tokens that follow the prompt at most."""
+
+
+class Runs(Protocol):
+    """A runner of passes."""
+
+    @property
+    def cache(self) -> PagedKVCache:
+        """Cache of keys and values."""
+
+    def open(self) -> KVSequence:
+        """Return a new, empty sequence."""
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Run one pass; return logits per segment."""
+
+
+class WayDistance(NamedTuple):
+    """Distance of one way from the model's own forward."""
+
+    way: str
+    distance: float
+    """Greatest difference of a logit, in standard deviations of the logits."""
+
+
+def prompt_tokens(vocab_size: int, max_positions: int, avoided: Set[int]) -> list[int]:
+    """Return a random prompt, the same for the same arguments; none of the `avoided` tokens is in it."""
+    length = min(LONGEST_PROMPT, max_positions - _BEHIND)
+    draw = torch.Generator().manual_seed(0)
+    drawn: list[int] = torch.randint(vocab_size, (4 * length + len(avoided),), generator=draw).tolist()
+    return [token for token in drawn if token not in avoided][:length]
+
+
+def compare_ways(runner: Runs, reference: Reference, prompt: Sequence[int], far: int) -> list[WayDistance]:
+    """Run a prompt of six tokens or more in all ways; `far` is a late position that it may begin at."""
+    ids = list(prompt)
+    other, cut = [*reversed(ids[: len(ids) // 3 + 2])], len(ids) // 2
+    wanted = reference(ids, 0)
+    ways: tuple[tuple[str, Iterator[tuple[torch.Tensor, torch.Tensor]]], ...] = (
+        ("whole", _in_pieces(runner, ids, [len(ids)], wanted)),
+        ("token by token", _in_pieces(runner, ids, [1] * len(ids), wanted)),
+        ("in two chunks", _in_pieces(runner, ids, [cut, len(ids) - cut], wanted)),
+        ("beside another request", _beside(runner, ids, other, wanted, reference)),
+        ("as a tree", _as_tree(runner, ids, other, wanted, reference)),
+        ("far from zero", _far(runner, ids, other, reference, far)),
+    )
+    return [WayDistance(way, max(_distance(*pair) for pair in pairs)) for way, pairs in ways]
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the greatest difference of logits [V] in their standard deviations; infinite for no numbers."""
+    found, wanted = found.float().cpu(), wanted.float().cpu()
+    if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found - wanted).abs().max() / wanted.std().clamp(min=1e-6))
+
+
+def _in_pieces(
+    runner: Runs, ids: list[int], pieces: Sequence[int], wanted: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    sequence, start = runner.open(), 0
+    for size in pieces:
+        (logits,) = runner.forward([Segment(sequence, ids[start : start + size], want_last=True)])
+        start += size
+        yield logits[0], wanted[start - 1]
+    runner.cache.release(sequence)
+
+
+def _beside(
+    runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    first, second, cut = runner.open(), runner.open(), len(ids) - 2
+    beside = reference([*other, *ids[:2]], 0)
+    one, two = runner.forward(
+        [Segment(first, ids[:cut], want_last=True), Segment(second, other, want_last=True)]
+    )
+    yield one[0], wanted[cut - 1]
+    yield two[0], beside[len(other) - 1]
+    two, one = runner.forward(
+        [Segment(second, ids[:2], want_last=True), Segment(first, ids[cut:], want_last=True)]
+    )
+    yield one[0], wanted[-1]
+    yield two[0], beside[-1]
+    for sequence in (first, second):
+        runner.cache.release(sequence)
+
+
+def _as_tree(
+    runner: Runs, ids: list[int], other: list[int], wanted: torch.Tensor, reference: Reference
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield pairs for the tree  context - (a - b - c), (x - y)  and for a token behind its path a b c."""
+    sequence, (a, b, c), (x, y) = runner.open(), ids[-3:], other[:2]
+    context = ids[:-3]
+    (logits,) = runner.forward(
+        [Segment(sequence, context, [a, x, b, y, c], [-1, -1, 0, 1, 2], want_last=True)]
+    )
+    aside = reference([*context, x, y], 0)
+    yield logits[0], wanted[len(context) - 1]
+    for row, node in enumerate((0, 2, 4)):
+        yield logits[1 + node], wanted[len(context) + row]
+    for row, node in enumerate((1, 3)):
+        yield logits[1 + node], aside[len(context) + row]
+    runner.cache.commit(sequence, [0, 2, 4])
+    (logits,) = runner.forward([Segment(sequence, [y], want_last=True)])
+    yield logits[0], reference([*ids, y], 0)[-1]
+    runner.cache.release(sequence)
+
+
+def _far(
+    runner: Runs, ids: list[int], other: list[int], reference: Reference, far: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield pairs for a sequence whose first tokens were dropped, so that positions are not places."""
+    late, early, cut = runner.open(), runner.open(), len(ids) // 2
+    late.shift = far
+    wanted = reference(ids, far)
+    for start, stop, beside in ((0, cut, other[:1]), (cut, len(ids), other[1:])):
+        one, two = runner.forward(
+            [Segment(late, ids[start:stop], want_last=True), Segment(early, beside, want_last=True)]
+        )
+        yield one[0], wanted[stop - 1]
+    yield two[0], reference(other, 0)[-1]
+    for sequence in (late, early):
+        runner.cache.release(sequence)

@@ -1,0 +1,152 @@
+"""Comparison of a checkpoint's tensors with those that its configuration calls for: names and shapes.
+
+The names and shapes are those of the `transformers` model of that configuration, made without memory. Every
+tensor of the file must be one of them, so that nothing that changes the result is left unread.
+"""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import ModelConfig, rotary
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.families import EMBEDDING, in_llama_names, original_name
+from specinfer.model.weights.files import GgufWeights, shape_of
+
+HEAD = "lm_head.weight"
+_FIRST_LAYER = "model.layers.0."
+_COMPUTED = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
+"""Tensors that old checkpoints carry and the configuration decides: frequencies, causal masks."""
+_SHOWN = 3
+
+
+def check_tensors(hf: Any, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Check names and shapes of a checkpoint's tensors; none is read but a tied head.
+
+    Args:
+        weights: in Llama's names.
+
+    Raises:
+        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+    """
+    wanted = expected_tensors(hf, config)
+    found = {name: original_name(weights, name) for name in weights}
+    optional = {HEAD} if config.tied_embeddings else set()
+    if missing := sorted(wanted[name].name for name in wanted.keys() - found.keys() - optional):
+        raise IncompatibleError(f"the model's weights lack {_some(missing)}")
+    extra = sorted(found[name] for name in found.keys() - wanted.keys() if not _COMPUTED.search(name))
+    if extra:
+        raise IncompatibleError(
+            f"the model's weights have tensors that its configuration does not: {_some(extra)}"
+        )
+    for name in sorted(found.keys() & wanted.keys()):
+        shape, right = shape_of(weights, name), wanted[name].shape
+        if shape != right:
+            raise IncompatibleError(f"{found[name]} has shape {list(shape)}: config.json says {list(right)}")
+    if config.tied_embeddings and HEAD in found and not torch.equal(weights[HEAD], weights[EMBEDDING]):
+        raise IncompatibleError(f"tie_word_embeddings = true, but {found[HEAD]} is not {found[EMBEDDING]}")
+
+
+class ExpectedTensor(NamedTuple):
+    """A tensor that a configuration calls for."""
+
+    name: str
+    """Name in the checkpoint."""
+    shape: tuple[int, ...]
+    """Shape under its name of Llama's."""
+
+
+def expected_tensors(hf: Any, config: ModelConfig) -> dict[str, ExpectedTensor]:
+    """Return every tensor of a model of our decoder, by its name of Llama's."""
+    from transformers import AutoModelForCausalLM
+
+    single = copy.deepcopy(hf)
+    single.num_hidden_layers = 1
+    if getattr(single, "layer_types", None):
+        single.layer_types = single.layer_types[:1]
+    with torch.device("meta"):
+        state = AutoModelForCausalLM.from_config(single).state_dict()
+    renamed = in_llama_names(config, state)
+    expected = {
+        name: ExpectedTensor(original_name(renamed, name), shape_of(renamed, name)) for name in renamed
+    }
+    of_layer = {name: tensor for name, tensor in expected.items() if name.startswith(_FIRST_LAYER)}
+    rest = {name: tensor for name, tensor in expected.items() if name not in of_layer}
+    return rest | {
+        name.replace(".0.", f".{layer}.", 1): tensor._replace(
+            name=tensor.name.replace(".0.", f".{layer}.", 1)
+        )
+        for layer in range(config.layers)
+        for name, tensor in of_layer.items()
+    }
+
+
+def check_rope(config: ModelConfig, weights: GgufWeights) -> None:
+    """Check that a configuration turns positions as its GGUF file says, as far as that says it.
+
+    Raises:
+        IncompatibleError: if it was made by something that did not read the file's scaling.
+    """
+    meta = weights.metadata
+    if not (weights.rope_factors or meta.has("rope.freq_base")):
+        return
+    inv_freq, scale = rotary(weights.config())
+    same = len(inv_freq) == len(config.inv_freq) and torch.allclose(
+        torch.tensor(inv_freq), torch.tensor(config.inv_freq), rtol=1e-4, atol=0.0
+    )
+    if not same or abs(scale - config.rotary_scale) > 1e-4:
+        raise IncompatibleError(
+            "the GGUF file scales positions otherwise than config.json (rope_freqs.weight, rope.scaling): pull it again"
+        )
+
+
+def check_kept(config: ModelConfig, kept: GgufWeights, converted: Mapping[str, torch.Tensor]) -> None:
+    """Check that the file beside a converted model is the one that it was made of, by a few of its tensors.
+
+    Raises:
+        IncompatibleError: naming what differs.
+    """
+    check_rope(config, kept)
+    for name in kept:
+        if not (name.startswith(_FIRST_LAYER) or name == "model.norm.weight"):
+            continue
+        if name not in converted or not torch.equal(kept[name].to(torch.bfloat16), converted[name]):
+            raise IncompatibleError(
+                f"{KEPT_GGUF} is not what the weights beside it were made of: {name} differs"
+            )
+
+
+def load_whole(directory: Path, family: str, dtype: torch.dtype) -> Any:
+    """Return the `transformers` model of a directory, every tensor of which it has used.
+
+    Raises:
+        IncompatibleError: naming tensors that are missing, of another shape, or of no use.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:  # it is the code of a model, which may raise anything
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise IncompatibleError(f"model_type = {family!r}: transformers cannot load it: {what}") from error
+    mismatched = [name for name, *_ in found["mismatched_keys"]]
+    for problem, names in (
+        ("lack", found["missing_keys"]),
+        ("have, in another shape than config.json says,", mismatched),
+        ("have tensors that its configuration does not:", found["unexpected_keys"]),
+    ):
+        if names:
+            raise IncompatibleError(f"the model's weights {problem} {_some(sorted(names))}")
+    return model
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

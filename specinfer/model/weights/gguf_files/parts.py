@@ -1,0 +1,62 @@
+"""The parts of a GGUF file that was split, found by the names that llama.cpp gives them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+
+_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def read_parts(path: Path) -> list[Any]:
+    """Return a reader of the file, or of all parts in order if it is the first of several.
+
+    Raises:
+        IncompatibleError: if it is not GGUF, is another part than the first, or if parts are missing.
+    """
+    first = _reader(path)
+    count, number = (_number(first, f"split.{name}") for name in ("count", "no"))
+    if count <= 1:
+        return [first]
+    named = _NAME.fullmatch(path.name)
+    if number != 0 or named is None or int(named["count"]) != count:
+        whole = f"part {number + 1} of {count} of a split model"
+        raise IncompatibleError(f"{path.name} is {whole}: give the first, NAME-00001-of-{count:05}.gguf")
+    paths = [path.with_name(f"{named['stem']}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise IncompatibleError(f"{path.name} is split in {count}: {missing[0]} is not beside it")
+    readers = [first, *map(_reader, paths[1:])]
+    for place, reader in enumerate(readers):
+        found = (_number(reader, "split.count"), _number(reader, "split.no"))
+        if found != (count, place):
+            raise IncompatibleError(f"{paths[place].name} says that it is part {found[1] + 1} of {found[0]}")
+    wanted, tensors = _number(first, "split.tensors.count"), sum(len(reader.tensors) for reader in readers)
+    if wanted and wanted != tensors:
+        raise IncompatibleError(
+            f"{path.name}: the parts have {tensors} tensors, split.tensors.count = {wanted}"
+        )
+    return readers
+
+
+def read_fields(reader: Any) -> dict[str, Any]:
+    """Return the metadata of a file, without the lists of a vocabulary, which are long."""
+    return {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if not name.startswith("tokenizer.") or name.endswith("_id")
+    }
+
+
+def _reader(path: Path) -> Any:
+    import gguf
+
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, KeyError, IndexError) as error:  # raised for bytes that are no GGUF
+        raise IncompatibleError(f"cannot read {path} as a GGUF file: {error}") from error
+
+
+def _number(reader: Any, name: str) -> int:
+    field = reader.fields.get(name)
+    return 0 if field is None else int(field.contents())

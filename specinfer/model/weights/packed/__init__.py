@@ -1,0 +1,42 @@
+"""Checkpoints whose matrices were quantised by others, dequantised while they are read.
+
+    gptq                 4 or 8 bits, groups along the inputs, with or without order of activations
+    awq                  4 bits, groups along the inputs, layout "gemm"
+    fp8, fbgemm_fp8,     float8 beside scales: of a matrix, of its rows, of blocks of 128 x 128
+    compressed-tensors   float8 of that kind ("float-quantized")
+
+Weights are what the file says; activations stay in the type that the model runs in. Everything else is
+refused by name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specinfer.model.weights.files import SafetensorsWeights
+from specinfer.model.weights.packed.dequantised import DequantisedWeights
+from specinfer.model.weights.packed.scheme import read_scheme
+
+
+def open_checkpoint(directory: Path, device: str = "cpu") -> Mapping[str, torch.Tensor]:
+    """Return the tensors of a model directory, quantised ones as numbers.
+
+    Raises:
+        SettingError: if there are none.
+        IncompatibleError: if their quantisation is not understood, naming it.
+    """
+    scheme = read_scheme(directory)
+    weights = SafetensorsWeights(directory, device)
+    return weights if scheme is None else DequantisedWeights(weights, scheme)
+
+
+def quant_method(hf: Any) -> str | None:
+    """Return the `quant_method` of a `transformers` configuration; None if nothing is quantised."""
+    for config in (hf, hf.get_text_config()):
+        found = getattr(config, "quantization_config", None)
+        if found is not None:
+            values = found if isinstance(found, dict) else found.to_dict()
+            return str(values.get("quant_method"))
+    return None

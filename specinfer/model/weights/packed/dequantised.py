@@ -1,0 +1,150 @@
+"""Tensors of a quantised checkpoint as numbers, made one at a time when they are read."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.files import shape_of
+from specinfer.model.weights.packed.scheme import Scheme
+
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Place of each output's four bits among the eight of a word."""
+_FP8_SCALES = ("weight_scale_inv", "weight_scale")
+_OF_ACTIVATIONS = ("input_scale", "activation_scale")
+"""Scales of activations, which stay unrounded here."""
+
+
+class DequantisedWeights(Mapping[str, torch.Tensor]):
+    """Weights whose quantised matrices are read as float32."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], scheme: Scheme) -> None:
+        """Find the quantised matrices.
+
+        Raises:
+            IncompatibleError: if a matrix lacks parts.
+        """
+        self._weights, self._scheme = weights, scheme
+        groups = self._scaled() if scheme.kind == "fp8" else self._grouped()
+        self._parts: dict[str, dict[str, str]] = dict(groups)
+        """Name of each quantised matrix -> parts and their names in the file."""
+        used = {name for parts in self._parts.values() for name in parts.values()}
+        if scheme.kind == "fp8":
+            used |= {name for name in weights if name.endswith(_OF_ACTIVATIONS)}
+        self._names = dict.fromkeys([*(name for name in weights if name not in used), *self._parts])
+
+    def _grouped(self) -> Iterator[tuple[str, dict[str, str]]]:
+        for name in self._weights:
+            base, _, kind = name.rpartition(".")
+            if kind == "qweight":
+                parts = {part: f"{base}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
+                if parts["g_idx"] not in self._weights:
+                    del parts["g_idx"]
+                yield f"{base}.weight", self._complete(parts)
+
+    def _scaled(self) -> Iterator[tuple[str, dict[str, str]]]:
+        for name in self._weights:
+            if not name.endswith(".weight"):
+                continue
+            base = name.removesuffix("weight")
+            scales = [f"{base}{scale}" for scale in _FP8_SCALES if f"{base}{scale}" in self._weights]
+            if scales:
+                yield name, {"weight": name, "scale": scales[0]}
+            elif self._weights[name].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+                raise IncompatibleError(f"{name} is float8 without a scale beside it")
+
+    def _complete(self, parts: dict[str, str]) -> dict[str, str]:
+        if lacking := [name for name in parts.values() if name not in self._weights]:
+            raise IncompatibleError(f"the model's weights lack {lacking[0]}")
+        return parts
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, as it is read."""
+        if name not in self._parts:
+            return shape_of(self._weights, name)
+        first = shape_of(self._weights, next(iter(self._parts[name].values())))
+        per_word = 32 // self._scheme.bits
+        match self._scheme.kind:
+            case "gptq":
+                return first[1], first[0] * per_word
+            case "awq":
+                return first[1] * per_word, first[0]
+        return first
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._parts:
+            return self._weights[name]
+        parts = {part: self._weights[stored] for part, stored in self._parts[name].items()}
+        try:
+            match self._scheme.kind:
+                case "gptq":
+                    return _gptq(parts, self._scheme)
+                case "awq":
+                    return _awq(parts, self._scheme)
+            return _fp8(parts, self._scheme)
+        except (RuntimeError, IndexError) as error:  # shapes that do not go together
+            shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in parts.items())
+            raise IncompatibleError(f"{name}: cannot be dequantised from {shapes}: {error}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the numbers of words [A, B] as [A, B, 32 / bits], the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (words[..., None] >> shifts) & ((1 << bits) - 1)
+
+
+def _gptq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
+    """Return [out, in]; words hold neighbours along the inputs, words of zeros along the outputs."""
+    packed, scales = parts["qweight"], parts["scales"].float()
+    weight = _unpacked(packed, scheme.bits).transpose(1, 2).reshape(-1, packed.shape[1])  # [in, out]
+    zeros = _unpacked(parts["qzeros"], scheme.bits).flatten(1) + scheme.zero_offset  # [groups, out]
+    inputs = len(weight)
+    size = inputs if scheme.group == -1 else scheme.group
+    groups = parts["g_idx"].long() if "g_idx" in parts else torch.arange(inputs) // size
+    _check_groups(len(scales), len(zeros), inputs, size)
+    return ((weight - zeros[groups]) * scales[groups]).T.contiguous()
+
+
+def _awq(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
+    """Return [out, in]; words hold neighbours along the outputs, in AWQ's order."""
+    weight = _unpacked(parts["qweight"], 4)[..., _AWQ_ORDER].flatten(1)  # [in, out]
+    zeros = _unpacked(parts["qzeros"], 4)[..., _AWQ_ORDER].flatten(1)  # [groups, out]
+    scales, inputs = parts["scales"].float(), len(weight)
+    size = inputs if scheme.group == -1 else scheme.group
+    _check_groups(len(scales), len(zeros), inputs, size)
+    groups = torch.arange(inputs) // size
+    return ((weight - zeros[groups]) * scales[groups]).T.contiguous()
+
+
+def _check_groups(scales: int, zeros: int, inputs: int, size: int) -> None:
+    wanted = -(-inputs // size)
+    if not scales == zeros == wanted:
+        raise IncompatibleError(
+            f"group_size = {size}: {scales} groups of scales, {zeros} of zeros, {wanted} needed"
+        )
+
+
+def _fp8(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor:
+    weight, scale = parts["weight"].float(), parts["scale"].float()
+    if scheme.block is None:
+        rows = scale.reshape(-1, 1) if scale.dim() < 2 else scale
+        if rows.shape not in ((1, 1), (len(weight), 1)):
+            raise IncompatibleError(f"scales of shape {list(scale.shape)} for a matrix {list(weight.shape)}")
+        return weight * rows
+    height, width = scheme.block
+    wanted = (-(-weight.shape[0] // height), -(-weight.shape[1] // width))
+    if tuple(scale.shape) != wanted:
+        raise IncompatibleError(
+            f"scales of shape {list(scale.shape)} for blocks {list(wanted)} of {scheme.block}"
+        )
+    spread = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    return weight * spread[: weight.shape[0], : weight.shape[1]]

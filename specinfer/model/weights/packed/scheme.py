@@ -1,0 +1,151 @@
+"""The `quantization_config` of a checkpoint: what it says about arithmetic, or the refusal."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specinfer.errors import IncompatibleError
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_auto_increment"),
+        *(
+            "damp_percent",
+            "dataset",
+            "desc_act",
+            "disable_exllama",
+            "do_fuse",
+            "exllama_config",
+            "fuse_max_seq_len",
+        ),
+        *("ignore", "ignored_layers", "is_marlin_format", "lm_head", "max_input_length", "meta"),
+        *("model_file_base_name", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block"),
+        *("modules_in_block_to_quantize", "modules_to_fuse", "modules_to_not_convert", "pad_token_id"),
+        *(
+            "quant_method",
+            "static_groups",
+            "sym",
+            "tokenizer",
+            "true_sequential",
+            "use_cuda_fp16",
+            "use_exllama",
+        ),
+        *("activation_scheme", "activation_scale_ub", "fmt", "dequantize", "global_compression_ratio"),
+        *("quantization_status", "version", "zero_point", "kv_cache_scheme", "config_groups", "format"),
+    }
+)
+"""Keys about how the numbers were found, about kernels and activations, or that are checked apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Quantisation of a checkpoint's matrices."""
+
+    kind: str
+    """"gptq", "awq" or "fp8"."""
+    bits: int = 8
+    group: int = -1
+    """Inputs that share a scale; -1: all."""
+    zero_offset: int = 0
+    """Number added to the zeros of a file."""
+    block: tuple[int, int] | None = None
+    """Rows and columns of a block of float8 that share a scale; None: as the scales' shape says."""
+
+
+def read_scheme(directory: Path) -> Scheme | None:
+    """Return the quantisation of a model directory; None if there is none.
+
+    Raises:
+        IncompatibleError: if it is not understood, naming key and value.
+    """
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    found = config.get("quantization_config") or config.get("compression_config")
+    return None if found is None else scheme_of(found)
+
+
+def scheme_of(found: Mapping[str, Any]) -> Scheme:
+    """Return the quantisation that a `quantization_config` describes."""
+    method = str(found.get("quant_method"))
+    readers = {
+        "gptq": _gptq,
+        "awq": _awq,
+        "fp8": _fp8,
+        "fbgemm_fp8": _fp8,
+        "compressed-tensors": _compressed,
+    }
+    if method not in readers:
+        raise _refusal("quant_method", method, f"supported are {', '.join(readers)}")
+    scheme, used = readers[method](found)
+    unknown = sorted(name for name in found if name not in _WITHOUT_EFFECT | used and found[name])
+    if unknown:
+        raise _refusal(unknown[0], found[unknown[0]], "is not understood")
+    return scheme
+
+
+def _refusal(key: str, value: object, why: str) -> IncompatibleError:
+    return IncompatibleError(f"quantization_config: {key} = {value!r}: {why}")
+
+
+def _gptq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    bits, layout = found.get("bits"), found.get("checkpoint_format") or "gptq"
+    if bits not in (4, 8):
+        raise _refusal("bits", bits, "4 and 8 are supported for gptq")
+    if layout not in ("gptq", "gptq_v2"):
+        raise _refusal("checkpoint_format", layout, "gptq and gptq_v2 are supported")
+    if found.get("is_marlin_format"):
+        raise _refusal("is_marlin_format", True, "is not supported")
+    scheme = Scheme("gptq", bits, _group(found, "group_size"), zero_offset=int(layout == "gptq"))
+    return scheme, {"bits", "group_size", "checkpoint_format"}
+
+
+def _awq(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    bits = found.get("bits", found.get("w_bit"))
+    version = str(found.get("version", "gemm")).lower()
+    if bits != 4:
+        raise _refusal("bits", bits, "4 is supported for awq")
+    if version != "gemm":
+        raise _refusal("version", version, "gemm is supported for awq")
+    if not found.get("zero_point", True):
+        raise _refusal("zero_point", False, "awq without zero points is not supported")
+    group = _group(found, "group_size" if "group_size" in found else "q_group_size")
+    return Scheme("awq", 4, group), {"bits", "w_bit", "group_size", "q_group_size"}
+
+
+def _fp8(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    block = found.get("weight_block_size")
+    if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise _refusal("fmt", found["fmt"], "e4m3 is supported")
+    if block is not None and not (
+        len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
+    ):
+        raise _refusal("weight_block_size", block, "must be two sizes")
+    return Scheme("fp8", block=None if block is None else (block[0], block[1])), {"weight_block_size"}
+
+
+def _compressed(found: Mapping[str, Any]) -> tuple[Scheme, set[str]]:
+    layout = found.get("format")
+    if layout != "float-quantized":
+        raise _refusal("format", layout, "float-quantized is supported for compressed-tensors")
+    for name, group in (found.get("config_groups") or {}).items():
+        weights = group.get("weights") or {}
+        kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
+        if kind != ("float", 8, True) or group.get("format", layout) != layout:
+            raise _refusal(f"config_groups.{name}.weights", kind, "symmetric float of 8 bits is supported")
+    if found.get("kv_cache_scheme"):
+        raise _refusal("kv_cache_scheme", found["kv_cache_scheme"], "is not supported")
+    if (
+        set(found.get("sparsity_config") or {}) - {"format"}
+        or (found.get("sparsity_config") or {}).get("format", "dense") != "dense"
+    ):
+        raise _refusal("sparsity_config", found["sparsity_config"], "is not supported")
+    return Scheme("fp8"), {"sparsity_config"}
+
+
+def _group(found: Mapping[str, Any], key: str) -> int:
+    group = found.get(key)
+    if not isinstance(group, int) or (group <= 0 and group != -1):
+        raise _refusal(key, group, "must be a number of inputs, or -1")
+    return group

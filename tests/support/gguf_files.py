@@ -1,0 +1,139 @@
+"""GGUF files of small models, as llama.cpp's converter writes them, to be changed before they are written."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_GEMMA3 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_TOP = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+
+
+def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's order of rotary pairs."""
+    size = tensor.shape[0] // heads
+    return tensor.view(heads, 2, size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+@dataclass
+class Gguf:
+    """Content of a file."""
+
+    architecture: str
+    values: dict[str, Any]
+    """Metadata of the architecture, without its prefix."""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Other metadata."""
+    tensors: dict[str, Any] = field(default_factory=dict)
+    kind: "gguf.GGMLQuantizationType | None" = None
+    """Type of the matrices; None: float32."""
+
+    @classmethod
+    def of(cls, model: Any, kind: "gguf.GGMLQuantizationType | None" = None) -> "Gguf":
+        """The file of a Llama, Qwen2, Qwen3 or Gemma 3."""
+        config = model.config
+        architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+        ropes = config.rope_parameters
+        rope = ropes.get("full_attention", ropes)
+        values = {
+            "block_count": config.num_hidden_layers,
+            "context_length": config.max_position_embeddings,
+            "embedding_length": config.hidden_size,
+            "feed_forward_length": config.intermediate_size,
+            "attention.head_count": config.num_attention_heads,
+            "attention.head_count_kv": config.num_key_value_heads,
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "rope.freq_base": rope["rope_theta"],
+            "rope.dimension_count": config.head_dim or config.hidden_size // config.num_attention_heads,
+            "vocab_size": config.vocab_size,
+        }
+        if architecture == "gemma3":
+            values |= {
+                "attention.key_length": config.head_dim,
+                "attention.value_length": config.head_dim,
+                "attention.sliding_window": config.sliding_window,
+            }
+        file = cls(architecture, values, kind=kind)
+        file._add_tensors(model)
+        return file
+
+    def _add_tensors(self, model: Any) -> None:
+        config, parts = model.config, _PARTS | (_GEMMA3 if self.architecture == "gemma3" else {})
+        for name, tensor in model.state_dict().items():
+            stored = tensor.detach().float()
+            stem, kind = name.removeprefix("model.").rsplit(".", 1)
+            if stem == "lm_head" and config.tie_word_embeddings:
+                continue
+            if self.architecture == "gemma3" and stem.endswith("norm"):
+                stored = stored + 1
+            target = _TOP.get(stem)
+            if target is None:
+                _, layer, part = stem.split(".", 2)
+                target = f"blk.{layer}.{parts[part]}"
+                heads = {
+                    "self_attn.q_proj": config.num_attention_heads,
+                    "self_attn.k_proj": config.num_key_value_heads,
+                }
+                if self.architecture == "llama" and part in heads:
+                    stored = interleaved(stored, heads[part])
+            self.tensors[f"{target}.{kind}"] = np.ascontiguousarray(stored.numpy())
+
+    def write(self, path: Path) -> Path:
+        """Write the file, and return its path."""
+        self._write(path, self.tensors, {})
+        return path
+
+    def write_parts(self, stem: Path, count: int) -> list[Path]:
+        """Write the file in parts, as `llama-gguf-split` names them."""
+        names, paths = list(self.tensors), []
+        for part in range(count):
+            paths.append(stem.with_name(f"{stem.name}-{part + 1:05}-of-{count:05}.gguf"))
+            share = {name: self.tensors[name] for name in names[part::count]}
+            split = {"split.no": part, "split.count": count, "split.tensors.count": len(names)}
+            self._write(paths[-1], share, split, whole=not part)
+        return paths
+
+    def _write(self, path: Path, tensors: dict[str, Any], split: dict[str, int], whole: bool = True) -> None:
+        writer = gguf.GGUFWriter(path, self.architecture)
+        values = (
+            {f"{self.architecture}.{name}": value for name, value in self.values.items()} if whole else {}
+        )
+        for name, value in {**values, **self.others, **split}.items():
+            match value:
+                case bool():
+                    writer.add_bool(name, value)
+                case int():
+                    writer.add_uint32(name, value)
+                case float():
+                    writer.add_float32(name, value)
+                case _:
+                    writer.add_string(name, str(value))
+        for name, array in tensors.items():
+            if self.kind is not None and array.ndim == 2:
+                writer.add_tensor(name, gguf.quants.quantize(array, self.kind), raw_dtype=self.kind)
+            else:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()

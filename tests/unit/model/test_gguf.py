@@ -1,0 +1,269 @@
+"""A GGUF file is read with all that its metadata says about arithmetic, or refused by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from specinfer.errors import IncompatibleError
+from specinfer.model.batch import Segment
+from specinfer.model.options import RunnerOptions
+from specinfer.model.runner import ModelRunner
+from specinfer.model.weights.config import from_transformers
+from specinfer.model.weights.convert import KEPT_GGUF
+from specinfer.model.weights.files import GgufWeights
+from specinfer.model.weights.gguf_files.metadata import end_tokens
+from tests.support.gguf_files import Gguf
+from tests.support.tiny_models import reference_logits
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+LONG = torch.randint(3, 97, (200,), generator=torch.Generator().manual_seed(2)).tolist()
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+
+
+def random_llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SHAPE | changes))).eval()
+
+
+def factors_of(model: Any) -> np.ndarray:
+    """`rope_freqs.weight` as llama.cpp's converter computes it."""
+    plain = 1 / 1e4 ** (np.arange(0, 16, 2) / 16)
+    return (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+
+
+SCALINGS: dict[str, tuple[dict[str, Any], Callable[[Gguf, Any], None]]] = {
+    "none": ({}, lambda file, model: None),
+    "rope_freqs": (LLAMA3, lambda file, model: file.tensors.update({"rope_freqs.weight": factors_of(model)})),
+    "linear": (
+        LINEAR,
+        lambda file, model: file.values.update({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    ),
+    "scale_linear": (LINEAR, lambda file, model: file.values.update({"rope.scale_linear": 4.0})),
+    "yarn": (
+        YARN,
+        lambda file, model: file.values.update(
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 128,
+                "rope.scaling.finetuned": True,
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_positions_are_scaled_as_the_file_says(scaling: str, tmp_path: Path) -> None:
+    rope, change = SCALINGS[scaling]
+    model = random_llama(**({"rope_parameters": rope} if rope else {}))
+    file = Gguf.of(model)
+    change(file, model)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    runner = ModelRunner.build(
+        from_transformers(weights.config()), weights, RunnerOptions(dtype="float32", kv_tokens=256)
+    )
+    (logits,) = runner.forward([Segment(runner.open(), LONG, want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(model, LONG)[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_configuration_that_lost_the_scaling_is_refused(tmp_path: Path) -> None:
+    model = random_llama(rope_parameters=LLAMA3)
+    file = Gguf.of(model)
+    file.tensors["rope_freqs.weight"] = factors_of(model)
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    lost = from_transformers(random_llama().config)
+    with pytest.raises(IncompatibleError, match=r"scales positions otherwise than config\.json"):
+        ModelRunner.build(lost, weights, RunnerOptions(dtype="float32", kv_tokens=256))
+
+
+CHANGES: dict[str, tuple[Callable[[Gguf], object], str]] = {
+    "unknown key": (
+        lambda f: f.values.update({"attn_logit_softcapping": 50.0}),
+        "llama.attn_logit_softcapping = 50",
+    ),
+    "scale": (lambda f: f.values.update({"logit_scale": 8.0}), "llama.logit_scale = 8"),
+    "experts": (lambda f: f.values.update({"expert_count": 8}), "llama.expert_count = 8"),
+    "long factors": (
+        lambda f: f.values.update({"rope.scaling.type": "longrope"}),
+        "rope.scaling.type = 'longrope'",
+    ),
+    "yarn without factor": (lambda f: f.values.update({"rope.scaling.type": "yarn"}), "without factor"),
+    "head": (lambda f: f.values.update({"rope.dimension_count": 8}), "rope.dimension_count = 8"),
+    "vocabulary": (
+        lambda f: f.values.update({"vocab_size": 90}),
+        "vocab_size = 90: token_embd.weight has 97 rows",
+    ),
+    "both scalings": (
+        lambda f: (
+            f.values.update({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}),
+            f.tensors.update({"rope_freqs.weight": np.ones(8, np.float32)}),
+        ),
+        "rope_freqs.weight of 8 numbers beside rope.scaling.type = 'linear'",
+    ),
+    "unknown tensor": (
+        lambda f: f.tensors.update({"blk.0.attn_sinks.weight": np.ones(4, np.float32)}),
+        "tensor blk.0.attn_sinks.weight is not understood",
+    ),
+    "no norm": (lambda f: f.values.pop("attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
+    "no context": (lambda f: f.values.pop("context_length"), "context_length"),
+    "adapter": (lambda f: f.others.update({"general.type": "adapter"}), "general.type = 'adapter'"),
+    "architecture": (lambda f: setattr(f, "architecture", "mamba"), "GGUF architecture = 'mamba'"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_understood_is_refused(change: str, tmp_path: Path) -> None:
+    file = Gguf.of(random_llama())
+    apply, why = CHANGES[change]
+    apply(file)
+    with pytest.raises(IncompatibleError, match=why):
+        GgufWeights(file.write(tmp_path / "model.gguf")).config()
+
+
+def test_every_key_about_arithmetic_is_read(tmp_path: Path) -> None:
+    """Each key that is dropped either has a default that is the file's value, or is missed by name."""
+    whole = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf")).config().to_dict()
+    for key in Gguf.of(random_llama()).values:
+        file = Gguf.of(random_llama())
+        file.values.pop(key)
+        found = outcome(file.write(tmp_path / "other.gguf"))
+        assert found == whole or key in str(found), key
+
+
+def outcome(path: Path) -> dict[str, Any] | str:
+    """The configuration of a file, or why it is refused."""
+    try:
+        return dict(GgufWeights(path).config().to_dict())
+    except IncompatibleError as error:
+        return str(error)
+
+
+def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
+    model = random_llama()
+    whole = Gguf.of(model)
+    paths = whole.write_parts(tmp_path / "model", 3)
+    joined, single = GgufWeights(paths[0]), GgufWeights(whole.write(tmp_path / "whole.gguf"))
+    assert (joined.parts, single.parts) == (3, 1)
+    assert joined.config().to_dict() == single.config().to_dict()
+    assert set(joined) == set(single)
+    assert all(torch.equal(joined[name], single[name]) for name in joined)
+    with pytest.raises(IncompatibleError, match="is part 2 of 3 of a split model: give the first"):
+        GgufWeights(paths[1])
+    other = paths[1].read_bytes()
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(IncompatibleError, match=r"00002-of-00003\.gguf says that it is part 3 of 3"):
+        GgufWeights(paths[0])
+    paths[1].write_bytes(other)
+    paths[2].unlink()
+    with pytest.raises(IncompatibleError, match=r"00003-of-00003\.gguf is not beside it"):
+        GgufWeights(paths[0])
+
+
+def test_bytes_that_are_no_gguf_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"nothing of that kind" * 10)
+    with pytest.raises(IncompatibleError, match="cannot read"):
+        GgufWeights(tmp_path / "model.gguf")
+
+
+def test_all_ends_of_an_answer_are_read(tmp_path: Path) -> None:
+    file = Gguf.of(random_llama())
+    for name, token in (("eos", 2), ("eot", 7), ("eom", 9), ("bos", 1)):
+        file.others[f"tokenizer.ggml.{name}_token_id"] = token
+    weights = GgufWeights(file.write(tmp_path / "model.gguf"))
+    assert end_tokens(weights.metadata) == [2, 7, 9]
+    assert weights.config().eos_token_id == 2
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0"])
+def test_quantised_matrices_are_what_their_blocks_say(kind: str, tmp_path: Path) -> None:
+    model = random_llama()
+    weights = GgufWeights(Gguf.of(model, gguf.GGMLQuantizationType[kind]).write(tmp_path / "model.gguf"))
+    exact = random_llama()
+    exact.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    runner = ModelRunner.build(
+        from_transformers(weights.config()),
+        weights,
+        RunnerOptions("float32", kv_tokens=256, executor="torch"),
+    )
+    (logits,) = runner.forward([Segment(runner.open(), LONG[:20], want_last=True)])
+    torch.testing.assert_close(logits[0], reference_logits(exact, LONG[:20])[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_gemma3_is_read(tmp_path: Path) -> None:
+    """Norms are stored with one added; windows and two kinds of positions come from the metadata."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        **(
+            SHAPE
+            | {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+        )
+    )
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    weights = GgufWeights(Gguf.of(model).write(tmp_path / "model.gguf"))
+    found = weights.config()
+    assert found.layer_types == config.layer_types
+    read = transformers.Gemma3ForCausalLM(found).eval()
+    read.load_state_dict({name: weights[name] for name in weights}, strict=False)
+    torch.testing.assert_close(
+        reference_logits(read, LONG), reference_logits(model, LONG), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.native
+def test_a_kept_file_is_that_of_the_weights(tmp_path: Path) -> None:
+    model = random_llama()
+    weights = GgufWeights(Gguf.of(model).write(tmp_path / KEPT_GGUF))
+    rounded = {name: weights[name].to(torch.bfloat16) for name in weights}
+    model.load_state_dict(rounded, strict=False)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    options = RunnerOptions(kv_tokens=256, weights="native")
+    ModelRunner.load(tmp_path, options)
+    torch.manual_seed(1)
+    other = transformers.LlamaForCausalLM(model.config)
+    Gguf.of(other).write(tmp_path / KEPT_GGUF)
+    other.to(torch.bfloat16).save_pretrained(tmp_path / "other")
+    (tmp_path / KEPT_GGUF).rename(tmp_path / "other" / KEPT_GGUF)
+    (tmp_path / "model.safetensors").rename(tmp_path / "other" / "model.safetensors")
+    with pytest.raises(
+        IncompatibleError, match=r"source\.gguf is not what the weights beside it were made of"
+    ):
+        ModelRunner.load(tmp_path / "other", options)
+
+
+def test_a_question_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping's own answer would dequantise the tensor."""
+    weights = GgufWeights(Gguf.of(random_llama()).write(tmp_path / "model.gguf"))
+    monkeypatch.setattr(gguf, "dequantize", lambda *_: pytest.fail("read"))
+    assert "model.norm.weight" in weights
+    assert "model.norm.bias" not in weights
+    assert weights.shape("lm_head.weight") == (97, 64)

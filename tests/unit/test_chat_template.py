@@ -1,0 +1,104 @@
+"""Conversations are what `transformers` makes of them; a template's faults are the conversation's errors."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from specinfer.chat.template import ChatTemplate, stored_templates
+from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.tokenizer import Tokenizer
+from tests.support.system import ascii_tokenizer
+
+TURNS = [{"role": "user", "content": "hi <b> é"}, {"role": "assistant", "content": "so"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+EACH = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TEMPLATES = [
+    "{{ bos_token }}" + EACH + "{% if add_generation_prompt %}>{% endif %}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration -%}{% endfor %}",
+    "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+    "{{ messages | tojson(true, 2) }}{{ messages | tojson(indent=4, sort_keys=true) }}",
+    "{{ messages | tojson(separators=(',', ':')) }}{{ tools | tojson if tools else 'none' }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{{ dict(a=1, **{'b': 2}) }}",
+    "  {% if true %}\n    {{ messages[0]['content'] }}\n  {% endif %}\n",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_a_conversation_is_what_transformers_makes_of_it(template: str, tools: list[Any]) -> None:
+    template += "{# tools #}"  # those that know none get them in words
+    expected, _ = render_jinja_template(
+        [TURNS], tools=tools or None, chat_template=template, add_generation_prompt=True, bos_token="<s>"
+    )
+    assert ChatTemplate(template, {"bos_token": "<s>"}).render(TURNS, tools) == expected[0]
+
+
+def test_today_is_the_local_day() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y-%m') }}", {})
+    assert template.render(TURNS, []) == datetime.now().strftime("%Y-%m")
+
+
+@pytest.mark.parametrize("stored", [{"default": "a", "tool_use": "b {{ tools }}"}, None])
+def test_named_templates_are_chosen_by_tools(stored: dict[str, str] | None) -> None:
+    listed = [{"name": "tool_use", "template": "b {{ tools }}"}, {"name": "default", "template": "a"}]
+    template = ChatTemplate(stored or listed, {})
+    assert template.render(TURNS, []) == "a"
+    assert template.render(TURNS, TOOLS).startswith("b [{")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ messages | tojson(1, 2, 3, 4, 5, 6) }}", "the model's chat template fails: TypeError"),
+        ("{{ messages[0].content + 1 }}", "the model's chat template fails: TypeError"),
+        ("{{ 1 / 0 }}", "the model's chat template fails: ZeroDivisionError"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "SecurityError|unsafe|not safe"),
+        ("{% if %}", "Expected an expression"),
+    ],
+)
+def test_a_fault_of_a_template_is_an_error_of_the_conversation(template: str, why: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"chat = \['user', 'assistant'\]: .*({why})"):
+        ChatTemplate(template, {}).render(TURNS, [])
+
+
+def test_what_is_no_template_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match="a list of other things than names and templates"):
+        ChatTemplate([{"title": "x"}], {})
+    with pytest.raises(IncompatibleError, match="a template is no text"):
+        ChatTemplate({"default": 3}, {})  # type: ignore[dict-item]
+    with pytest.raises(IncompatibleError, match=r"are \['rag'\]: none is the default"):
+        ChatTemplate({"rag": "x"}, {}).render(TURNS, [])
+    with pytest.raises(IncompatibleError, match="the model has no chat template"):
+        ChatTemplate(None, {}).render(TURNS, [])
+
+
+def test_places_of_templates(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"chat_template": "config"}
+    assert stored_templates(tmp_path, {}) is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "beside"}))
+    assert stored_templates(tmp_path, {}) == "beside"
+    assert stored_templates(tmp_path, config) == "config"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert stored_templates(tmp_path, config) == {"default": "file", "tool_use": "tools"}
+
+
+def test_a_template_that_cannot_be_read_is_said_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(ascii_tokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% for %}"}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert "chat template cannot be read: conversations will be refused" in caplog.text
+    with pytest.raises(InvalidInputError, match="chat ="):
+        tokenizer.encode_chat(TURNS)

@@ -1,0 +1,167 @@
+"""A tokenizer is what all of its files say, as `transformers` reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from specinfer.detokenizer import Detokenizer
+from specinfer.errors import IncompatibleError
+from specinfer.model.weights.config import load_config
+from specinfer.scheduling.text import TextStream
+from specinfer.special_tokens import tokenizer_end
+from specinfer.tokenizer import Tokenizer
+from tests.support.tiny_models import tiny_transformers
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+WORDS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+PIECES = ["▁", "▁The", "▁sky", "▁is", "▁blue", "!", "T", "h", "e", "b", "l", "u", "s", "i", "k", "y", "ä"]
+
+
+def byte_level() -> Fast:
+    fast = Fast(models.BPE({"<s>": 0, "</s>": 1} | {char: i for i, char in enumerate(ALPHABET, 2)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(["<s>", "</s>"])
+    return fast
+
+
+def sentencepiece() -> Fast:
+    """Llama 2's: a blank before the text, which decoding leaves out, and bytes for unknown characters."""
+    vocabulary = {word: i for i, word in enumerate([*WORDS, *PIECES])}
+    fast = Fast(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    stages = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    fast.decoder = decoders.Sequence(stages)
+    fast.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return fast
+
+
+def metaspace() -> Fast:
+    fast = Fast(models.BPE({word: i for i, word in enumerate([*WORDS, *PIECES])}, [], unk_token="<unk>"))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return fast
+
+
+KINDS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace}
+TEXTS = st.text(alphabet="The sky is blue!ä日🦙\n", max_size=24)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS, cut=st.integers(0, 24), data=st.data())
+def test_prompt_and_answer_are_the_text_of_the_whole(kind: str, text: str, cut: int, data: Any) -> None:
+    """Whatever the pieces: `transformers`' text of all tokens is that of the prompt, then what is streamed."""
+    fast = KINDS[kind]()
+    tokenizer, theirs = Tokenizer(fast, None, {}), PreTrainedTokenizerFast(tokenizer_object=fast)
+    ids = tokenizer.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    cut = min(cut, len(ids))
+    whole, prompt = (theirs.decode(part, skip_special_tokens=True) for part in (ids, ids[:cut]))
+    stream, pieces, at = TextStream(tokenizer, (), [1, *ids[:cut]]), [], cut
+    while at < len(ids):
+        size = data.draw(st.integers(1, 4))
+        pieces.append(stream.push(ids[at : at + size], last=at + size >= len(ids)).text)
+        at += size
+    if "\ufffd" not in prompt:  # a prompt cut within a character has no text of its own
+        assert prompt + "".join(pieces) == whole
+
+
+@given(text=st.text(alphabet="The sky is blue!", min_size=1, max_size=24), data=st.data())
+def test_stop_strings_are_found_in_the_text_of_the_whole(text: str, data: Any) -> None:
+    tokenizer = Tokenizer(sentencepiece(), None, {})
+    ids = tokenizer.encode(text)
+    start = data.draw(st.integers(0, len(text) - 1))
+    stop = text[start : data.draw(st.integers(start + 1, len(text)))]
+    cut = data.draw(st.integers(1, len(ids)))
+    rest = tokenizer.decode(ids)[len(tokenizer.decode(ids[:cut])) :]
+    piece = TextStream(tokenizer, (stop,), ids[:cut]).push(ids[cut:], last=True)
+    assert piece.stopped == (stop in rest)
+    assert piece.text == rest.partition(stop)[0]
+
+
+def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:
+    tokenizer = Tokenizer(byte_level(), None, {})
+    ids = tokenizer.encode("so")
+    piece = TextStream(tokenizer, ("</s>",), [5]).push([*ids, 1, *ids], last=True)
+    assert (piece.text, piece.used, piece.stopped) == ("so", 3, True)
+    assert TextStream(tokenizer, ("</s>",), [5]).skip([*ids, 1])
+    other = TextStream(tokenizer, ("<s>",), [5]).push([*ids, 1, *ids], last=True)
+    assert (other.text, other.used, other.stopped) == ("soso", 5, False)
+
+
+def test_text_behind_an_unknown_prompt_keeps_its_blank() -> None:
+    tokenizer = Tokenizer(sentencepiece(), None, {})
+    blue = tokenizer.encode("blue")
+    assert TextStream(tokenizer, ()).push(blue, last=True).text == " blue"
+    assert Detokenizer(tokenizer, [1]).push(blue) == "blue", "a prompt of special tokens has no text"
+
+
+def write(directory: Path, fast: Fast, **config: Any) -> Path:
+    fast.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
+    fast, text = byte_level(), "The sky is blue. " * 300
+    wanted = fast.encode(text).ids
+    fast.enable_truncation(max_length=8)
+    fast.enable_padding(length=64, pad_token="<s>")
+    tokenizer = Tokenizer.load(write(tmp_path, fast))
+    assert tokenizer.encode(text) == wanted
+    assert len(tokenizer.encode("ab")) == 2
+
+
+def test_tokens_of_the_files_beside_are_added_and_special(tmp_path: Path) -> None:
+    size = byte_level().get_vocab_size()
+    declared = {
+        str(size): {"content": "<|turn|>", "special": True, "normalized": False},
+        str(size + 1): {"content": "[tool]", "special": False, "normalized": False},
+    }
+    write(
+        tmp_path,
+        byte_level(),
+        added_tokens_decoder=declared,
+        eos_token="<|turn|>",
+        bos_token="<s>",
+    )
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "Z"}))
+    tokenizer, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text = "a<|turn|>b[tool]"
+    assert tokenizer.encode(text) == theirs(text)["input_ids"]
+    ids = [*tokenizer.encode(text), *tokenizer.encode_part("Z")]
+    assert tokenizer.decode(ids) == "ab[tool]"
+    assert tokenizer.special_token("<|turn|>") == size == tokenizer_end(tmp_path)
+    assert tokenizer.special_token("[tool]") is None
+    assert tokenizer._specials == {"bos_token": "<s>", "eos_token": "<|turn|>", "pad_token": "Z"}
+
+
+def test_a_token_that_would_get_another_id_is_refused(tmp_path: Path) -> None:
+    declared = {"3": {"content": "<|turn|>", "special": True}}
+    with pytest.raises(IncompatibleError, match=r"'<\|turn\|>' = 3, but tokenizer.json has it as"):
+        Tokenizer.load(write(tmp_path, byte_level(), added_tokens_decoder=declared))
+
+
+@pytest.mark.parametrize(
+    ("config", "end"), [({}, None), ({"eos_token": "</s>"}, 1), ({"eos_token": "<none>"}, None)]
+)
+def test_the_end_token_of_a_tokenizer(config: dict[str, Any], end: int | None, tmp_path: Path) -> None:
+    assert tokenizer_end(write(tmp_path, byte_level(), **config)) == end
+
+
+def test_ends_of_the_generation_configuration_and_of_the_tokenizer_both_end_an_answer(tmp_path: Path) -> None:
+    model = tiny_transformers("llama")
+    model.config.save_pretrained(tmp_path)
+    write(tmp_path, byte_level(), eos_token="<s>")
+    assert load_config(tmp_path).eos_token_ids == (2, 0)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    assert load_config(tmp_path).eos_token_ids == (5, 7, 0)
+    write(tmp_path, byte_level())
+    assert load_config(tmp_path).eos_token_ids == (5, 7)
