@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from gateway.app import Gateway, build_gateway, end_process_if_failed
 from gateway.settings import GatewaySettings
@@ -23,6 +24,8 @@ async def serve(settings: GatewaySettings) -> None:
     registry = service_registry()
     serve_metrics(registry, settings.metrics_host, settings.metrics_port)
     tokenizer = Tokenizer.load(resolve_model(settings.model))
+    if settings.chat_template:
+        tokenizer.use_chat_template(Path(settings.chat_template))
     tracer = open_tracer(PROGRAM, settings, settings.trace_ratio)
     async with build_gateway(settings, tokenizer, registry, tracer) as gateway:
         gateway.running.add_done_callback(end_process_if_failed)

@@ -26,6 +26,9 @@ class GatewaySettings(SecuritySettings):
         9464, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 switches it off."
     )
     model: str = Field(DEFAULT_MODEL, description="Model whose tokenizer and chat template are used.")
+    chat_template: str = Field(
+        "", description="File of a chat template (Jinja) to use instead of the model's; empty: the model's."
+    )
     verifiers: str = Field(
         "127.0.0.1:50052",
         description="Verifiers, separated by commas: host:port, or dns:///name:port for all addresses of a "

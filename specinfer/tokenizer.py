@@ -39,7 +39,7 @@ class Tokenizer:
         fast.no_truncation()
         fast.no_padding()
         self._fast, self._specials = fast, dict(specials)
-        self._chat = ChatTemplate(chat_template, specials)
+        self._chat = self._own_chat = ChatTemplate(chat_template, specials)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -63,6 +63,22 @@ class Tokenizer:
                 "the model's chat template cannot be read: conversations will be refused: %s", problem
             )
         return loaded
+
+    def use_chat_template(self, path: Path) -> None:
+        """Read conversations by the template in a file instead of the model's own.
+
+        `text_fingerprint` stays that of the model: a template decides what a prompt is, not how it is continued.
+
+        Raises:
+            SettingError: if the file cannot be read, or is no template.
+        """
+        try:
+            chat = ChatTemplate(path.read_text(encoding="utf-8"), self._specials)
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError("chat_template", str(path), f"cannot be read: {error}") from error
+        if problem := chat.problem():
+            raise SettingError("chat_template", str(path), problem)
+        self._chat = chat
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +110,7 @@ class Tokenizer:
         It covers vocabulary, merges, normalisation and all other stages, special tokens and chat template.
         """
         stages = json.loads(self.to_json())
-        chat = self._chat.texts
+        chat = self._own_chat.texts
         if chat.keys() <= {"default"}:  # a hash that does not depend on how one template is stored
             stored: object = chat.get("default")
         else:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,6 +82,10 @@ def up(
     device: LocalDevice = None,
     speculator: Speculators = None,
     resident: Resident = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="File of a chat template (Jinja) to use instead of the model's.", dir_okay=False),
+    ] = None,
     planner: Annotated[
         str | None, typer.Option(help="How the gateway expects accepted tokens: measured or learned.")
     ] = None,
@@ -103,7 +108,11 @@ def up(
         verifier={"weights": weights, "offload": offload, "tensor-parallel": str(tensor_parallel)},
         gateway={
             flag: value
-            for flag, value in (("planner", planner), ("planner-weights", planner_weights))
+            for flag, value in (
+                ("planner", planner),
+                ("planner-weights", planner_weights),
+                ("chat-template", str(chat_template.resolve()) if chat_template else None),
+            )
             if value is not None
         },
         speculators=read_speculators(speculator),

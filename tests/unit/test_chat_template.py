@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specinfer.chat.template import ChatTemplate, stored_templates
-from specinfer.errors import IncompatibleError, InvalidInputError
+from specinfer.errors import IncompatibleError, InvalidInputError, SettingError
 from specinfer.tokenizer import Tokenizer
 from tests.support.system import ascii_tokenizer
 
@@ -102,3 +102,18 @@ def test_a_template_that_cannot_be_read_is_said_at_start(
     assert "chat template cannot be read: conversations will be refused" in caplog.text
     with pytest.raises(InvalidInputError, match="chat ="):
         tokenizer.encode_chat(TURNS)
+
+
+def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    """The fingerprint by which verifiers are compared stays the model's."""
+    tokenizer, path = ascii_tokenizer(), tmp_path / "own.jinja"
+    before = tokenizer.text_fingerprint()
+    path.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    tokenizer.use_chat_template(path)
+    assert tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}])) == "<hi>"
+    assert tokenizer.text_fingerprint() == before
+    path.write_text("{% for m in messages %}")
+    with pytest.raises(SettingError, match=r"chat_template = .*own.jinja"):
+        tokenizer.use_chat_template(path)
+    with pytest.raises(SettingError, match="cannot be read"):
+        tokenizer.use_chat_template(tmp_path / "none.jinja")
