@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+import verifier_svc.codec
 import verifier_svc.servicer
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.tree_verifier import TreeVerifier
@@ -52,19 +53,19 @@ def spoil() -> None:
 def _spoil_answers() -> None:
     """An answer has no seed: it is known by its request."""
     ids: set[str] = set()
-    decode, encode = verifier_svc.servicer._decode, verifier_svc.servicer._encode
+    decode, encode = verifier_svc.codec._decode, verifier_svc.servicer.encode_outcome
 
     def noting(entry: Any, *rest: Any) -> Any:
         if entry.sampling.seed == Poison.ANSWER and entry.base_len >= _BEGINS_AT:
             ids.add(entry.request_id)
         return decode(entry, *rest)
 
-    def raising(outcome: Any) -> Any:
+    def raising(outcome: Any, *drafts: Any) -> Any:
         if outcome.verdict is not None and outcome.request_id in ids:
             raise PoisonError(Poison.ANSWER.name)
-        return encode(outcome)
+        return encode(outcome, *drafts)
 
-    verifier_svc.servicer._decode, verifier_svc.servicer._encode = noting, raising
+    verifier_svc.codec._decode, verifier_svc.servicer.encode_outcome = noting, raising
 
 
 if __name__ == "__main__":

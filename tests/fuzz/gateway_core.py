@@ -108,7 +108,7 @@ class GatewayCore:
         trees = trees_to_verify(entries, drafts, self.calibration, choice.keeps)
         merged = time.perf_counter()
         try:
-            verdicts, pass_s = await self._verifier.verify(entries, trees)
+            verdicts, pass_s, _ = await self._verifier.verify(entries, trees)
         except SpecInferError:
             return []
         verified = time.perf_counter()
