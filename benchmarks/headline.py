@@ -1,6 +1,7 @@
-"""The table of speed in the README, from the committed reports: `python -m benchmarks.headline` prints it.
+"""The tables of speed in the README and in docs/performance.md, from the committed reports.
 
-Every row comes from one run of one report. tests/unit/benchmarks/test_headline.py holds the README to it.
+`python -m benchmarks.headline` prints them. Every row comes from one run of one report; a test,
+tests/unit/benchmarks/test_headline.py, holds the pages to them.
 """
 
 import json
@@ -24,8 +25,40 @@ PEERS = {
 }
 
 
+DEFAULT = "trees, default of up"
+
+
+def default_table() -> str:
+    """The default beside plain decoding, a line for each batch size; in brackets quartiles over turns."""
+    kinds = report("residents")["kinds"]
+    lines = head(["plain", "trees", "gain", "gain at temperature 0.8"], "requests at once")
+    for batch in BATCHES:
+        plain, trees = kinds["greedy"][batch]["plain"], kinds["greedy"][batch][DEFAULT]
+        gains = [quartiles(kinds[kind][batch][DEFAULT]) for kind in TEMPERATURES]
+        lines.append(line(batch, [f"{speed(plain)} tokens/s", f"{speed(trees)} tokens/s", *gains]))
+    return "\n".join(lines)
+
+
+def quartiles(figures: dict[str, Any]) -> str:
+    """The median gain, with quartiles over turns."""
+    low, high = figures["gain_quartiles"]
+    return f"{figures['gain']:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def drafts_table() -> str:
+    """Gains of the ways of drafting, by batch size."""
+    report_ = report("residents")["kinds"]
+    lines = head([f"batch {batch}" for batch in BATCHES], "over plain decoding")
+    for kind in TEMPERATURES:
+        for mode in report_[kind][BATCHES[0]]:
+            if mode != "plain":
+                cells = [quartiles(report_[kind][batch][mode]) for batch in BATCHES]
+                lines.append(line(f"{mode}, {kind}", cells))
+    return "\n".join(lines)
+
+
 def table() -> str:
-    """The whole table."""
+    """Plain decoding and trees in bfloat16 on three processors, beside other engines."""
     lines = head([f"batch {batch}" for batch in BATCHES], "tokens/s")
     for machine, (systems, engine) in MACHINES.items():
         lines += system_rows(machine, report(systems)["services"])
@@ -72,4 +105,5 @@ def ratio(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    for each in (default_table(), drafts_table(), table()):
+        print(each, end="\n\n")

@@ -1,16 +1,28 @@
-"""The README's table of speed is what the committed reports say."""
+"""The tables of speed in the README and in docs/performance.md are what the committed reports say."""
 
 from pathlib import Path
 
-from benchmarks.headline import BATCHES, MACHINES, PEERS, TEMPERATURES, report, table
+from benchmarks.headline import (
+    BATCHES,
+    MACHINES,
+    PEERS,
+    TEMPERATURES,
+    default_table,
+    drafts_table,
+    report,
+    table,
+)
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 
 
-def test_the_readme_has_the_table_of_the_reports() -> None:
-    assert f"\n\n{table()}\n\n" in README.read_text(), (
-        "run `python -m benchmarks.headline` and paste what it prints"
-    )
+def test_the_pages_have_the_tables_of_the_reports() -> None:
+    wanted = [(README, default_table()), (PERFORMANCE, drafts_table()), (PERFORMANCE, table())]
+    for page, text in wanted:
+        assert f"\n\n{text}\n\n" in page.read_text(), (
+            f"{page.name}: run `python -m benchmarks.headline` and paste what it prints"
+        )
 
 
 def test_the_table_has_every_machine_temperature_and_peer() -> None:
