@@ -28,6 +28,8 @@ class Shape:
     verifiers: int = 2
     speculators: tuple[str, ...] = ("ngram", "ssm")
     """Drafters, a service of its own for each."""
+    resident: tuple[str, ...] = ("ngram", "ssm")
+    """Drafters that every verifier hosts."""
     lease_s: float = 1.0
     max_batch: int = 16
     proposal: str = "point"
@@ -159,6 +161,9 @@ class ChaosSystem:
         self.redis = RedisRoles(redis.port, standby.port)
         model = {"model": str(self._model), "threads": "1"}
         verifier = model | {"dtype": "float32", "kv-tokens": "16384", "executor": "native"}
+        if shape.resident:
+            own = f",proposal={shape.proposal}" if "ssm" in shape.resident else ""
+            verifier["drafters"] = "+".join(shape.resident) + own
         verifiers = [
             self._serve(f"verifier-{n + 1}", "verifier", "tests.chaos.verifier", verifier)
             for n in range(shape.verifiers)

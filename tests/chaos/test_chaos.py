@@ -16,7 +16,7 @@ FAULTS = 20
 @pytest.mark.native
 @pytest.mark.timeout(300)
 async def test_no_client_notices_twenty_faults(tmp_path: Path) -> None:
-    shape = Shape(verifiers=1, speculators=("ngram",), lease_s=0.6)
+    shape = Shape(verifiers=1, speculators=("ngram",), resident=("suffix",), lease_s=0.6)
     options = RunOptions(
         FAULTS, seed=28, clients=12, interval_s=0.6, orders=24, longest=160, patience_s=120, shape=shape
     )
