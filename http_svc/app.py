@@ -17,10 +17,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from http_svc.entry.callers import CallerKeys
+from http_svc.entry.middleware import Guard, HttpMetrics
 from http_svc.errors import ApiError, invalid_body
 from http_svc.handlers import Door
-from http_svc.middleware import Guard, HttpMetrics
-from http_svc.models import GatewayHealth
+from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
 from http_svc.schemas import ChatBody, CompletionBody
 from http_svc.settings import HttpSettings
@@ -140,11 +141,13 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
         await client.close()
 
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    _add_api(app, Door(client, metrics, ending))
+    models = Models()
+    callers = CallerKeys(client, models)
+    _add_api(app, Door(callers, models, metrics, ending))
     _add_observation(app, health, registry)
     add_page(app)
     _add_errors(app)
-    guarded = Guard(app, settings, metrics)
+    guarded = Guard(app, settings, metrics, callers.admit)
     if not settings.origins:
         return guarded
     return CORSMiddleware(

@@ -92,7 +92,7 @@ class Models:
                 return
         self._asking = asking = asyncio.ensure_future(client.status())
         try:
-            self._remember(await asking)
+            self.remember(await asking)
         finally:
             if self._asking is asking:
                 self._asking = None
@@ -105,7 +105,7 @@ class Models:
             SpecInferError: if no gateway answers.
         """
         status = await client.status()
-        self._remember(status)
+        self.remember(status)
         if name is not None:
             self._require(name)
         return {
@@ -121,5 +121,6 @@ class Models:
             why = f"model = {name!r}: not served here; {self._name!r} is"
             raise ApiError(404, why, "model_not_found", "model")
 
-    def _remember(self, status: generation_pb2.StatusReply) -> None:
+    def remember(self, status: generation_pb2.StatusReply) -> None:
+        """Note what a gateway serves."""
         self._name, self._asked_at = status.model, self._clock()

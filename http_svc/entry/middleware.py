@@ -1,9 +1,10 @@
-"""Middleware of every call: a request id, a bound on calls at once and on the size of bodies, counters.
+"""Middleware of every call: a request id, its key, a bound on calls at once and on bodies, counters.
 
 An ASGI application around the other one.
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
@@ -55,8 +56,15 @@ _LONGEST_ID = 200
 class Guard:
     """Answers what may not come in, and passes on the rest."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: HttpMetrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        metrics: HttpMetrics,
+        admit: Callable[[Headers], Awaitable[None]],
+    ) -> None:
+        """Guard an application; `admit` raises an `ApiError` if the key of a call is not taken."""
+        self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +97,11 @@ class Guard:
         REQUEST_ID.set(scope["state"]["request_id"])
         self._running += 1
         try:
+            if scope["method"] == "POST":  # nothing of a body is read for whoever may not come in
+                await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
         finally:
             self._running -= 1
 
