@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from http_svc.entry.callers import CallerKeys
+from http_svc.entry.connection import bounded
 from http_svc.entry.middleware import Guard, HttpMetrics
 from http_svc.errors import ApiError, invalid_body
 from http_svc.handlers import Door
@@ -30,6 +31,7 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address
 from specinfer.service.entry_point import start_and_wait_for_signal
+from specinfer.service.settings import KIBIBYTE
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,9 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=bounded(settings.header_seconds),
+                h11_max_incomplete_event_size=settings.max_header_kibibytes * KIBIBYTE,
+                timeout_keep_alive=settings.idle_seconds,
                 lifespan="on",
                 timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + _LAST_WORDS_S,
                 ssl_certfile=tls.certificate,

@@ -3,6 +3,7 @@
 An ASGI application around the other one.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -121,13 +122,22 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Count the bytes of a body that did not declare its size."""
-        size = 0
+        """Bound the size of a body that did not declare it, and the time that a body takes."""
+        size, more, waited_s = 0, True, 0.0
 
         async def counting() -> Any:
-            nonlocal size
-            message = await receive()
+            nonlocal size, more, waited_s
+            if not more:
+                return await receive()
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, self._settings.body_time_s(size) - waited_s)):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(size) from None
+            waited_s += time.monotonic() - started
             size += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if size > self._settings.max_body_bytes:
                 raise self._too_large(f"more than {self._settings.max_body_bytes}")
             return message
@@ -138,3 +148,8 @@ class Guard:
         most = self._settings.max_body_mebibytes
         message = f"body = {size} bytes: at most {most} MiB (max_body_mebibytes)"
         return ApiError(413, message, "body_too_large", "body")
+
+
+def _too_slow(size: int) -> ApiError:
+    message = f"body: no more than {size} bytes came in time (body_seconds, body_rate_kibibytes)"
+    return ApiError(408, message, "body_too_slow", "body")
