@@ -26,16 +26,26 @@ class GatewayHealth:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Return the reason why no gateway can work; empty if one can."""
+        """Return the reason why no gateway can work; empty as soon as one can. All are asked at once."""
+        checks = [asyncio.create_task(self._check(address)) for address in self._addresses]
         problems = []
-        for address in self._addresses:
-            if address not in self._channels:  # opened on first use: a channel belongs to the running loop
-                self._channels[address] = open_channel(address, self._tls)
-            found = await _problem(self._channels[address])
-            if not found:
-                return ""
-            problems.append(f"gateway at {address}: {found}")
-        return "; ".join(problems)
+        try:
+            for check in asyncio.as_completed(checks):
+                found = await check
+                if not found:
+                    return ""
+                problems.append(found)
+        finally:
+            for task in checks:
+                task.cancel()
+            await asyncio.gather(*checks, return_exceptions=True)
+        return "; ".join(sorted(problems))
+
+    async def _check(self, address: str) -> str:
+        if address not in self._channels:  # opened on first use: a channel belongs to the running loop
+            self._channels[address] = open_channel(address, self._tls)
+        found = await _problem(self._channels[address])
+        return f"gateway at {address}: {found}" if found else ""
 
     async def close(self) -> None:
         """Close all channels."""
