@@ -29,7 +29,7 @@ async def serve(settings: GatewaySettings) -> None:
     tracer = open_tracer(PROGRAM, settings, settings.trace_ratio)
     async with build_gateway(settings, tokenizer, registry, tracer) as gateway:
         gateway.running.add_done_callback(end_process_if_failed)
-        server = ServiceServer(settings, [SERVICE], [gateway.meter], settings.max_calls)
+        server = ServiceServer(settings, [SERVICE], gateway.interceptors, settings.max_calls)
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)  # type: ignore[no-untyped-call]
         health = asyncio.create_task(_show_health(gateway, server))
         await run_until_signalled(server, before_stop=gateway.drain)

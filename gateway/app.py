@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
 from prometheus_client import CollectorRegistry
 
 from gateway.api.callers import Callers
 from gateway.api.decode import RequestDecoder
+from gateway.api.entrance import KeyInterceptor
 from gateway.api.request_service import RequestService
 from gateway.api.servicer import GenerationServicer
 from gateway.api.status import StatusReporter
@@ -60,10 +62,13 @@ class Gateway:
     """Task that keeps leases and follows requests; it ends only by a fault."""
     observer: Observer
 
+    entrance: KeyInterceptor
+    """Interceptor that looks at callers before their messages are read."""
+
     @property
-    def meter(self) -> MeterInterceptor:
-        """Interceptor that counts the bytes of the messages that its clients send and get."""
-        return MeterInterceptor(self.observer.meter("client"))
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """The one that looks at callers, and one that counts the bytes that clients send and get."""
+        return [self.entrance, MeterInterceptor(self.observer.meter("client"))]
 
     async def drain(self) -> None:
         """Take no new requests, hand over or finish those that it has, and let its streams end.
@@ -144,7 +149,8 @@ async def build_gateway(
         ) as task:
             log.info("gateway %s", gateway_id)
             yield Gateway(
-                settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer
+                *(settings, sessions, lease_manager, store, token_streams, watches, servicer, task, observer),
+                KeyInterceptor(callers, observer.metrics.requests.refused),
             )
     finally:
         await requests.close()

@@ -17,10 +17,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from http_svc.entry.callers import CallerKeys
+from http_svc.entry.connection import bounded
+from http_svc.entry.middleware import Guard, HttpMetrics
 from http_svc.errors import ApiError, invalid_body
 from http_svc.handlers import Door
-from http_svc.middleware import Guard, HttpMetrics
-from http_svc.models import GatewayHealth
+from http_svc.models import GatewayHealth, Models
 from http_svc.page_routes import add_page
 from http_svc.schemas import ChatBody, CompletionBody
 from http_svc.settings import HttpSettings
@@ -29,6 +31,7 @@ from specinfer.client import AsyncClient, Patience
 from specinfer.errors import SettingError
 from specinfer.service.channel import split_address
 from specinfer.service.entry_point import start_and_wait_for_signal
+from specinfer.service.settings import KIBIBYTE
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,9 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=bounded(settings.header_seconds),
+                h11_max_incomplete_event_size=settings.max_header_kibibytes * KIBIBYTE,
+                timeout_keep_alive=settings.idle_seconds,
                 lifespan="on",
                 timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + _LAST_WORDS_S,
                 ssl_certfile=tls.certificate,
@@ -140,11 +146,13 @@ def build_app(settings: HttpSettings, registry: CollectorRegistry, ending: async
         await client.close()
 
     app = FastAPI(title="SpecInfer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    _add_api(app, Door(client, metrics, ending))
+    models = Models()
+    callers = CallerKeys(client, models)
+    _add_api(app, Door(callers, models, metrics, ending))
     _add_observation(app, health, registry)
     add_page(app)
     _add_errors(app)
-    guarded = Guard(app, settings, metrics)
+    guarded = Guard(app, settings, metrics, callers.admit)
     if not settings.origins:
         return guarded
     return CORSMiddleware(

@@ -39,7 +39,7 @@ _CODES = {
     "unsupported": "unsupported_parameter",
 }
 """Codes by pydantic's type of error; others are `invalid_value`."""
-_UNION_PART = re.compile(r"str|int|(?:list|dict|function-after)\[.*")
+_UNION_PART = re.compile(r"str|int|(?:list|dict|function-(?:after|before))\[.*")
 """Names that pydantic gives to branches of a union, which are no fields."""
 
 

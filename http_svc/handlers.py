@@ -10,8 +10,9 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from http_svc.call import Call, ClientGoneError, Event, while_wanted
-from http_svc.errors import ApiError, api_error
-from http_svc.middleware import HttpMetrics
+from http_svc.entry.callers import CallerKeys
+from http_svc.entry.middleware import HttpMetrics
+from http_svc.errors import api_error
 from http_svc.models import Models
 from http_svc.page_routes import watch
 from http_svc.responses import CHAT, COMPLETION, Kind, ResponseShape
@@ -35,9 +36,11 @@ _CLIENT_GONE = 499
 class Door:
     """Serves `/v1`."""
 
-    def __init__(self, client: AsyncClient, metrics: HttpMetrics, ending: asyncio.Event) -> None:
+    def __init__(
+        self, callers: CallerKeys, models: Models, metrics: HttpMetrics, ending: asyncio.Event
+    ) -> None:
         """Create the handlers; `ending` is set when calls that still run must end."""
-        self._client, self._metrics, self._models = client, metrics, Models()
+        self._callers, self._models, self._metrics = callers, models, metrics
         self._ending = ending
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
@@ -61,13 +64,13 @@ class Door:
     async def watch(self, request: Request) -> Response:
         """Serve `GET /v1/watch`."""
         try:
-            return await watch(self._caller(request), request, self._ending)
+            return await watch(self._callers.client_of(request.headers), request, self._ending)
         except SpecInferError as error:
             raise api_error(error, {}) from error
 
     async def _describe(self, request: Request, name: str | None = None) -> dict[str, Any]:
         try:
-            return await self._models.describe(self._caller(request), name)
+            return await self._models.describe(self._callers.client_of(request.headers), name)
         except SpecInferError as error:
             raise api_error(error, {}) from error
 
@@ -96,7 +99,7 @@ class Door:
         requests: Sequence[generation_pb2.GenerateRequest],
         names: Mapping[str, str],
     ) -> Response:
-        caller = self._caller(request)
+        caller = self._callers.client_of(request.headers)
         await self._models.check(caller, body.model)
         streams, start = self._open(caller, body, request, requests)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -144,23 +147,3 @@ class Door:
         request.state.request_id = request_id
         self._metrics.resumed.inc()
         return [caller.attach(request_id, position)], position
-
-    def _caller(self, request: Request) -> AsyncClient:
-        """Return a client with the caller's key and trace context.
-
-        Raises:
-            ApiError: 401 if there is an `Authorization` that holds no key.
-        """
-        given = request.headers.get("authorization")
-        trace = request.headers.get("traceparent", "")
-        if given is None:
-            return self._client.for_caller(None, trace)
-        scheme, _, key = given.partition(" ")
-        if (
-            scheme.lower() != "bearer"
-            or not key.isascii()
-            or not key.strip().isprintable()
-            or not key.strip()
-        ):
-            raise ApiError(401, "Authorization: must be `Bearer KEY`", "invalid_api_key", "Authorization")
-        return self._client.for_caller(key.strip(), trace)

@@ -26,16 +26,26 @@ class GatewayHealth:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def problem(self) -> str:
-        """Return the reason why no gateway can work; empty if one can."""
+        """Return the reason why no gateway can work; empty as soon as one can. All are asked at once."""
+        checks = [asyncio.create_task(self._check(address)) for address in self._addresses]
         problems = []
-        for address in self._addresses:
-            if address not in self._channels:  # opened on first use: a channel belongs to the running loop
-                self._channels[address] = open_channel(address, self._tls)
-            found = await _problem(self._channels[address])
-            if not found:
-                return ""
-            problems.append(f"gateway at {address}: {found}")
-        return "; ".join(problems)
+        try:
+            for check in asyncio.as_completed(checks):
+                found = await check
+                if not found:
+                    return ""
+                problems.append(found)
+        finally:
+            for task in checks:
+                task.cancel()
+            await asyncio.gather(*checks, return_exceptions=True)
+        return "; ".join(sorted(problems))
+
+    async def _check(self, address: str) -> str:
+        if address not in self._channels:  # opened on first use: a channel belongs to the running loop
+            self._channels[address] = open_channel(address, self._tls)
+        found = await _problem(self._channels[address])
+        return f"gateway at {address}: {found}" if found else ""
 
     async def close(self) -> None:
         """Close all channels."""
@@ -92,7 +102,7 @@ class Models:
                 return
         self._asking = asking = asyncio.ensure_future(client.status())
         try:
-            self._remember(await asking)
+            self.remember(await asking)
         finally:
             if self._asking is asking:
                 self._asking = None
@@ -105,7 +115,7 @@ class Models:
             SpecInferError: if no gateway answers.
         """
         status = await client.status()
-        self._remember(status)
+        self.remember(status)
         if name is not None:
             self._require(name)
         return {
@@ -121,5 +131,6 @@ class Models:
             why = f"model = {name!r}: not served here; {self._name!r} is"
             raise ApiError(404, why, "model_not_found", "model")
 
-    def _remember(self, status: generation_pb2.StatusReply) -> None:
+    def remember(self, status: generation_pb2.StatusReply) -> None:
+        """Note what a gateway serves."""
         self._name, self._asked_at = status.model, self._clock()

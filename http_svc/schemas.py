@@ -8,8 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from http_svc.fields import NotTrue, Strict, Text, Unsupported, only
+from http_svc.fields import FIRST, NotTrue, Strict, Text, Unsupported, at_most, only
 from http_svc.tools import ChosenTool, Function, Tool, ToolCall
+
+MOST_MESSAGES, MOST_PARTS, MOST_CALLS, MOST_TOOLS = 1024, 1024, 128, 128
+"""Messages of a conversation, parts of a message, calls of a turn, tools."""
+MOST_BIASES, MOST_REFERENCES, MOST_TEXTS = 1024, 64, 2**14
+"""Entries of `logit_bias`, references, texts of a choice."""
+MOST_TOKENS = 2**18
+"""Token ids of a prompt, more than a context has."""
 
 
 class JsonSchema(Strict):
@@ -41,7 +48,7 @@ class StructuredOutputs(Strict):
 
     json_schema: dict[str, Any] | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Annotated[list[Text], FIRST, at_most(MOST_TEXTS)] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
 
@@ -84,7 +91,7 @@ class Body(Strict):
     top_p: float | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """A negative one stands for itself plus 2**64."""
-    stop: Text | list[Text] | None = None
+    stop: Text | Annotated[list[Text], FIRST] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -93,14 +100,14 @@ class Body(Strict):
     structured_outputs: StructuredOutputs | None = None
     """vLLM's; the text must have this form."""
     speculation: Literal["tree", "sequence", "off"] | None = None
-    references: list[Text] | None = None
+    references: Annotated[list[Text], FIRST, at_most(MOST_REFERENCES)] | None = None
     """Texts from which the answer may copy."""
     resumable: bool | None = None
     """The events of the stream have ids, and a client that hangs up may come back with `Last-Event-ID`."""
 
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys)] = None
+    logit_bias: Annotated[dict[str, float] | None, AfterValidator(_token_keys), at_most(MOST_BIASES)] = None
     user: Unsupported = None
 
     @model_validator(mode="after")
@@ -124,8 +131,8 @@ class Message(Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: Text | Annotated[list[TextPart], FIRST, at_most(MOST_PARTS)] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST, at_most(MOST_CALLS)] | None = None
     tool_call_id: Text | None = None
 
     name: Unsupported = None
@@ -147,7 +154,7 @@ class Message(Strict):
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1), FIRST, at_most(MOST_MESSAGES)]
     max_completion_tokens: int | None = _POSITIVE
     response_format: ResponseFormat | None = None
     decomposition: Literal["none", "skeleton"] | None = None
@@ -168,7 +175,7 @@ class ChatBody(Body):
     service_tier: Annotated[None, only("auto", "default")] = None
     store: NotTrue = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tools: Annotated[list[Tool], FIRST, at_most(MOST_TOOLS)] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
@@ -219,7 +226,13 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """`POST /v1/completions`."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: Annotated[
+        Text
+        | Annotated[list[Text], FIRST]
+        | Annotated[list[int], FIRST]
+        | Annotated[list[Annotated[list[int], FIRST]], FIRST],
+        at_most(MOST_TOKENS),
+    ]
 
     best_of: Annotated[None, only(1)] = None
     echo: NotTrue = None

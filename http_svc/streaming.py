@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 """Made once: `json.dumps` makes one for each call."""
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters at which clients that read text by lines end one, escaped; JSON escapes all others itself."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Proxies must not hold events back."""
@@ -45,7 +47,7 @@ def read_event_id(text: str) -> tuple[str, int]:
 def encode(data: Mapping[str, Any], identity: str = "") -> bytes:
     """Encode one event."""
     head = f"id: {identity}\n" if identity else ""
-    return f"{head}data: {_ENCODER.encode(data)}\n\n".encode()
+    return f"{head}data: {_ENCODER.encode(data).translate(_LINE_ENDS)}\n\n".encode()
 
 
 async def event_lines(

@@ -12,6 +12,8 @@ from specinfer.v1 import generation_pb2
 
 MAX_REQUESTS = 128
 """Most choices of one call, all prompts together."""
+MAX_BYTES = 2**24
+"""Most bytes of their requests: a choice's has the whole prompt."""
 COMPLETION_TOKENS = 16
 """`max_tokens` of completions where it is not given, as in OpenAI's API."""
 _ANY_OBJECT = {"type": "object"}
@@ -21,23 +23,28 @@ _FILL_CONTEXT = 0
 
 
 def chat_requests(body: ChatBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
-    """Return the requests of a conversation."""
+    """Return the requests of a conversation.
+
+    Raises:
+        InvalidInputError: if they are too many or too large together.
+    """
     turns = [_turn(message) for message in body.messages]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    requests = _requests(body, [turns], request_id, limit or _FILL_CONTEXT)
-    for request in requests:
-        _tell_tools(body, request.chat)
-    return requests
+    request = make_request(turns, **_options(body, limit or _FILL_CONTEXT))
+    _tell_tools(body, request.chat)
+    return _choices(body, [request], request_id)
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[generation_pb2.GenerateRequest]:
     """Return the requests of one prompt or several.
 
     Raises:
-        InvalidInputError: if there is no prompt, or if there are too many.
+        InvalidInputError: if there is no prompt, or if they are too many or too large together.
     """
-    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    return _requests(body, _prompts(body.prompt), request_id, limit)
+    options = _options(body, COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens)
+    prompts = _prompts(body.prompt)
+    _check_count(len(prompts) * (body.n or 1))
+    return _choices(body, [make_request(prompt, **options) for prompt in prompts], request_id)
 
 
 def chat_names(body: ChatBody) -> dict[str, str]:
@@ -122,21 +129,29 @@ def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[P
     return [tokens] if tokens else [prompt for prompt in given if not isinstance(prompt, int)]
 
 
-def _requests(
-    body: Body, prompts: Sequence[Prompt], request_id: str, limit: int
-) -> list[generation_pb2.GenerateRequest]:
-    choices = body.n or 1
-    count = choices * len(prompts)
+def _check_count(count: int) -> None:
     if count > MAX_REQUESTS:
         raise InvalidInputError("n", count, f"choices of all prompts, at most {MAX_REQUESTS}")
+
+
+def _choices(
+    body: Body, prompted: Sequence[generation_pb2.GenerateRequest], request_id: str
+) -> list[generation_pb2.GenerateRequest]:
+    """Return `n` requests for each prompt's, with ids and seeds of their own."""
+    choices = body.n or 1
+    count = choices * len(prompted)
+    size = choices * sum(request.ByteSize() for request in prompted)
+    if size > MAX_BYTES and count > 1:
+        raise InvalidInputError("n", count, f"choices are {size} bytes together, at most {MAX_BYTES}")
     found = []
     for number in range(count):
-        options = _options(body, limit)
+        request = generation_pb2.GenerateRequest()
+        request.CopyFrom(prompted[number // choices])
         # one seed would make all choices the same
         if body.seed is not None:
-            options["seed"] = (body.seed + number % choices) % 2**64
-        options["request_id"] = request_id if count == 1 else f"{request_id}-{number}"
-        found.append(make_request(prompts[number // choices], **options))
+            request.sampling.seed = (body.seed + number % choices) % 2**64
+        request.request_id = request_id if count == 1 else f"{request_id}-{number}"
+        found.append(request)
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gateway.observability.metrics import GatewayMetrics
-from http_svc.middleware import HttpMetrics
+from http_svc.entry.middleware import HttpMetrics
 from speculator_svc.metrics import SpeculatorMetrics
 from verifier_svc.metrics import VerifierMetrics
 

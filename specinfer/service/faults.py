@@ -1,17 +1,21 @@
-"""Status of a call when our code fails: INTERNAL and the kind of the error, without what it quotes.
+"""Surroundings of the methods of a server: faults, calls that need no key, messages that do not come.
 
-By itself, gRPC writes the whole exception into its log and into the status that the caller gets and may log.
+By itself, gRPC writes the whole exception of a fault into its log and into the status that the caller gets and
+may log: here it is INTERNAL and the kind of the error, without what it quotes.
 """
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
-from specinfer.errors import FaultError, SpecInferError
+from specinfer.errors import ExhaustedError, FaultError, InvalidInputError, SpecInferError
 from specinfer.wire.status import abort
 
 log = logging.getLogger(__name__)
@@ -21,6 +25,86 @@ OURS = "/specinfer."
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Method: TypeAlias = Callable[[Any, Any], Any]
+Places: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Takes a place for a call, or raises."""
+MESSAGE_S = 20.0
+"""Seconds in which the message of a stream must come once its headers have."""
+KEYLESS_STREAMS = 64
+"""Most streams of health and of reflection at once, each: nobody needs a key for them."""
+KEYLESS_S = 3600.0
+"""Seconds after which such a stream ends; who watches health begins again."""
+
+
+class KeylessInterceptor(grpc.aio.ServerInterceptor):
+    """Bounds the streams of health and reflection, so that they do not use up the calls of a server."""
+
+    def __init__(self, most: int = KEYLESS_STREAMS, seconds: float = KEYLESS_S) -> None:
+        self._most, self._seconds, self._open = most, seconds, Counter[str]()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Return the method's handler; of a foreign stream one that is counted."""
+        handler, name = await continuation(handler_call_details), handler_call_details.method
+        if handler is None or name.startswith(OURS) or handler.unary_unary is not None:
+            return handler
+        return placed(handler, partial(self._place, name), self._seconds)
+
+    @contextmanager
+    def _place(self, name: str) -> Iterator[None]:
+        if self._open[name] >= self._most:
+            raise ExhaustedError(f"{name}: {self._most} streams are open")
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+
+
+def placed(handler: "grpc.RpcMethodHandler[Any, Any]", place: Places, most_s: float | None = None) -> Handler:
+    """Return the handler of a streaming method whose calls take a place first.
+
+    The place is taken when headers have come, and given back if no message comes in time. gRPC's handlers of
+    one message begin with that message, however long it takes, so this one reads it itself.
+
+    Args:
+        handler: of a method that streams its replies.
+        place: raises a `SpecInferError` if there is none.
+        most_s: seconds that a call may take; None: any.
+    """
+    method: Method | None = handler.unary_stream or handler.stream_stream
+    assert method is not None, "a method that streams its replies"
+    takes_stream = handler.unary_stream is None
+
+    async def call(messages: AsyncIterator[Any], context: Context) -> None:
+        try:
+            with place():
+                message = messages if takes_stream else await _first(messages)
+                async with asyncio.timeout(most_s):
+                    if not inspect.isasyncgenfunction(method):
+                        await method(message, context)
+                        return
+                    async with aclosing(method(message, context)) as replies:
+                        async for reply in replies:
+                            await context.write(reply)
+        except SpecInferError as error:
+            await abort(context, error)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the time of this call is over")
+
+    return grpc.stream_stream_rpc_method_handler(
+        call, handler.request_deserializer, handler.response_serializer
+    )
+
+
+async def _first(messages: AsyncIterator[Any]) -> Any:
+    try:
+        async with asyncio.timeout(MESSAGE_S):
+            return await anext(aiter(messages))
+    except (TimeoutError, StopAsyncIteration):
+        raise InvalidInputError("message", None, "none came") from None
 
 
 class FaultInterceptor(grpc.aio.ServerInterceptor):

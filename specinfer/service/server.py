@@ -11,12 +11,16 @@ from grpc_reflection.v1alpha import reflection
 from specinfer.errors import SettingError
 from specinfer.service.channel import channel_options
 from specinfer.service.entry_point import start_and_wait_for_signal
-from specinfer.service.faults import FaultInterceptor
+from specinfer.service.faults import FaultInterceptor, KeylessInterceptor
 from specinfer.service.settings import ServiceSettings
 from specinfer.service.tls import server_credentials
 
 MOST_MESSAGE_BYTES = 16 * 2**20
 """Largest gRPC message that a service takes: trees, features and prompts are divided to fit."""
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # an address that another process serves is an error, not a share
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a message is unpacked before its size is known
+]
 log = logging.getLogger(__name__)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -47,11 +51,9 @@ class ServiceServer:
         self._settings = settings
         self._names = list(service_names)
         self._serving = True
-        # an address that another process serves is an error, not a share of its connections
-        options = [*channel_options(MOST_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(
-            interceptors=[*interceptors, FaultInterceptor()],
-            options=options,
+            interceptors=[KeylessInterceptor(), *interceptors, FaultInterceptor()],
+            options=[*channel_options(MOST_MESSAGE_BYTES), *_OPTIONS],
             maximum_concurrent_rpcs=max_calls,
         )
         self._health = health.aio.HealthServicer()

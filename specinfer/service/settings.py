@@ -18,7 +18,7 @@ from specinfer.errors import SettingError
 from specinfer.service.channel import check_target
 from specinfer.service.tls import ServerTls
 
-MEBIBYTE = 1024 * 1024
+KIBIBYTE, MEBIBYTE = 1024, 1024 * 1024
 
 
 class ProcessSettings(BaseSettings):

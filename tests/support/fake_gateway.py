@@ -63,6 +63,10 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     """Set when a call hangs."""
     states: list[generation_pb2.StatusReply] = field(default_factory=list)
     """Answers of Status, one after another; the last one stays."""
+    refused: Turn | None = None
+    """Status is refused in this way."""
+    silent: asyncio.Event | None = None
+    """Status waits for it."""
     tls: ServerTls | None = None
     """None: plaintext."""
     port: int = 0
@@ -115,6 +119,10 @@ class FakeGateway(generation_pb2_grpc.GenerationServicer):
     async def Status(self, message: Any, context: Any) -> generation_pb2.StatusReply:
         """Its next state; without any its address, as the gateway's id."""
         self.metadata.append(dict(context.invocation_metadata()))
+        if self.silent is not None:
+            await self.silent.wait()
+        if self.refused is not None:
+            await self._fail(self.refused, context)
         if self.states:
             return self.states.pop(0) if len(self.states) > 1 else self.states[0]
         return generation_pb2.StatusReply(gateway_id=self.address)

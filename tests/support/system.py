@@ -325,7 +325,9 @@ async def another_gateway(
     """A gateway with a server of its own, a client of it, and its address."""
     registry = registry or CollectorRegistry()
     async with build_gateway(settings, ascii_tokenizer(), registry, tracer) as gateway:
-        server = ServiceServer(settings, ["specinfer.v1.Generation"], [gateway.meter])
+        server = ServiceServer(
+            settings, ["specinfer.v1.Generation"], gateway.interceptors, settings.max_calls
+        )
         generation_pb2_grpc.add_GenerationServicer_to_server(gateway.servicer, server.grpc)
         address = f"127.0.0.1:{await server.start()}"
         try:

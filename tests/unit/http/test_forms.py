@@ -165,7 +165,7 @@ def test_log_probabilities_of_a_conversation() -> None:
 
 
 def test_events_and_their_ids() -> None:
-    assert encode({"a": "\n\u2028ü"}, "r:5") == 'id: r:5\ndata: {"a":"\\n\u2028ü"}\n\n'.encode()
+    assert encode({"a": "\n\u2028ü"}, "r:5") == 'id: r:5\ndata: {"a":"\\n\\u2028ü"}\n\n'.encode()
     assert read_event_id(event_id("a:b", 7)) == ("a:b", 7)
 
 

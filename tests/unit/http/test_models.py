@@ -1,14 +1,19 @@
-"""The model's name is asked for once, however many calls come at the same moment."""
+"""Models that gateways serve, and whether they can: each asked once, however many calls or gateways there are."""
 
 import asyncio
+import socket
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 
 from http_svc.errors import ApiError
-from http_svc.models import Models
+from http_svc.models import GatewayHealth, Models
 from specinfer.client import AsyncClient
 from specinfer.errors import UnavailableError
+from specinfer.service.server import ServiceServer
+from specinfer.service.settings import ServiceSettings
+from specinfer.service.tls import ClientTls
 from specinfer.v1 import generation_pb2
 
 
@@ -67,3 +72,23 @@ async def test_a_call_that_is_given_up_takes_nobody_with_it() -> None:
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+async def test_gateways_that_hang_do_not_delay_what_a_good_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They accept and never say a word; with the bound of a check, this would never end."""
+    monkeypatch.setattr("http_svc.models._TIMEOUT_S", 3600.0)
+    server = ServiceServer(ServiceSettings(listen="127.0.0.1:0", drain_seconds=0.0), [])
+    good = f"127.0.0.1:{await server.start()}"
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        hung = [f"127.0.0.1:{one.getsockname()[1]}" for one in silent]
+        health = GatewayHealth((*hung, good), ClientTls())
+        async with asyncio.timeout(30):
+            assert await health.problem() == ""
+        await health.close()
+        monkeypatch.setattr("http_svc.models._TIMEOUT_S", 0.2)
+        health = GatewayHealth(tuple(hung), ClientTls())
+        problem = await health.problem()
+        assert all(f"gateway at {address}: " in problem for address in hung)
+        await health.close()
+    await server.stop()

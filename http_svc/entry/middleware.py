@@ -1,9 +1,11 @@
-"""Middleware of every call: a request id, a bound on calls at once and on the size of bodies, counters.
+"""Middleware of every call: a request id, its key, a bound on calls at once and on bodies, counters.
 
 An ASGI application around the other one.
 """
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
@@ -55,8 +57,15 @@ _LONGEST_ID = 200
 class Guard:
     """Answers what may not come in, and passes on the rest."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: HttpMetrics) -> None:
-        self._app, self._settings, self._metrics = app, settings, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        metrics: HttpMetrics,
+        admit: Callable[[Headers], Awaitable[None]],
+    ) -> None:
+        """Guard an application; `admit` raises an `ApiError` if the key of a call is not taken."""
+        self._app, self._settings, self._metrics, self._admit = app, settings, metrics, admit
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +98,11 @@ class Guard:
         REQUEST_ID.set(scope["state"]["request_id"])
         self._running += 1
         try:
+            if scope["method"] == "POST":  # nothing of a body is read for whoever may not come in
+                await self._admit(headers)
             await self._app(scope, self._bounded(receive), send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
         finally:
             self._running -= 1
 
@@ -109,13 +122,22 @@ class Guard:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Count the bytes of a body that did not declare its size."""
-        size = 0
+        """Bound the size of a body that did not declare it, and the time that a body takes."""
+        size, more, waited_s = 0, True, 0.0
 
         async def counting() -> Any:
-            nonlocal size
-            message = await receive()
+            nonlocal size, more, waited_s
+            if not more:
+                return await receive()
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, self._settings.body_time_s(size) - waited_s)):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(size) from None
+            waited_s += time.monotonic() - started
             size += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if size > self._settings.max_body_bytes:
                 raise self._too_large(f"more than {self._settings.max_body_bytes}")
             return message
@@ -126,3 +148,8 @@ class Guard:
         most = self._settings.max_body_mebibytes
         message = f"body = {size} bytes: at most {most} MiB (max_body_mebibytes)"
         return ApiError(413, message, "body_too_large", "body")
+
+
+def _too_slow(size: int) -> ApiError:
+    message = f"body: no more than {size} bytes came in time (body_seconds, body_rate_kibibytes)"
+    return ApiError(408, message, "body_too_slow", "body")

@@ -1,0 +1,67 @@
+"""The entrance of a gateway: a call without a key is refused when its headers have come, before its message."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gateway.api.callers import Caller, Callers
+from specinfer.errors import ExhaustedError, SpecInferError
+from specinfer.service.faults import OURS, Context, Handler, placed
+from specinfer.wire.status import abort, status_of
+
+STREAMS_PER_REQUEST = 4
+"""Streams of a caller for each request that it may have at once: those whose clients were lost and came back."""
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without a key, and streams of a caller that has too many.
+
+    gRPC reads a message, up to 16 MiB of it, before it calls a method, and waits for it without end.
+    """
+
+    def __init__(self, callers: Callers, refused: Callable[[grpc.StatusCode], None]) -> None:
+        """Create it; `refused` is called with every stream that is refused."""
+        self._callers, self._refused = callers, refused
+        self._open = Counter[str]()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Return the method's handler, or one that refuses."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(OURS):
+            return handler
+        streams = handler.unary_unary is None
+        try:
+            caller = self._callers.identify(handler_call_details.invocation_metadata)
+        except SpecInferError as error:
+            if streams:
+                self._refused(status_of(error))
+            return grpc.stream_stream_rpc_method_handler(partial(_refuse, error))
+        return placed(handler, partial(self._place, caller)) if streams else handler
+
+    @contextmanager
+    def _place(self, caller: Caller) -> Iterator[None]:
+        """Count a stream of a caller that may have so many requests."""
+        most = caller.max_concurrent * STREAMS_PER_REQUEST
+        if most and self._open[caller.name] >= most:
+            error = ExhaustedError(f"key {caller.name}: {most} streams are open")
+            self._refused(status_of(error))
+            raise error
+        self._open[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._open[caller.name] -= 1
+            if not self._open[caller.name]:
+                del self._open[caller.name]
+
+
+async def _refuse(error: SpecInferError, messages: Any, context: Context) -> None:
+    await abort(context, error)

@@ -1,0 +1,67 @@
+"""Callers: the key that a call has, and whether a gateway takes it, before anything of its body is read."""
+
+import hashlib
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+
+from http_svc.errors import ApiError, api_error
+from http_svc.models import Models
+from specinfer.client import AsyncClient
+from specinfer.errors import SpecInferError
+
+_FRESH_S = 5.0
+"""Time in which a gateway is not asked again about a key that it took; it looks at each request's key itself."""
+_REMEMBERED = 4096
+"""Keys that are remembered, by their SHA-256."""
+
+
+class CallerKeys:
+    """Clients with the keys of callers, and the keys that gateways took lately."""
+
+    def __init__(
+        self, client: AsyncClient, models: Models, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Create it; `models` learns what gateways answer."""
+        self._client, self._models, self._clock = client, models, clock
+        self._taken: OrderedDict[bytes, float] = OrderedDict()
+
+    def client_of(self, headers: Headers) -> AsyncClient:
+        """Return a client with the caller's key and trace context.
+
+        Raises:
+            ApiError: 401 if there is an `Authorization` that holds no key.
+        """
+        return self._client.for_caller(_key_in(headers), headers.get("traceparent", ""))
+
+    async def admit(self, headers: Headers) -> None:
+        """Return if a gateway takes the key of a call, or needs none.
+
+        Raises:
+            ApiError: 401 if it does not; 503 if no gateway answers.
+        """
+        digest = hashlib.sha256((_key_in(headers) or "").encode()).digest()
+        if self._clock() < self._taken.get(digest, -math.inf):
+            return
+        try:
+            self._models.remember(await self.client_of(headers).status())
+        except SpecInferError as error:
+            raise api_error(error, {}) from error
+        self._taken[digest] = self._clock() + _FRESH_S
+        self._taken.move_to_end(digest)
+        while len(self._taken) > _REMEMBERED:
+            self._taken.popitem(last=False)
+
+
+def _key_in(headers: Headers) -> str | None:
+    given = headers.get("authorization")
+    if given is None:
+        return None
+    scheme, _, rest = given.partition(" ")
+    key = rest.strip()
+    if scheme.lower() != "bearer" or not key or not key.isascii() or not key.isprintable():
+        raise ApiError(401, "Authorization: must be `Bearer KEY`", "invalid_api_key", "Authorization")
+    return key

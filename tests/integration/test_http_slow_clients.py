@@ -1,0 +1,136 @@
+"""Clients of the HTTP service that send slowly, or without end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from tests.support.fake_gateway import fake_gateways
+from tests.support.http_service import ASKED, CHAT, MODEL, HttpService, http_service
+from tests.support.system import until
+
+BOUNDS = {"header_seconds": 0.3, "body_seconds": 0.3, "max_header_kibibytes": 16}
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def bounded(**settings: float) -> AsyncIterator[tuple[HttpService, Callable[..., Awaitable[Pipe]]]]:
+    """A service with short bounds, a gateway that takes every key, and connections that end with them."""
+    writers = []
+    async with fake_gateways([]) as (gateway,):
+        gateway.states.append(MODEL)
+        async with http_service(gateway.address, **{**BOUNDS, **settings}) as http:
+
+            async def connect(said: bytes = b"") -> Pipe:
+                host, port = http.url.removeprefix("http://").split(":")
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writers.append(writer)
+                writer.write(said)
+                return reader, writer
+
+            yield http, connect
+            for writer in writers:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the service closes the connection."""
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+HALF = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A"
+WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_head_that_does_not_end_is_waited_for_in_vain() -> None:
+    async with bounded() as (_, connect):
+        for said in (b"", b"GET", HALF):
+            reader, _ = await connect(said)
+            assert await rest(reader) == b"", said
+        reader, writer = await connect(WHOLE)  # the second call of a connection
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HALF)
+        assert b"HTTP/1.1" not in await rest(reader)
+
+
+async def test_a_head_that_drips_is_not_waited_for_longer() -> None:
+    async with bounded() as (_, connect):
+        reader, writer = await connect(HALF)
+
+        async def drip() -> None:
+            while not writer.is_closing():
+                writer.write(b"a")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        assert await rest(reader) == b""
+        dripping.cancel()
+
+
+async def test_a_head_above_its_size_is_refused() -> None:
+    async with bounded(header_seconds=60) as (_, connect):
+        reader, writer = await connect(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        for number in range(40):
+            writer.write(b"X-%d: %s\r\n" % (number, b"a" * 1000))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_an_idle_connection_stays_open_for_its_own_time() -> None:
+    async with bounded() as (_, connect):
+        reader, writer = await connect(WHOLE)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.8)
+        writer.write(WHOLE)
+        async with asyncio.timeout(20):
+            assert b"HTTP/1.1 200 " in await reader.readuntil(b"HTTP/1.1 200 ")
+
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+
+
+async def test_a_body_that_does_not_come_gives_its_place_back() -> None:
+    async with bounded(max_calls=1, header_seconds=60) as (http, connect):
+        reader, _ = await connect(HEAD.encode() + b"{")
+        await until(lambda: http.metric("calls_running") == 1)
+        assert (await http.plain.post(CHAT, json=ASKED)).status_code == 503
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        assert (await http.plain.post(CHAT, json=ASKED)).status_code == 200
+
+
+async def test_a_body_that_drips_does_not_keep_its_place() -> None:
+    async with bounded(header_seconds=60) as (_, connect):
+        reader, writer = await connect(HEAD.encode())
+
+        async def drip() -> None:
+            while not writer.is_closing():
+                writer.write(b" ")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        dripping.cancel()
+
+
+async def test_the_rest_of_a_refused_body_is_not_waited_for_long() -> None:
+    async with bounded() as (_, connect):
+        reader, _ = await connect(HEAD.replace(": 100000", ": 99000000").encode() + b"{")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_slow_body_above_the_rate_is_taken() -> None:
+    async with bounded(body_rate_kibibytes=1.0) as (http, _):
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(10):
+                yield b" " * 1024
+                await asyncio.sleep(0.05)
+            yield b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}'
+
+        reply = await http.plain.post(CHAT, content=body(), headers={"Content-Type": "application/json"})
+        assert reply.status_code == 200
