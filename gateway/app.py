@@ -135,6 +135,7 @@ async def build_gateway(
             *(tokenizer, target.vocab_size, context, target.eos_token_ids),
             longest=longest,
             check_constraint=constraints.check,
+            is_checked=constraints.is_checked,
             reads_references=lambda: sessions.read_references,
         )
         status = StatusReporter(gateway_id, sessions, lease_manager, target, lambda: observer.totals)

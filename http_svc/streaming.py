@@ -22,6 +22,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Characters at which clients that read text by lines end one, escaped; JSON escapes all others itself."""
 DONE = b"data: [DONE]\n\n"
+_COMMENT = b": waiting\n\n"
+_QUIET_S = 5.0
+"""Time without an event after which a comment is sent: proxies close connections on which nothing comes."""
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Proxies must not hold events back."""
 
@@ -118,6 +121,7 @@ class EventStream(Response):
         """
         self.status_code, self.background = 200, None
         self._lines, self._close, self._gone, self._ending = lines, close, gone, ending
+        self._spoke = False
         self.init_headers(HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,6 +137,20 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for line in self._lines:
-            await send({"type": "http.response.body", "body": line, "more_body": True})
+        silence = asyncio.create_task(self._break_silence(send))
+        try:
+            async for line in self._lines:
+                self._spoke = True
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+        finally:
+            silence.cancel()
+            await asyncio.gather(silence, return_exceptions=True)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _break_silence(self, send: Send) -> None:
+        """Send a comment, which clients leave out, whenever no event came for a while."""
+        while True:
+            self._spoke = False
+            await asyncio.sleep(_QUIET_S)
+            if not self._spoke:
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})

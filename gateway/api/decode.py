@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from gateway.api.callers import Caller
 from gateway.api.conversation import texts_of, tools_of, turns_of
+from gateway.api.turns import FairPlaces
 from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import MAX_STOP_STRINGS, GenerationRequest, Speculation
@@ -71,21 +72,25 @@ class RequestDecoder:
         *,
         longest: int | None = None,
         check_constraint: Callable[[Constraint], Awaitable[None]] | None = None,
+        is_checked: Callable[[Constraint], bool] = lambda _: False,
         reads_references: Callable[[], bool] = lambda: True,
     ) -> None:
         """Create a decoder within the limits of a target.
 
         `longest`: tokens of a request that takes all there is room for, prompt included; None: the context's.
         `check_constraint` raises if a constraint cannot be followed; None: there may be none.
+        `is_checked` says whether that is known of a constraint, so that it costs nothing.
         `reads_references` says whether anybody may draft from references; if not, they are dropped.
         """
         self._check_constraint, self._reads_references = check_constraint, reads_references
+        self._is_checked = is_checked
         self._longest = longest or max_context_len
         self._tokenizer, self._eos = tokenizer, tuple(eos_token_ids)
         self._vocab_size, self._max_context_len = vocab_size, max_context_len
         self._limits = limits or RequestLimits()
         # not the event loop's own threads: a text whose caller has left still counts until its thread is done
         self._threads = ThreadPoolExecutor(self._limits.tokenizing, thread_name_prefix="tokenizing")
+        self._tokenizing, self._checking = FairPlaces(self._limits.tokenizing), FairPlaces(1)
 
     async def decode(self, message: generation_pb2.GenerateRequest, caller: Caller) -> GenerationRequest:
         """Return the request of a message, every default filled in.
@@ -97,12 +102,12 @@ class RequestDecoder:
         """
         asked = self._fields(message, caller)
         if asked.constraint is not None:
-            await self._check(asked.constraint)
-        prompt = tuple(await self._prompt(message))
+            await self._check(asked.constraint, caller)
+        prompt = tuple(await self._prompt(message, caller))
         limit = asked.max_new_tokens
         if message.HasField("max_new_tokens") and message.max_new_tokens == FILL_CONTEXT:
             limit = self._room_behind(prompt)
-        references = await self._references(message, asked.speculation)
+        references = await self._references(message, asked.speculation, caller)
         request = replace(asked, prompt=prompt, max_new_tokens=limit, references=references)
         request.check_against(self._vocab_size, self._max_context_len)
         return request
@@ -133,10 +138,14 @@ class RequestDecoder:
             constraint=decode_constraint(message.constraint),
         )
 
-    async def _check(self, constraint: Constraint) -> None:
+    async def _check(self, constraint: Constraint, caller: Caller) -> None:
         if self._check_constraint is None:
             raise IncompatibleError(f"{constraint.field}: not supported here")
-        await self._check_constraint(constraint)
+        if self._is_checked(constraint):
+            await self._check_constraint(constraint)
+            return
+        async with self._checking.take(caller):
+            await self._check_constraint(constraint)
 
     def _room_behind(self, prompt: Sequence[int]) -> int:
         room = self._longest - len(prompt)
@@ -183,35 +192,35 @@ class RequestDecoder:
         if size > most:
             raise InvalidInputError("references", size, f"bytes together, at most {most}")
 
-    async def _prompt(self, message: generation_pb2.GenerateRequest) -> Sequence[int]:
+    async def _prompt(self, message: generation_pb2.GenerateRequest, caller: Caller) -> Sequence[int]:
         match message.WhichOneof("prompt"):
             case "text":
                 size = self._check_bytes("text", [message.text])
-                return await self._tokenize(size, lambda: self._tokenizer.encode(message.text))
+                return await self._tokenize(size, caller, lambda: self._tokenizer.encode(message.text))
             case "chat":
-                return await self._chat(message.chat)
+                return await self._chat(message.chat, caller)
             case "tokens":
                 _check_number("tokens.ids", message.tokens.ids, self._max_context_len)
                 return message.tokens.ids
         raise InvalidInputError("prompt", None, "one of text, chat and tokens is needed")
 
     async def _references(
-        self, message: generation_pb2.GenerateRequest, speculation: Speculation
+        self, message: generation_pb2.GenerateRequest, speculation: Speculation, caller: Caller
     ) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each reference; nothing if no speculator drafts from them."""
         texts, encode = message.references, self._tokenizer.encode_part
         if not texts or speculation is Speculation.OFF or not self._reads_references():
             return ()
         size = sum(map(len, texts))
-        return tuple(await self._tokenize(size, lambda: [tuple(encode(text)) for text in texts]))
+        return tuple(await self._tokenize(size, caller, lambda: [tuple(encode(text)) for text in texts]))
 
-    async def _chat(self, chat: generation_pb2.ChatMessages) -> Sequence[int]:
+    async def _chat(self, chat: generation_pb2.ChatMessages, caller: Caller) -> Sequence[int]:
         if not chat.messages:
             raise InvalidInputError("chat.messages", [], "must not be empty")
         _check_number("chat.messages", chat.messages, self._limits.messages)
         size = self._check_bytes("chat.messages", list(texts_of(chat)))
         turns, tools = turns_of(chat.messages), tools_of(chat)
-        return await self._tokenize(size, lambda: self._tokenizer.encode_chat(turns, tools))
+        return await self._tokenize(size, caller, lambda: self._tokenizer.encode_chat(turns, tools))
 
     def _check_bytes(self, field: str, texts: Sequence[str]) -> int:
         size = sum(len(text.encode()) for text in texts)
@@ -221,10 +230,16 @@ class RequestDecoder:
             raise InvalidInputError(field, size, why)
         return size
 
-    async def _tokenize(self, size: int, work: Callable[[], list[T]]) -> list[T]:
+    async def _tokenize(self, size: int, caller: Caller, work: Callable[[], list[T]]) -> list[T]:
         if size <= self._limits.inline_bytes:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        async with self._tokenizing.take(caller):
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.gather(running, return_exceptions=True)  # until then its place is not free
+                raise
 
 
 def _check_number(field: str, items: Sequence[object], most: int) -> None:

@@ -45,6 +45,10 @@ class Constraints:
             raise IncompatibleError(self._incompatible)
         await self._checker.check(constraint)
 
+    def is_checked(self, constraint: Constraint) -> bool:
+        """Return whether it is known what `check` will say."""
+        return self._checker is None or self._checker.knows(constraint)
+
     def match(self, states: Iterable[RequestState]) -> None:
         """Match requests that want drafts to their constraints, as soon as those are compiled."""
         give_matchers(states, self._compiler)

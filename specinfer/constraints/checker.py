@@ -54,6 +54,10 @@ class Checker:
         if why:
             raise constraint.error(why)
 
+    def knows(self, constraint: Constraint) -> bool:
+        """Return whether this constraint was checked already."""
+        return constraint in self._asked and self._asked[constraint].done()
+
     async def close(self) -> None:
         """End the process."""
         for task in self._asked.values():

@@ -308,6 +308,27 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
                 _ = [chunk async for chunk in stream]
 
 
+async def test_comments_break_the_silence_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no events, for a client either."""
+    monkeypatch.setattr("http_svc.streaming._QUIET_S", 0.05)
+    async with served(Turn(replies=3, hangs=True), Turn(replies=3, hangs=True)) as (_, http):
+        async with http.plain.stream("POST", CHAT, json={**ASKED, "stream": True}) as reply:
+            lines = (line async for line in reply.aiter_lines() if line)
+            while await anext(lines) != ": waiting":
+                pass
+            assert await anext(lines) == ": waiting"
+        async with http.openai() as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            text = ""
+            while len(text) < len("<0><1><2>"):
+                text += (await anext(aiter(stream))).choices[0].delta.content or ""
+            ended = asyncio.create_task(anext(aiter(stream)))
+            await asyncio.sleep(0.3)
+            assert not ended.done()
+            ended.cancel()
+            await stream.close()
+
+
 async def test_a_lost_gateway_is_not_noticed() -> None:
     """The stream goes on at the next one."""
     async with fake_gateways([Turn(replies=5, dies=True)], []) as (one, other):

@@ -8,10 +8,11 @@ import pytest
 
 from gateway.api.callers import ANYBODY, Caller
 from gateway.api.decode import RequestDecoder, RequestLimits
+from specinfer.constraints.constraint import Constraint
 from specinfer.errors import DeniedError, IncompatibleError, InvalidInputError
 from specinfer.scheduling.request import GenerationRequest, Speculation
 from specinfer.tokenizer import Tokenizer
-from specinfer.v1 import generation_pb2
+from specinfer.v1 import common_pb2, generation_pb2
 from tests.support.system import EOS, VOCABULARY, ascii_tokenizer, text_of
 
 CONTEXT = 512
@@ -223,6 +224,48 @@ async def test_long_texts_are_tokenized_beside_the_event_loop_a_few_at_once() ->
         True,
     ]
     assert gate.most == 2
+
+
+class Order(Tokenizer):
+    """Notes the first character of each text in the order in which they are tokenized."""
+
+    def __init__(self) -> None:
+        super().__init__(TOKENIZER._fast, None, {})
+        self.seen = ""
+
+    def encode(self, text: str) -> list[int]:
+        self.seen += text[0]
+        return super().encode(text)
+
+
+async def test_one_callers_long_texts_and_constraints_do_not_hold_up_anothers() -> None:
+    """They take turns before the tokenizer and before the check of constraints that nobody has seen."""
+    order, checked, seen = Order(), "", {"known"}
+
+    async def check(constraint: Constraint) -> None:
+        nonlocal checked
+        checked += constraint.source[0]
+        await asyncio.sleep(0)
+
+    decoding = RequestDecoder(
+        *(order, VOCABULARY, CONTEXT, [EOS], RequestLimits(inline_bytes=10, tokenizing=1)),
+        check_constraint=check,
+        is_checked=lambda constraint: constraint.source in seen,
+    )
+
+    def sent(name: str, **fields: Any) -> "asyncio.Task[GenerationRequest]":
+        message = generation_pb2.GenerateRequest(text=name * 100, max_new_tokens=1, **fields)
+        return asyncio.create_task(decoding.decode(message, Caller(name)))
+
+    await asyncio.gather(*[sent("e") for _ in range(20)], *[sent("g") for _ in range(2)])
+    assert order.seen.rindex("g") <= 4
+    forms = [common_pb2.Constraint(regex=f"{name}{i}") for name in "eg" for i in range(20)]
+    known = common_pb2.Constraint(regex="known")
+    tasks = [sent("e", constraint=form) for form in forms[:20]]
+    tasks += [sent("g", constraint=form) for form in forms[20:22]] + [sent("g", constraint=known)]
+    await asyncio.gather(*tasks)
+    assert checked.rindex("g") <= 5
+    assert checked.index("k") <= 1, "what is known waits for nobody"
 
 
 async def test_nothing_is_tokenized_for_a_request_with_a_bad_field() -> None:

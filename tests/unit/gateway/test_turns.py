@@ -1,0 +1,82 @@
+"""Turns of callers: nobody's work waits behind much of somebody else's."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.callers import Caller
+from gateway.api.turns import FairPlaces
+from specinfer.errors import ExhaustedError
+
+EVIL, GOOD = Caller("evil"), Caller("good")
+
+
+async def test_a_caller_with_much_work_delays_another_by_one_piece() -> None:
+    turns, order = FairPlaces(1), list[str]()
+
+    async def work(caller: Caller) -> None:
+        async with turns.take(caller):
+            order.append(caller.name)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(work(EVIL)) for _ in range(50)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(work(GOOD)) for _ in range(2)]
+    await asyncio.gather(*tasks)
+    assert len(order) == 52
+    first, second = [place for place, name in enumerate(order) if name == "good"]
+    assert first <= 3, "behind what ran, and what was next in that moment"
+    assert second - first == 2
+
+
+async def test_a_key_of_few_requests_may_let_few_wait() -> None:
+    turns, few = FairPlaces(1), Caller("few", max_concurrent=2)
+    async with turns.take(GOOD):
+
+        async def work() -> None:
+            async with turns.take(few):
+                pass
+
+        waiting = [asyncio.create_task(work()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ExhaustedError, match="key few: 2 requests wait to be read"):
+            await work()
+    await asyncio.gather(*waiting)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9)), max_size=30),
+)
+def test_places_are_neither_lost_nor_given_twice(places: int, jobs: list[tuple[str, int, int]]) -> None:
+    """Whoever leaves while it waits, works, or is just given a place leaves nothing behind."""
+
+    async def run() -> None:
+        turns, busy = FairPlaces(places), Counter[str]()
+
+        async def work(name: str, length: int) -> None:
+            async with turns.take(Caller(name)):
+                busy["now"] += 1
+                assert busy["now"] <= places
+                try:
+                    for _ in range(length):
+                        await asyncio.sleep(0)
+                finally:
+                    busy["now"] -= 1
+
+        tasks = [(asyncio.create_task(work(name, length)), leaves) for name, length, leaves in jobs]
+        for moment in range(8):
+            await asyncio.sleep(0)
+            for task, leaves in tasks:
+                if leaves == moment:
+                    task.cancel()
+        ended = await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
+        assert all(one is None or isinstance(one, asyncio.CancelledError) for one in ended)
+        async with asyncio.timeout(5):
+            for _ in range(places):
+                await turns.take(Caller("last")).__aenter__()
+
+    asyncio.run(run())
