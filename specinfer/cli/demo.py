@@ -143,7 +143,7 @@ def sentence(runs: Sequence[DemoRun]) -> str:
 
 
 def demo(
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "bfloat16",
     widened: Annotated[
