@@ -6,11 +6,12 @@ A fault here costs drafts, never a verdict.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from specinfer.drafters import DrafterOptions, TargetTopK, make_drafter
+from specinfer.drafters.contexts import MOST_BYTES
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.drafters.failures import DraftFailures
@@ -21,10 +22,10 @@ from specinfer.errors import IncompatibleError, SettingError
 from specinfer.outcomes import EntryStatus
 from specinfer.speculators.description import describe, encode_draft
 from specinfer.tree import TreeLimits
-from specinfer.v1 import speculator_pb2, verifier_pb2
+from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
-from specinfer.verification.features import MESSAGE_BYTES, NO_FEATURES, with_layers
-from specinfer.verification.jobs import VerifyJob, VerifyOutcome
+from specinfer.verification.features import NO_FEATURES, with_layers
+from specinfer.verification.jobs import MOST_TOP_K, VerifyJob, VerifyOutcome
 from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
@@ -109,15 +110,21 @@ class ResidentSpeculators:
         orders: list[NextDraft] = []
         for job, outcome in zip(jobs, outcomes, strict=True):
             try:
-                self._follow(job, outcome)
-                entry = wanted.get(job.request_id)
+                if outcome.status is not EntryStatus.OK or not self._follow(job, outcome):
+                    continue
+            except Exception:
+                log.exception("a context could not be followed")
+                self._drafters.release([job.request_id])
+                continue
+            entry = wanted.get(job.request_id)
+            try:
                 if entry is not None and entry.references:
                     self._drafters.refer(job.request_id, [list(text.token_ids) for text in entry.references])
                 if entry is not None and entry.HasField("next_draft") and _goes_on(outcome):
-                    orders.append(self._order(entry.next_draft, job, outcome, len(wanted)))
+                    orders.append(self._order(entry.next_draft, job, outcome))
             except Exception:
                 log.exception("a draft could not begin")
-                self._drafters.release([job.request_id])
+                self._drafters.begin_again([job.request_id])
         if not orders:
             return NO_DRAFTS
         return self._drafted(orders, started)
@@ -127,35 +134,31 @@ class ResidentSpeculators:
             outcomes = self._drafters.draft(orders)
             self._failures.note(outcomes, time.monotonic())
             found = {
-                outcome.request_id: [encode_draft(place, draft) for place, draft in outcome.drafts]
-                for outcome in outcomes
+                outcome.request_id: _encode(outcome, order)
+                for outcome, order in zip(outcomes, orders, strict=True)
             }
         except Exception:
             log.exception("drafting behind %d verdicts failed", len(orders))
-            self._drafters.release([order.request_id for order in orders])
+            self._drafters.begin_again([order.request_id for order in orders])
             return NO_DRAFTS
         seconds, engine = time.perf_counter() - started, self._drafters.engine
         return NextDrafts(found, seconds, list(engine.seconds), self._drafters.tokens_read, outcomes)
 
-    def _follow(self, job: VerifyJob, outcome: VerifyOutcome) -> None:
-        """Note the tokens that a job added to its request, and those of its verdict."""
-        if outcome.status is not EntryStatus.OK:
-            return
+    def _follow(self, job: VerifyJob, outcome: VerifyOutcome) -> bool:
+        """Note the tokens that a job added to its request, and those of its verdict; return if all are known."""
         tokens = list(job.delta)
         if job.tree is not None and outcome.verdict is not None:
             tokens += job.tree.token_ids[list(outcome.verdict.accepted)].tolist()
             tokens.append(outcome.verdict.bonus)
-        self._drafters.follow(job.request_id, job.base_len, tokens)
+        return self._drafters.follow(job.request_id, job.base_len, tokens)
 
-    def _order(
-        self, wanted: verifier_pb2.NextDraft, job: VerifyJob, outcome: VerifyOutcome, orders: int
-    ) -> NextDraft:
+    def _order(self, wanted: verifier_pb2.NextDraft, job: VerifyJob, outcome: VerifyOutcome) -> NextDraft:
         name = job.request_id
         features, top_k = NO_FEATURES, None
         if self.feature_layers:
             since = self._drafters.features_from(name)
             kept = self._engine.runner.features.layers
-            span = self._engine.features(name, since, MESSAGE_BYTES // max(orders, 1))
+            span = self._engine.features(name, since, MOST_BYTES)
             features = with_layers(span, kept, self.feature_layers)
         if self.target_top_k and job.tree is not None and outcome.top_k:
             rows = np.array(outcome.top_k, np.int64)[:, : self.target_top_k]
@@ -167,7 +170,7 @@ class ResidentSpeculators:
             name,
             limits,
             wanted.max_positions,
-            job.sampling,
+            job.sampling if wanted.sees_noise else replace(job.sampling, seed=0),
             list(wanted.speculators),
             wanted.draw_seed,
             wanted.sees_noise,
@@ -184,6 +187,10 @@ class ResidentSpeculators:
                 f"the drafters read hidden states of {size} numbers after layers {list(layers)}; "
                 f"the target has {hidden} numbers after up to {most} layers"
             )
+        if self.target_top_k > min(MOST_TOP_K, engine.runner.config.vocab_size):
+            raise IncompatibleError(
+                f"the drafters read {self.target_top_k} predictions of the target per node"
+            )
 
 
 def _flags(text: str) -> Mapping[str, str]:
@@ -194,6 +201,18 @@ def _flags(text: str) -> Mapping[str, str]:
     """
     (flags,) = (read_speculators([text]) or {}).values()
     return flags
+
+
+def _encode(outcome: DraftOutcome, order: NextDraft) -> list[speculator_pb2.Draft]:
+    """Return the drafts of an outcome; the reason for each speculator, where the entry as a whole was refused."""
+    if outcome.status is EntryStatus.OK:
+        return [encode_draft(place, draft) for place, draft in outcome.drafts]
+    refused = outcome.status is EntryStatus.ERROR
+    status = common_pb2.ENTRY_STATUS_ERROR if refused else common_pb2.ENTRY_STATUS_EXHAUSTED
+    return [
+        speculator_pb2.Draft(speculator=place, status=status, message=outcome.message)
+        for place in order.speculators
+    ]
 
 
 def _goes_on(outcome: VerifyOutcome) -> bool:

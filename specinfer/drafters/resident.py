@@ -13,8 +13,8 @@ from specinfer.drafters.entries import DraftEntry, DraftOutcome
 from specinfer.sampling import Sampling
 from specinfer.tree import TreeLimits, most_depth
 
-_MOST_READ = 1024
-"""Most context tokens that a request's drafters read in one step; the batch waits for them."""
+_MOST_READ, _LEAST_READ = 1024, 16
+"""Most context tokens that drafters read in one step, as the batch waits for them; least of each request."""
 _NO_TREE = TreeLimits(0, 0)
 
 
@@ -47,21 +47,25 @@ class ResidentDrafters:
         self._features_until: dict[str, int] = {}
         """Context positions up to which the drafters have received hidden states, by request."""
         self.tokens_read = 0
-        """Context tokens that the last drafts read."""
+        """Context tokens that the last drafts read, if one read more than drafts usually do; else 0."""
 
-    def follow(self, request_id: str, base_len: int, tokens: Sequence[int]) -> None:
-        """Note the tokens that a request has from a context position on, those of its verdict included."""
+    def follow(self, request_id: str, base_len: int, tokens: Sequence[int]) -> bool:
+        """Note the tokens that a request has from a context position on, those of its verdict included.
+
+        Return whether its whole context is known.
+        """
         known = self._tokens.setdefault(request_id, [])
         overlap = known[base_len:]
         if len(known) < base_len or overlap != list(tokens[: len(overlap)]):
-            self.release([request_id])  # not the context that was followed: it is read again from its start
-            known = self._tokens.setdefault(request_id, [])
+            self.release([request_id])  # not the context that was followed
             if base_len:
-                return
+                return False
+            known = self._tokens.setdefault(request_id, [])
         known[base_len:] = tokens
+        return True
 
     def refer(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
-        """Keep the texts that a request may copy from until its drafters read its context."""
+        """Keep the texts that a request may copy from."""
         self._references[request_id] = texts
 
     def features_from(self, request_id: str) -> int:
@@ -71,8 +75,10 @@ class ResidentDrafters:
 
     def draft(self, orders: Sequence[NextDraft]) -> list[DraftOutcome]:
         """Draft for all orders at once; return one outcome per order, in order."""
-        entries = [self._entry(order) for order in orders]
-        self.tokens_read = sum([len(entry.delta) for entry in entries])
+        most = max(_LEAST_READ, _MOST_READ // max(len(orders), 1))
+        entries = [self._entry(order, most) for order in orders]
+        lengths = [len(entry.delta) for entry in entries]
+        self.tokens_read = sum(lengths) if max(lengths, default=0) > _LEAST_READ else 0
         return self.engine.draft(entries) if entries else []
 
     def release(self, request_ids: Sequence[str]) -> None:
@@ -83,11 +89,15 @@ class ResidentDrafters:
             self._features_until.pop(request_id, None)
         self.engine.release(request_ids)
 
-    def _entry(self, order: NextDraft) -> DraftEntry:
+    def begin_again(self, request_ids: Sequence[str]) -> None:
+        """Drop what the drafters hold of requests after a fault; they read the contexts, which stay, again."""
+        self.engine.release(request_ids)
+
+    def _entry(self, order: NextDraft, most: int) -> DraftEntry:
         """Return the engine's entry: the tokens that it lacks, and no deeper a tree than there are positions."""
         name = order.request_id
         tokens, held = self._tokens.get(name, []), self.engine.held_len(name)
-        delta = tokens[held : held + _MOST_READ]
+        delta = tokens[held : held + most]
         depth = min(order.limits.depth, most_depth(0, len(tokens), order.max_positions))
         whole = held + len(delta) == len(tokens) and depth > 0
         if held == 0:
@@ -108,5 +118,5 @@ class ResidentDrafters:
             order.features,
             order.features_start,
             order.target_top_k,
-            self._references.pop(name, ()) if held == 0 else (),
+            self._references.get(name, ()) if held == 0 else (),
         )

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specinfer.outcomes import EntryStatus
-from specinfer.planning.latency import DraftTime, SpeculatorSet, tokens_read
+from specinfer.planning.latency import DraftTime, SpeculatorSet
 from specinfer.planning.planner import Choice
 from specinfer.sampling import draft_seed
 from specinfer.scheduling.entries import StepEntry
@@ -37,6 +37,8 @@ class _Drafted:
     order: _Order
     context_len: int
     drafts: Sequence[speculator_pb2.Draft]
+    again: bool = False
+    """True if a step put it off: it is used whatever is chosen now, as to drop draws may select by token."""
 
 
 class DraftOrders(NamedTuple):
@@ -85,22 +87,26 @@ class ResidentDrafts:
         return DraftOrders(messages, references)
 
     def arrived(self, reply: verifier_pb2.VerifyReply) -> float:
-        """Keep the drafts of a reply for the next step; return the seconds that they took."""
-        self._drafted.clear()
-        self._time = None
+        """Keep the drafts of a reply for the next step; return the seconds that they took.
+
+        Those of entries that were put off are kept, too: they would be drafted again with the same draws.
+        """
         orders, self._orders = self._orders, {}
+        before, self._drafted, self._time = self._drafted, {}, None
+        for verdict in reply.entries:
+            name = verdict.request_id
+            if verdict.status == int(EntryStatus.EXHAUSTED) and name in before:
+                self._drafted[name] = replace(before[name], again=True)
+            if verdict.status == int(EntryStatus.OK) and name in orders:
+                held = verdict.held_len + 1  # the bonus token
+                self._drafted[name] = _Drafted(orders[name], held, verdict.next_drafts)
         if not orders:
             return 0.0
-        for verdict in reply.entries:
-            order = orders.get(verdict.request_id)
-            if order is not None and verdict.status == int(EntryStatus.OK):
-                held = verdict.held_len + 1  # the bonus token
-                self._drafted[verdict.request_id] = _Drafted(order, held, verdict.next_drafts)
         seconds = reply.draft_us / 1e6
         own = {s: us / 1e6 for s, us in zip(self.service.members, reply.speculator_us, strict=False) if us}
         rest = max(0.0, seconds - sum(own.values()))
-        read = tokens_read([reply.draft_read_tokens // max(len(orders), 1)]) and reply.draft_read_tokens
-        self._time = DraftTime(frozenset(self.service.members), own, rest, read, resident=True)
+        members = frozenset(self.service.members)
+        self._time = DraftTime(members, own, rest, reply.draft_read_tokens, resident=True)
         self.service.last_seconds = seconds
         self.service.counters.answered += 1
         return seconds
@@ -110,17 +116,18 @@ class ResidentDrafts:
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:
         """Return the sound trees for these entries of chosen speculators, and the time that they took."""
         found: dict[str, list[tuple[int, TokenTree]]] = {}
-        drafted, self._drafted = self._drafted, {}
-        if not drafted or not chosen & frozenset(self.service.members):
-            return found, []
-        for entry in entries:
-            mine = drafted.get(entry.request_id)
+        asked = bool(chosen & frozenset(self.service.members))
+        for entry in entries if self._drafted else ():
+            mine = self._drafted.get(entry.request_id)
             if mine is None or not entry.final or mine.context_len != len(entry.state.tokens):
                 continue
+            if not (asked or mine.again):
+                continue
             trees = self._accept(entry, mine, vocab_size, share)
-            if trees := [(number, tree) for number, tree in trees if number in chosen]:
+            if trees := [(number, tree) for number, tree in trees if number in chosen or mine.again]:
                 found[entry.request_id] = trees
-        return found, [self._time] if self._time is not None and found else []
+        time, self._time = self._time, None
+        return found, [time] if time is not None and asked else []
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop the drafts of requests that ended."""

@@ -62,7 +62,7 @@ class VerifyOutcome:
     """True if the bonus token completes the constrained text."""
 
 
-_MOST_TOP_K = 256
+MOST_TOP_K = 256
 """Most token ids returned per node: the reply must stay within the size of a message."""
 
 
@@ -111,7 +111,7 @@ def _check_tokens(job: VerifyJob, vocab_size: int) -> None:
     for token in job.delta:
         if not 0 <= token < vocab_size:
             raise InvalidInputError("delta_token_ids", token, f"not in the vocabulary of {vocab_size}")
-    most = min(vocab_size, _MOST_TOP_K)
+    most = min(vocab_size, MOST_TOP_K)
     for name, wanted in (("return_top_k", job.top_k), ("top_logprobs", job.top_logprobs)):
         if wanted > most:
             raise InvalidInputError(name, wanted, f"at most {most}")

@@ -39,7 +39,7 @@ async def test_biases_and_penalties_arrive_as_over_grpc(redis_url: str) -> None:
         (
             {"logit_bias": {str(token): 1 for token in range(1025)}},
             "logit_bias",
-            "logit_bias = 1025: at most 1024 tokens",
+            ": at most 1024 of them, not 1025",
         ),
     ],
 )
@@ -50,7 +50,9 @@ async def test_what_is_out_of_range_is_refused_by_name(
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(**ASKED, **fields)
     assert caught.value.param == param
-    assert caught.value.body["message"] == message  # type: ignore[index]
+    said = caught.value.body["message"]  # type: ignore[index]
+    assert said.startswith(f"{param} = ")
+    assert said.endswith(message)
 
 
 async def test_log_probabilities_of_a_conversation(redis_url: str) -> None:

@@ -15,9 +15,11 @@ from specinfer.drafters.ngram import NgramDrafter
 from specinfer.drafters.recycling import RecyclingDrafter
 from specinfer.drafters.suffix import SuffixDrafter
 from specinfer.errors import IncompatibleError
+from specinfer.outcomes import EntryStatus
 from specinfer.tree import ProposalKind, TokenTree, TreeBuilder
 from specinfer.v1 import generation_pb2
 from specinfer.verification.engine import EngineLimits, VerifierEngine
+from specinfer.verification.jobs import VerifyOutcome
 from tests.integration.test_context_end import CONSTRAINTS, answer, deep, ssm, wide
 from tests.integration.test_draws import drawing
 from tests.integration.test_failing_speculators import MALFORMED
@@ -269,3 +271,55 @@ def test_drafters_that_do_not_fit_the_target_are_refused() -> None:
     engine = VerifierEngine(runner_of(tiny_transformers("llama"), kv_tokens=64))
     with pytest.raises(IncompatibleError, match=r"hidden states of 5 numbers after layers \[9\]"):
         ResidentSpeculators(SpeculatorEngine([reader]), ["reader"], engine)
+
+
+async def test_a_step_that_is_put_off_uses_its_drafts_again(redis_url: str) -> None:
+    """To drop a drawn tree for what the verifier made of its size would select by token."""
+    seen: list[tuple[int, list[int], bool]] = []
+    async with running_system(redis_url, {"draws": drawing()}, resident=True) as system:
+        verify = system.verifier.verify
+
+        def putting_off(jobs: Any) -> Any:
+            (job,) = jobs
+            late = job.base_len > 0 and len(seen) % 3 == 2
+            seen.append((job.base_len, job.tree.token_ids.tolist(), late))
+            return [VerifyOutcome(job.request_id, EntryStatus.EXHAUSTED)] if late else verify(jobs)
+
+        system.verifier.verify = putting_off  # type: ignore[method-assign]
+        tokens = await system.tokens(PROMPT, temperature=0.8, seed=3, max_new_tokens=24)
+    assert len(tokens) == 24
+    again = [(first, second) for first, second in pairwise(seen) if first[2]]
+    assert len(again) > 3
+    for (base, tree, _), (next_base, next_tree, _) in again:
+        assert (next_base, next_tree) == (base, tree)
+    assert all(len(tree) == 2 for base, tree, _ in seen[:-2] if base), "none but the ends are without a draw"
+
+
+async def test_a_fault_in_drafting_costs_one_step(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, faults = ScriptedDrafter(first(2)), list[int]()
+    async with running_system(redis_url, {"own": drafter}, resident=True) as system:
+        draft = SpeculatorEngine.draft
+
+        def failing(engine: SpeculatorEngine, entries: Any) -> Any:
+            faults.append(len(entries))
+            if len(faults) == 3:
+                raise RuntimeError("out of luck")
+            return draft(engine, entries)
+
+        monkeypatch.setattr(SpeculatorEngine, "draft", failing)
+        replies = await system.generate(PROMPT, max_new_tokens=30)
+    assert [t for reply in replies for t in reply.token_ids] == greedy(PROMPT, 30)
+    assert replies[-1].summary.stats.steps <= 12, "two of three tokens are right in all steps but two"
+
+
+async def test_a_request_that_drafters_refuse_is_not_asked_for_again(redis_url: str) -> None:
+    """Its prompt has a token that they do not know."""
+    drafter = ScriptedDrafter(first(1))
+    drafter.description = DrafterDescription(vocab_size=VOCABULARY - 1)
+    async with running_system(redis_url, {"own": drafter}, resident=True) as system:
+        prompt = [*PROMPT, VOCABULARY - 1, 7]
+        assert await system.tokens(prompt) == greedy(prompt, 16)
+        (service,) = system.loop.pool.services
+        assert service.statistics.outcomes["failed"] == 0, "counts were taken"
+        status = await system.stub.Status(generation_pb2.StatusRequest())
+    assert status.speculators[0].failed == 1

@@ -31,7 +31,7 @@ def made(names: Sequence[str], decoder: Any) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     characters = {byte: char for char, byte in BYTES.items()}
-    texts = ["the ", "日本", "é", "🦙", "\n"]
+    texts = ["the ", "日本", "é", "🦙"]
     names = [characters[byte] for byte in range(256)]
     names += ["".join(characters[byte] for byte in text.encode()) for text in texts]
     return made(names, decoders.ByteLevel())
