@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable ".[local,dev]"
 	@touch $@
 
-demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes
-	$(BIN)/specinfer demo
+demo: $(STAMP)  ## Start the whole system, stream answers, compare the modes (DEMO=flags of `specinfer demo`)
+	$(BIN)/specinfer demo $(DEMO)
 
 # One worker more than processors: tests wait (for leases, for processes to start) for a quarter of their time.
 WORKERS ?= $(shell expr $$(nproc) + 1)
