@@ -18,9 +18,9 @@ from specinfer.service.metrics import Observing
 from specinfer.service.threads import EngineThread
 from specinfer.service.tracing import Tracer, service_step
 from specinfer.speculators.description import encode_draft
-from specinfer.tree import TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, speculator_pb2_grpc
 from specinfer.wire.sampling_codec import decode_sampling
+from specinfer.wire.tree_codec import decode_limits
 from speculator_svc.clients import own_id, request_id_of
 from speculator_svc.metrics import SpeculatorMetrics
 
@@ -137,7 +137,7 @@ def _decode(client: str, entry: speculator_pb2.DraftEntry, twice: bool) -> Draft
             own_id(client, entry.request_id),
             entry.base_len,
             list(entry.delta_token_ids),
-            _limits(entry),
+            decode_limits(entry),
             decode_sampling(entry.sampling),
             list(entry.speculators),
             entry.draw_seed,
@@ -160,13 +160,6 @@ def _decode_top_k(entry: speculator_pb2.DraftEntry) -> TargetTopK | None:
         return None
     told = entry.target_top_k
     return TargetTopK.of(told.token_ids, told.parents, told.top_k_token_ids)
-
-
-def _limits(entry: speculator_pb2.DraftEntry) -> TreeLimits:
-    """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
-    width = 1 if entry.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
-    depth = min(entry.max_depth, entry.node_budget)
-    return TreeLimits(entry.node_budget, depth, width, entry.min_path_probability)
 
 
 def _encode(outcome: DraftOutcome) -> speculator_pb2.DraftResult:

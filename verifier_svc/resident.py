@@ -4,28 +4,29 @@ A fault here costs drafts, never a verdict.
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specinfer.drafters import DrafterOptions, TargetTopK, make_drafter
+from specinfer.drafters import TargetTopK
 from specinfer.drafters.contexts import MOST_BYTES
 from specinfer.drafters.engine import SpeculatorEngine
 from specinfer.drafters.entries import DraftOutcome
 from specinfer.drafters.failures import DraftFailures
-from specinfer.drafters.pools import MODEL_DRAFTERS, read_speculators
+from specinfer.drafters.pools import load_drafters, read_speculators
 from specinfer.drafters.resident import NextDraft, ResidentDrafters
 from specinfer.drafters.warm_up import warm_up
-from specinfer.errors import IncompatibleError, SettingError
+from specinfer.errors import IncompatibleError
 from specinfer.outcomes import EntryStatus
 from specinfer.speculators.description import describe, encode_draft
-from specinfer.tree import TreeLimits
 from specinfer.v1 import common_pb2, speculator_pb2, verifier_pb2
 from specinfer.verification.engine import VerifierEngine
 from specinfer.verification.features import NO_FEATURES, with_layers
 from specinfer.verification.jobs import MOST_TOP_K, VerifyJob, VerifyOutcome
+from specinfer.wire.tree_codec import decode_limits
 from verifier_svc.settings import VerifierSettings
 
 log = logging.getLogger(__name__)
@@ -71,22 +72,16 @@ class ResidentSpeculators:
             SettingError: naming what cannot be read.
             IncompatibleError: if a drafter does not fit the target.
         """
-        if not settings.drafters:
+        named = read_speculators([settings.drafters]) if settings.drafters else None
+        if not named:
             return None
-        flags = dict(_flags(settings.drafters))
-        methods = flags.pop("drafter").split("+")
-        if len(set(methods)) < len(methods):
-            raise SettingError("drafters", settings.drafters, "each drafter may be named once")
-        if MODEL_DRAFTERS & set(methods):
-            common = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
-            flags = common | flags
-        options = DrafterOptions.read(flags)
-        drafters = SpeculatorEngine([make_drafter(method, options) for method in methods], idle_seconds=1e9)
-        theirs = drafters.description.tokenizer_fingerprint
-        if theirs and theirs != fingerprint:
-            raise IncompatibleError(f"a drafter has tokenizer {theirs}, the target has {fingerprint}")
+        (flags,) = named.values()
+        target = {"model": settings.model, "dtype": settings.dtype, "device": settings.device}
+        loaded = load_drafters("drafters", flags, target)
+        drafters = SpeculatorEngine(list(loaded.values()), idle_seconds=math.inf)
+        drafters.check_tokenizer(fingerprint)
         warm_up(drafters)
-        return cls(drafters, methods, engine)
+        return cls(drafters, list(loaded), engine)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -163,12 +158,9 @@ class ResidentSpeculators:
         if self.target_top_k and job.tree is not None and outcome.top_k:
             rows = np.array(outcome.top_k, np.int64)[:, : self.target_top_k]
             top_k = TargetTopK(job.tree.token_ids.astype(np.int64), job.tree.parents, rows)
-        chain = wanted.shape == speculator_pb2.TREE_SHAPE_SEQUENCE
-        depth = min(wanted.max_depth, wanted.node_budget)
-        limits = TreeLimits(wanted.node_budget, depth, 1 if chain else None, wanted.min_path_probability)
         return NextDraft(
             name,
-            limits,
+            decode_limits(wanted),
             wanted.max_positions,
             job.sampling if wanted.sees_noise else replace(job.sampling, seed=0),
             list(wanted.speculators),
@@ -191,16 +183,6 @@ class ResidentSpeculators:
             raise IncompatibleError(
                 f"the drafters read {self.target_top_k} predictions of the target per node"
             )
-
-
-def _flags(text: str) -> Mapping[str, str]:
-    """Return the flags of the drafters that a setting names.
-
-    Raises:
-        SettingError: if it cannot be read.
-    """
-    (flags,) = (read_speculators([text]) or {}).values()
-    return flags
 
 
 def _encode(outcome: DraftOutcome, order: NextDraft) -> list[speculator_pb2.Draft]:

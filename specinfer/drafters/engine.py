@@ -38,6 +38,16 @@ class SpeculatorEngine:
         self.seconds = [0.0] * len(self.drafters)
         """Seconds of each drafter in the last step."""
 
+    def check_tokenizer(self, fingerprint: str) -> None:
+        """Check that the drafters have the tokenizer of a target, or work with any.
+
+        Raises:
+            IncompatibleError: if they have another one.
+        """
+        theirs = self.description.tokenizer_fingerprint
+        if theirs and theirs != fingerprint:
+            raise IncompatibleError(f"a speculator has tokenizer {theirs}, the model has {fingerprint}")
+
     def draft(self, entries: Sequence[DraftEntry]) -> list[DraftOutcome]:
         """Serve one step; one outcome per entry, in order."""
         self.release(self._contexts.idle())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from specinfer.drafters import Drafter, DrafterOptions, make_drafter
 from specinfer.errors import InvalidInputError, SettingError
 from specinfer.hub import DEFAULT_MODEL, resolve_model
 from specinfer.hub.widen import original_of
@@ -97,3 +98,22 @@ def read_resident(text: str | None) -> str | None:
     if text is None:
         return None
     return text if read_speculators([text]) else ""
+
+
+def load_drafters(setting: str, flags: Flags, target: Flags) -> dict[str, Drafter]:
+    """Return the drafters that flags name, by method; they share contexts.
+
+    Args:
+        setting: name of the option that the flags are from.
+        flags: of the drafters, with their methods under `drafter`.
+        target: model, numeric type and device of the target, for drafters that read it.
+
+    Raises:
+        SettingError: naming the flag that cannot be read, or the drafter that is named twice.
+    """
+    own = dict(flags)
+    methods = own.pop("drafter").split("+")
+    if len(set(methods)) < len(methods):
+        raise SettingError(setting, "+".join(methods), "each drafter may be named once")
+    options = DrafterOptions.read({**target, **own} if MODEL_DRAFTERS & set(methods) else own)
+    return {method: make_drafter(method, options) for method in methods}

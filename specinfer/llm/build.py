@@ -2,17 +2,17 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from specinfer.constraints.compiler import Compiler
-from specinfer.drafters import Drafter, DrafterOptions, make_drafter
+from specinfer.drafters import Drafter
 from specinfer.drafters.custom import CustomDrafter
 from specinfer.drafters.engine import SpeculatorEngine
-from specinfer.drafters.pools import MODEL_DRAFTERS, Flags, default_speculators, read_speculators
+from specinfer.drafters.pools import Flags, default_speculators, load_drafters, read_speculators
 from specinfer.errors import IncompatibleError, SettingError
 from specinfer.hub import resolve_model
 from specinfer.llm.engine import LocalEngine
@@ -143,7 +143,8 @@ def assemble(
     """
     verifier, compiler = _verifier(runner, tokenizer, options)
     engines = [(SpeculatorEngine(list(g.values()), idle_seconds=math.inf), list(g)) for g in groups]
-    _check_tokenizers([engine for engine, _ in engines], tokenizer)
+    for engine, _ in engines:
+        engine.check_tokenizer(tokenizer.fingerprint())
     limits = _limits(verifier, options)
     curve = curve or PassCurve(measure_passes(runner, most_tokens=limits.max_step_tokens))
     budget = derive_budget(
@@ -217,22 +218,8 @@ def _drafters(spec: Flags | Function, model: str, options: LLMOptions) -> dict[s
     if not isinstance(spec, Mapping):
         name = getattr(spec, "__name__", "function")
         return {name: CustomDrafter(spec, name)}
-    flags = dict(spec)
-    methods = flags.pop("drafter").split("+")
-    if len(set(methods)) < len(methods):
-        raise SettingError("speculators", "+".join(methods), "each drafter may be named once")
-    if MODEL_DRAFTERS & set(methods):
-        flags = {"model": model, "dtype": options.dtype, "device": options.device} | flags
-    own = DrafterOptions.read(flags)
-    return {method: make_drafter(method, own) for method in methods}
-
-
-def _check_tokenizers(engines: Iterable[SpeculatorEngine], tokenizer: Tokenizer) -> None:
-    ours = tokenizer.fingerprint()
-    for engine in engines:
-        theirs = engine.description.tokenizer_fingerprint
-        if theirs and theirs != ours:
-            raise IncompatibleError(f"a speculator has tokenizer {theirs}, the model has {ours}")
+    target = {"model": model, "dtype": options.dtype, "device": options.device}
+    return load_drafters("speculators", spec, target)
 
 
 def _limits(verifier: VerifierEngine, options: LLMOptions) -> SchedulerLimits:

@@ -183,7 +183,7 @@ class SpeculatorPool:
 
     def _take_resident(self, entries: Sequence[StepEntry], chosen: SpeculatorSet) -> Drafts:
         """Return the drafts that came with the verdicts of the step before."""
-        if self.resident is None:
+        if self.resident is None or self.resident.empty:
             return NO_DRAFTS
         return Drafts(
             *self.resident.take(entries, chosen, self._policy.vocab_size, self._share(len(entries)))

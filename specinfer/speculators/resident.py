@@ -111,6 +111,11 @@ class ResidentDrafts:
         self.service.counters.answered += 1
         return seconds
 
+    @property
+    def empty(self) -> bool:
+        """True if the step before brought nothing: neither drafts nor their time."""
+        return not self._drafted and self._time is None
+
     def take(
         self, entries: Sequence[StepEntry], chosen: SpeculatorSet, vocab_size: int, share: TreeShare
     ) -> tuple[dict[str, list[tuple[int, TokenTree]]], list[DraftTime]]:

@@ -1,4 +1,4 @@
-"""TokenTree <-> `specinfer.v1.TokenTree`.
+"""TokenTree <-> `specinfer.v1.TokenTree`, and the limits of one that is asked for.
 
 Decoding checks only what numpy needs; call `TokenTree.validate` on trees from outside.
 """
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from specinfer.errors import MalformedTreeError
-from specinfer.tree import Proposal, ProposalKind, TokenTree
-from specinfer.v1 import tree_pb2
+from specinfer.tree import Proposal, ProposalKind, TokenTree, TreeLimits
+from specinfer.v1 import speculator_pb2, tree_pb2, verifier_pb2
 
 _NODE, _CANDIDATE, _SUPPORT = 5 + 10 + 4, 5 + 5, 5 + 4
 """Bytes of a node: token, parent, score; of a candidate; of a token of q and its probability."""
@@ -82,3 +82,10 @@ def _decode_proposal(message: tree_pb2.Proposal, speculator: int | None) -> Prop
         np.array(message.q_token_ids[:], np.int64).astype(np.int32),
         np.array(message.q_probabilities[:], np.float32),
     )
+
+
+def decode_limits(message: speculator_pb2.DraftEntry | verifier_pb2.NextDraft) -> TreeLimits:
+    """Return the limits of a tree; it is no deeper than it has nodes, so drafters need not look further."""
+    width = 1 if message.shape == speculator_pb2.TREE_SHAPE_SEQUENCE else None
+    depth = min(message.max_depth, message.node_budget)
+    return TreeLimits(message.node_budget, depth, width, message.min_path_probability)
